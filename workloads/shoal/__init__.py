@@ -1,0 +1,1 @@
+"""Shoal: decentralised asynchronous reinforcement learning of large language models."""
