@@ -1,0 +1,58 @@
+"""Signed documents: RFC 8785 bytes of the document, prefixed by a type tag, signed with Ed25519.
+
+The tag (`shoal/<ClassName>/v1`) keeps a signature over one kind of document from being passed off as another. `Signed[T]` is the envelope that
+travels: the document itself stays readable JSON, and a reader verifies before it looks.
+"""
+
+import hashlib
+from typing import Generic, TypeVar
+
+import rfc8785
+
+from shoal.contracts.base import Contract, NodeId, SignatureHex
+from shoal.contracts.identity import PrivateKey, verify
+
+Document = TypeVar("Document", bound=Contract)
+
+
+class BadSignature(ValueError):
+    """A signed document whose signature does not fit, or whose signer is not the one required."""
+
+
+def canonical_bytes(document: Contract) -> bytes:
+    """RFC 8785 (JSON Canonicalization Scheme) bytes of the document."""
+    return rfc8785.dumps(document.model_dump(mode="json", by_alias=True))
+
+
+def document_digest(document: Contract) -> str:
+    """SHA-256 of the canonical bytes, in hex."""
+    return hashlib.sha256(canonical_bytes(document)).hexdigest()
+
+
+def signing_bytes(document: Contract) -> bytes:
+    """What is signed: the type tag, a NUL byte, the canonical bytes."""
+    return f"shoal/{type(document).__name__}/v1".encode() + b"\0" + canonical_bytes(document)
+
+
+class Signed(Contract, Generic[Document]):
+    """A document with its signer and signature. `Signed[Roster].from_json(...)` parses; `.verified(...)` gives the document."""
+
+    document: Document
+    signer: NodeId
+    signature: SignatureHex
+
+    def verified(self, signer: str) -> Document:
+        """The document, if `signer` is who signed it; raises `BadSignature` otherwise."""
+        name = type(self.document).__name__
+        if self.signer != signer:
+            raise BadSignature(f"{name} is signed by {self.signer[:12]}..., required is {signer[:12]}...")
+        if not verify(signer, bytes.fromhex(self.signature), signing_bytes(self.document)):
+            raise BadSignature(f"{name}: the signature of {signer[:12]}... does not fit the document")
+        return self.document
+
+
+def sign(document: Document, key: PrivateKey) -> Signed[Document]:
+    """Sign a document with a key; the inverse of `Signed.verified`."""
+    return Signed[type(document)](  # type: ignore[misc]
+        document=document, signer=key.public, signature=key.sign(signing_bytes(document)).hex()
+    )

@@ -1,0 +1,85 @@
+"""Ed25519 keys, and the roster that says which trusted role holds which key.
+
+A node is its public key; so is a trusted role. The run key signs one roster; every process knows the run's public key from its configuration
+and believes a role's key only through the roster. Called by every process at start and by the operator, which makes the keys.
+"""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from shoal.contracts.base import Contract, NodeId
+
+Role = Literal["orchestrator", "discovery", "trainer", "relay", "validator"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class Roster(Contract):
+    """The public key of every trusted role of a run; signed by the run key (see `canonical.Signed`)."""
+
+    run: str
+    keys: dict[Role, NodeId]
+
+    def role_of(self, key: str) -> Role | None:
+        """The role that holds `key`, or None for a stranger's."""
+        return next((role for role, held in self.keys.items() if held == key), None)
+
+
+class PrivateKey:
+    """An Ed25519 signing key (RFC 8032). Its repr never shows the secret."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public: str = key.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> "PrivateKey":
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> "PrivateKey":
+        """Load a PKCS#8 PEM; raises ValueError when it is not an Ed25519 private key."""
+        key = serialization.load_pem_private_key(pem, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"expected an Ed25519 private key in PEM, got {type(key).__name__}")
+        return cls(key)
+
+    @classmethod
+    def load(cls, path: Path) -> "PrivateKey":
+        return cls.from_pem(path.read_bytes())
+
+    def to_pem(self) -> bytes:
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data)
+
+    @property
+    def cryptography_key(self) -> Ed25519PrivateKey:
+        """The underlying key, for libraries that sign by themselves."""
+        return self._key
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(public={self.public[:12]}...)"
+
+
+def public_key(node: str) -> Ed25519PublicKey:
+    """The key object of a node id; raises ValueError when it is not 32 bytes of lower-case hex."""
+    raw = bytes.fromhex(node)
+    if len(raw) != 32 or node != raw.hex():
+        raise ValueError("a node id is 64 lower-case hex digits: an Ed25519 public key")
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def verify(node: str, signature: bytes, data: bytes) -> bool:
+    """Whether `signature` over `data` was made by the holder of `node`'s key. Never raises on hostile input."""
+    try:
+        public_key(node).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""Object keys: the one place that says where something lies in the object store.
+
+Every function gives the part after `<prefix>/<run>/`; `storage.open_store` adds that prefix. Version and step numbers are zero-padded so that the
+order of the names is the order of the numbers.
+"""
+
+import re
+
+VERSION_PATTERN = re.compile(r"^v(\d{6})$")
+
+PREPARED = "prepared.json"
+BASE_MODEL = "models/base/"
+UPLOADS = "uploads/"
+VERDICTS = "verdicts/"
+LEDGER = "ledger/"
+STEPS = "steps/"
+VERSIONS = "versions/"
+TRAINER_STATE = "trainer/state/"
+STAGING = "staging/"
+
+
+def version_name(version: int) -> str:
+    """`v000007`; raises ValueError outside 0..999999."""
+    if not 0 <= version <= 999_999:
+        raise ValueError(f"a policy version is 0 to 999999, got {version}")
+    return f"v{version:06d}"
+
+
+def parse_version(name: str) -> int | None:
+    """The number in a name such as `v000007`, or None when it is no version's name."""
+    found = VERSION_PATTERN.match(name)
+    return int(found.group(1)) if found else None
+
+
+def version(number: int) -> str:
+    return f"{VERSIONS}{version_name(number)}/"
+
+
+def version_open(number: int) -> str:
+    return f"{version(number)}open.json"
+
+
+def version_weights(number: int) -> str:
+    return f"{version(number)}weights.json"
+
+
+def version_shard(number: int, index: int) -> str:
+    return f"{version(number)}{shard_name(index)}"
+
+
+def version_descriptor(number: int, index: int) -> str:
+    return f"{version(number)}{descriptor_name(index)}"
+
+
+def shard_name(index: int) -> str:
+    return f"{index:05d}.bin"
+
+
+def descriptor_name(index: int) -> str:
+    return f"{index:05d}.json"
+
+
+def trainer_state(number: int) -> str:
+    return f"{TRAINER_STATE}{version_name(number)}/"
+
+
+def staging(node: str, lease: str) -> str:
+    return f"{STAGING}{node}/{lease}"
+
+
+def upload(node: str, sha256: str) -> str:
+    return f"{UPLOADS}{node}/{sha256}.parquet"
+
+
+def verdict(node: str, sha256: str) -> str:
+    return f"{VERDICTS}{node}/{sha256}.json"
+
+
+def step_batch(step: int) -> str:
+    return f"{STEPS}{step:06d}/batch.json"
+
+
+def step_metrics(step: int) -> str:
+    return f"{STEPS}{step:06d}/metrics.json"
+
+
+def ledger_entry(number: int) -> str:
+    return f"{LEDGER}{number:020d}.json"
+
+
+def task_table(digest: str) -> str:
+    return f"tasks/{digest}.parquet"
