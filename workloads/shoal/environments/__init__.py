@@ -1,0 +1,23 @@
+"""Environments: tasks, prompts and scoring, shared by prepare, workers and validators."""
+
+from shoal.environments.base import (
+    Environment,
+    BadEnvironment,
+    Score,
+    Unscorable,
+    digest,
+    installed,
+    length_suffix,
+    load,
+)
+
+__all__ = [
+    "Environment",
+    "BadEnvironment",
+    "Score",
+    "Unscorable",
+    "digest",
+    "installed",
+    "length_suffix",
+    "load",
+]

@@ -1,0 +1,125 @@
+"""What an environment is: tasks to solve, the prompt of a task, and a score for an answer.
+
+A run names one environment. `prepare` asks it for tasks, workers ask it for prompts and for the reward they claim, and
+validators ask it for the reward that counts. All of them must get the same answer for the same input, so an
+environment is deterministic and bounded: no clock, no network, no global random state, time linear in the text.
+
+Environments are installed packages that list themselves under the entry point group `shoal.environments`; `load` finds
+one by name. A run pins one by `digest`, so that a node with another version is told apart before it does any work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from shoal.contracts.tasks import Task
+
+ENTRY_POINT_GROUP = "shoal.environments"
+
+
+class BadEnvironment(ValueError):
+    """The environment that a run names cannot be used; the message says what is installed."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The task reward of one completion: 0.0 (wrong) to 1.0 (right), and in a few words why."""
+
+    task_reward: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Unscorable:
+    """Scoring itself failed (never: the answer was wrong). The row is left out of its group, and is not a zero."""
+
+    reason: str
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One kind of task. `name` is the entry point's name; `version` changes whenever a score or a prompt may change."""
+
+    name: str
+    version: str
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        """`count` different tasks, the same ones for the same seed. ValueError when there are not that many."""
+
+    def prompt(self, task: Task, target_length: int | None) -> str:
+        """The text that the model continues; a `target_length` (tokens) adds the request for that length."""
+
+    def score(self, task: Task, completion: str) -> Score | Unscorable:
+        """Score the completion's text (without the end-of-sequence token). Any string is allowed and never raises."""
+
+    def gold(self, task: Task) -> str:
+        """A completion that scores 1: the environment's own proof that its scoring works; teaches a warm start too."""
+
+
+def length_suffix(target_length: int | None) -> str:
+    """The request for a length, in the words of INTELLECT-2 (section 3.1.2); empty without a target."""
+    if target_length is None:
+        return ""
+    if target_length < 1:
+        raise ValueError(f"target_length is {target_length}; allowed: 1 or more tokens, or None for no target")
+    return f" Think for {target_length} tokens before giving a response."
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Environments on this machine by name. Nothing is imported yet."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@cache
+def load(name: str) -> Environment:
+    """The environment called `name`. BadEnvironment when it is not installed or is not an environment."""
+    found = installed()
+    if name not in found:
+        names = ", ".join(sorted(found)) or "none"
+        raise BadEnvironment(
+            f"environment {name!r} is not installed here; installed: {names}. "
+            f"Install the package that lists it under the entry point group {ENTRY_POINT_GROUP!r}"
+        )
+    made = found[name].load()()
+    if not isinstance(made, Environment):
+        raise BadEnvironment(
+            f"environment {name!r} ({found[name].value}) lacks one of: name, version, tasks, prompt, score, gold"
+        )
+    if made.name != name:
+        raise BadEnvironment(
+            f"entry point {name!r} ({found[name].value}) is an environment that calls itself {made.name!r}"
+        )
+    return made
+
+
+def digest(environment: Environment) -> str:
+    """SHA-256 (hex) over name, version and source of an environment: what a run pins.
+
+    The source is that of the modules of the environment's class and its base classes, and of this one, so that a
+    change in a shared scorer or in the suffix counts too. Line ends are normalised: they carry no meaning.
+    """
+    names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"} | {__name__}
+    sha = hashlib.sha256()
+    for text in (environment.name, environment.version):
+        _add(sha, text.encode())
+    for name in sorted(names):
+        source = inspect.getsourcefile(sys.modules[name])
+        if source is None:
+            raise BadEnvironment(f"environment {environment.name!r}: module {name} has no source file to pin")
+        _add(sha, name.encode())
+        _add(sha, Path(source).read_bytes().replace(b"\r\n", b"\n"))
+    return sha.hexdigest()
+
+
+def _add(sha: hashlib._Hash, part: bytes) -> None:
+    """Length first, so that no two lists of parts give the same bytes."""
+    sha.update(len(part).to_bytes(8, "big"))
+    sha.update(part)
