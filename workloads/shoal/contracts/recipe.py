@@ -32,17 +32,19 @@ class Recipe(SpecModel):
     )
     kl_coefficient: float = Field(0.001, ge=0.0, le=10.0, description="Weight of the KL penalty to the base model.")
     entropy_coefficient: float = Field(1e-4, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    normalize_advantages: bool = Field(
-        True, description="Divide advantages by the standard deviation of their group."
-    )
+    normalize_advantages: bool = Field(True, description="Divide advantages by the standard deviation of their group.")
     online_filter: Literal["TaskReward", "TotalReward", "None"] = Field(
-        "TaskReward", description="Which reward must differ within a group for it to carry signal (paper section 3.3.2)."
+        "TaskReward",
+        description="Which reward must differ within a group for it to carry signal (paper section 3.3.2).",
     )
     max_sequence_length: int = Field(
         32_768, ge=16, le=1_048_576, description="Tokens of prompt and completion together."
     )
     pack_length: int | None = Field(
-        None, ge=16, le=4_194_304, description="Tokens of one packed micro-batch; the maximum sequence length if not set."
+        None,
+        ge=16,
+        le=4_194_304,
+        description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
     )
 
 

@@ -1,0 +1,233 @@
+"""Messages of discovery, orchestrator and the agent's socket (docs/architecture.md, "HTTP interfaces").
+
+A worker's message is a claim about itself: every field is bounded, and the orchestrator compares `node` with the key that signed the request.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.canonical import Signed
+from shoal.contracts.steps import StepMetrics
+from shoal.contracts.weights import VersionNumber
+
+NodeState = Literal["Discovered", "Invited", "Healthy", "Unhealthy", "Dead", "Evicted", "Banned"]
+
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?$", max_length=500)]
+MetricName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,79}$")]
+ShortText = Annotated[str, StringConstraints(max_length=200, pattern=r"^[\x20-\x7e]*$")]
+"""Printable ASCII: nothing that a terminal or a page could take for markup of its own control codes."""
+
+HEARTBEAT_SECONDS = 10.0
+"""Seconds between heartbeats; three missed make a node Dead (DESIGN section 4)."""
+RELAY_TOKEN_SECONDS = 30
+"""Life of a relay token: an evicted node is cut off within this time."""
+
+
+class Hardware(Contract):
+    """What a machine says that it has."""
+
+    cpus: int = Field(ge=1, le=4096)
+    memory_bytes: int = Field(ge=0, le=1 << 50)
+    disk_free_bytes: int = Field(ge=0, le=1 << 60)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gpu_type: ShortText = ""
+
+
+class Registration(Contract):
+    """Node metadata at discovery."""
+
+    node: NodeId
+    run: RunName
+    pool: RunName
+    software_version: ShortText
+    hardware: Hardware
+
+
+class Registered(Contract):
+    """Answer to a registration."""
+
+    node: NodeId
+    invited: bool
+
+
+class KnownNode(Contract):
+    """A registration as the orchestrator reads it from discovery."""
+
+    registration: Registration
+    address: ShortText
+    seen_unix: float
+
+
+class KnownNodes(Contract):
+    nodes: list[KnownNode]
+
+
+class Invite(Contract):
+    """Signed by the orchestrator: single use, expiring, bound to node, pool and run."""
+
+    run: RunName
+    pool: RunName
+    node: NodeId
+    orchestrator_url: Url
+    nonce: LeaseId
+    expires_unix: int = Field(ge=0)
+
+
+class Heartbeat(Contract):
+    """Every `HEARTBEAT_SECONDS`; the first one after an invite carries it."""
+
+    node: NodeId
+    invite: Signed[Invite] | None = None
+    policy_version: VersionNumber | None = Field(default=None, description="newest version that the node holds")
+    metrics: dict[MetricName, float] = Field(default_factory=dict, max_length=64)
+
+
+class RelayToken(Contract):
+    """What a relay checks offline; travels as `relay_token.encode` writes it."""
+
+    run: RunName
+    node: NodeId
+    expires_unix: int = Field(ge=0)
+
+
+class HeartbeatReply(Contract):
+    state: NodeState
+    relay_token: str | None = Field(default=None, max_length=1000, description="None unless Healthy")
+    relays: list[Url] = Field(default_factory=list, max_length=1000)
+    latest_version: VersionNumber | None = None
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+
+
+class StepInfo(Contract):
+    """The open step: the smallest one with too few accepted groups that carry signal."""
+
+    run: RunName
+    step: int = Field(ge=0)
+    beacon: Sha256Hex = Field(description="32 bytes in hex")
+    commitment: Sha256Hex
+    min_version: VersionNumber
+    max_version: VersionNumber
+    latest_version: VersionNumber
+    needed_groups: int = Field(ge=1)
+    accepted_groups: int = Field(ge=0)
+    pending_groups: int = Field(ge=0, description="in files that wait for a verdict or are leased")
+
+
+class LeaseRequest(Contract):
+    node: NodeId
+    step: int = Field(ge=0)
+
+
+class Lease(Contract):
+    """The right to submit one file: submission numbers of a node are leased one after the other."""
+
+    lease: LeaseId
+    node: NodeId
+    step: int = Field(ge=0)
+    submission: int = Field(ge=0)
+    expires_unix: float
+
+
+class UploadRequest(Contract):
+    node: NodeId
+    lease: LeaseId
+    size: int = Field(ge=1, le=1 << 30, description="bytes")
+    sha256: Sha256Hex
+
+
+class UploadGrant(Contract):
+    """A POST policy for exactly one staging key: post `fields` and then the file as `file` to `url`."""
+
+    url: str = Field(max_length=2000)
+    fields: dict[str, str] = Field(max_length=32)
+    expires_unix: float
+
+
+class SubmissionNotice(Contract):
+    """The upload is complete; the orchestrator hashes it itself."""
+
+    node: NodeId
+    lease: LeaseId
+    size: int = Field(ge=1, le=1 << 30)
+    sha256: Sha256Hex
+    groups: int = Field(ge=1, le=65536)
+
+
+class SubmissionReceipt(Contract):
+    lease: LeaseId
+    sha256: Sha256Hex
+    status: Literal["queued", "accepted", "rejected", "expired", "inconclusive"]
+
+
+class VersionAnnouncement(Contract):
+    """By the trainer, after training state and all pieces are durable."""
+
+    run: RunName
+    version: VersionNumber
+    weights_digest: Sha256Hex = Field(description="`WeightsManifest.sha256`")
+    total_size: int = Field(ge=0, description="bytes")
+
+
+class TrainerProgress(Contract):
+    """What the trainer is at; `metrics` is the last finished step."""
+
+    run: RunName
+    step: int = Field(ge=0)
+    phase: ShortText
+    metrics: StepMetrics | None = None
+
+
+class ClaimRequest(Contract):
+    validator: ShortText = Field(description="pod name, so that a second opinion comes from another one")
+
+
+class ValidationJob(Contract):
+    """One file to check. Another validator gets it when no verdict came within `claim_seconds`."""
+
+    claim: LeaseId
+    run: RunName
+    node: NodeId
+    lease: LeaseId
+    step: int = Field(ge=0)
+    submission: int = Field(ge=0)
+    sha256: Sha256Hex
+    size: int = Field(ge=1)
+    beacon: Sha256Hex
+    min_version: VersionNumber
+    max_version: VersionNumber
+
+
+class LocalSubmission(Contract):
+    """From worker to agent: a file under the pod's `tmp/`, by its plain name."""
+
+    lease: LeaseId
+    file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+    groups: int = Field(ge=1, le=65536)
+
+
+class RunProgress(Contract):
+    """`GET /v1/run`: aggregates of the whole run; nothing in it is secret."""
+
+    run: RunName
+    steps_total: int
+    open_step: int | None = Field(description="None while no step is open, or when the run is complete")
+    waiting_for: ShortText = Field(default="", description="why no step is open, in words")
+    latest_version: VersionNumber | None
+    accepted_groups: int = 0
+    needed_groups: int = 0
+    pending_groups: int = 0
+    files_accepted: int = 0
+    files_rejected: int = 0
+    files_expired: int = 0
+    files_inconclusive: int = 0
+    files_pending: int = 0
+    reject_reasons: dict[str, int] = Field(default_factory=dict)
+    nodes: dict[NodeState, int] = Field(default_factory=dict)
+    completion_tokens_accepted: int = 0
+    groups_accepted_total: int = 0
+    groups_dropped_total: int = 0
+    trainer_phase: str = ""
+    last_step: StepMetrics | None = None
+    complete: bool = False

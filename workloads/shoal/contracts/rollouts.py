@@ -1,0 +1,197 @@
+"""Rollout Parquet v1: the one file format in which rollouts travel from a worker to the trainer.
+
+One row a completion; a file holds every row that was drawn for its submission, of one node, one step and one policy version. Workers write it,
+validators and the trainer read it. Rewards in a file are the worker's claim and nothing more. `read_rollouts` refuses whatever is not exactly this
+schema and names the field; judging the values is the validators' work, except for the shapes that every reader relies on (`check_shapes`).
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA_VERSION = "1"
+FINISH_REASONS = ("stop", "length")
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        pa.field("run", pa.string(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("policy_version", pa.int32(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("submission", pa.int32(), nullable=False),
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("prompt_index", pa.int32(), nullable=False),
+        pa.field("sample_index", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+        pa.field("completion_tokens", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+        pa.field("completion_logprobs", pa.list_(pa.field("element", pa.float32(), nullable=False)), nullable=False),
+        pa.field("completion_mask", pa.list_(pa.field("element", pa.bool_(), nullable=False)), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("task_type", pa.string(), nullable=False),
+        pa.field("target_length", pa.int32()),
+        pa.field("task_reward", pa.float32()),
+        pa.field("length_penalty", pa.float32()),
+        pa.field("reward", pa.float32()),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("temperature", pa.float32(), nullable=False),
+        pa.field("proofs", pa.binary(), nullable=False),
+    ]
+)
+
+MAX_FILE_BYTES = 1 << 30
+"""A file above this is refused unread; at the paper's size (16 x 10k tokens a group) a submission is some tens of megabytes."""
+
+
+class BadRollouts(ValueError):
+    """A rollout file that is refused: the message names the field or the row. Raised for workers' files, so never a crash."""
+
+
+@dataclass(frozen=True)
+class RolloutMetadata:
+    """What the whole file is about; stored as Parquet key-value metadata under `shoal.<field>`."""
+
+    model: str
+    weights_digest: str
+    environment_digest: str
+    software_version: str
+    schema_version: str = SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion. Lists over completion tokens (`completion_tokens`, `_logprobs`, `_mask`) have equal length.
+
+    `completion_mask` is False where a token is a tool's output and was not sampled. `completion_logprobs` are natural logarithms at `temperature`.
+    `target_length` is None when the run has no length reward; the three rewards are None where the worker could not score the row. `proofs` is the
+    concatenation of 258-byte TOPLOC proofs, one for every 32 completion tokens or part of them.
+    """
+
+    run: str
+    step: int
+    policy_version: int
+    node: str
+    submission: int
+    problem_id: str
+    prompt_index: int
+    sample_index: int
+    prompt_tokens: Sequence[int]
+    completion_tokens: Sequence[int]
+    completion_logprobs: Sequence[float]
+    completion_mask: Sequence[bool]
+    finish_reason: str
+    task_type: str
+    target_length: int | None
+    task_reward: float | None
+    length_penalty: float | None
+    reward: float | None
+    seed: int
+    temperature: float
+    proofs: bytes
+
+
+def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:
+    """The Parquet bytes of one submission, one row group; raises `BadRollouts` for rows that no reader would take."""
+    check_shapes(rows)
+    schema = ROLLOUT_SCHEMA.with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", row_group_size=max(len(rows), 1))
+    return sink.getvalue()
+
+
+def read_rollouts(data: bytes) -> tuple[list[Rollout], RolloutMetadata]:
+    """Rows and metadata of a file; raises `BadRollouts` for anything that is not exactly schema v1.
+
+    The caller bounds memory: hostile files are parsed in a process that can be killed (validators do).
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise BadRollouts(f"file has {len(data)} bytes, allowed are {MAX_FILE_BYTES}")
+    try:
+        # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        metadata = _metadata(parquet.schema_arrow.metadata or {})
+        _check_schema(parquet.schema_arrow)
+        if parquet.metadata.num_row_groups > 1:
+            raise BadRollouts(f"file has {parquet.metadata.num_row_groups} row groups, allowed is one")
+        table = parquet.read(use_threads=False)
+        table.validate(full=True)
+        raw = table.to_pylist()
+    except BadRollouts:
+        raise
+    except Exception as error:  # pyarrow raises many kinds on hostile bytes, all of them mean the same here
+        raise BadRollouts(f"not a readable Parquet file: {type(error).__name__}: {str(error)[:200]}") from error
+    for number, row in enumerate(raw):
+        _check_nulls(number, row)
+    rows = [Rollout(**row) for row in raw]
+    check_shapes(rows)
+    return rows, metadata
+
+
+def check_shapes(rows: Sequence[Rollout]) -> None:
+    """What every reader relies on: rows of one submission, equal list lengths, known finish reasons. Raises `BadRollouts` with the row."""
+    if not rows:
+        raise BadRollouts("file has no rows")
+    first = rows[0]
+    for number, row in enumerate(rows):
+        for name in ("run", "step", "policy_version", "node", "submission"):
+            if getattr(row, name) != getattr(first, name):
+                raise BadRollouts(
+                    f"row {number}: {name} differs from row 0; a file holds one submission of one policy version"
+                )
+        length = len(row.completion_tokens)
+        for name in ("completion_logprobs", "completion_mask"):
+            if len(getattr(row, name)) != length:
+                raise BadRollouts(
+                    f"row {number}: {name} has {len(getattr(row, name))} entries, completion_tokens {length}"
+                )
+        if length == 0:
+            raise BadRollouts(f"row {number}: completion_tokens is empty")
+        if not row.prompt_tokens:
+            raise BadRollouts(f"row {number}: prompt_tokens is empty")
+        if row.finish_reason not in FINISH_REASONS:
+            raise BadRollouts(
+                f"row {number}: finish_reason is {row.finish_reason[:40]!r}, allowed are {FINISH_REASONS}"
+            )
+
+
+def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
+    found: dict[str, str] = {}
+    for name in RolloutMetadata.__dataclass_fields__:
+        value = raw.get(f"shoal.{name}".encode())
+        if value is None:
+            raise BadRollouts(f"file metadata lacks shoal.{name}")
+        found[name] = value.decode(errors="replace")[:256]
+    if found["schema_version"] != SCHEMA_VERSION:
+        raise BadRollouts(f"schema version is {found['schema_version']!r}, this software reads {SCHEMA_VERSION!r}")
+    return RolloutMetadata(**found)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    if schema.names != ROLLOUT_SCHEMA.names:
+        missing = [name for name in ROLLOUT_SCHEMA.names if name not in schema.names]
+        unknown = [name for name in schema.names if name not in ROLLOUT_SCHEMA.names]
+        raise BadRollouts(f"columns do not fit: missing {missing}, unknown {unknown[:5]}, or in another order")
+    for field in ROLLOUT_SCHEMA:
+        found = schema.field(field.name)
+        if not _same_type(found.type, field.type):
+            raise BadRollouts(f"column {field.name} has type {found.type}, required is {field.type}")
+
+
+def _same_type(found: pa.DataType, required: pa.DataType) -> bool:
+    """Equal types; the names of list elements and their nullability are a writer's taste and not compared."""
+    if pa.types.is_list(required):
+        return pa.types.is_list(found) and found.value_type == required.value_type
+    return bool(found == required)
+
+
+def _check_nulls(number: int, row: dict[str, Any]) -> None:
+    for field in ROLLOUT_SCHEMA:
+        value = row[field.name]
+        if value is None and not field.nullable:
+            raise BadRollouts(f"row {number}: {field.name} is null")
+        if isinstance(value, list) and any(item is None for item in value):
+            raise BadRollouts(f"row {number}: {field.name} holds a null")

@@ -1,0 +1,141 @@
+"""Configuration files of a run: `config/run.json` for trusted roles, `config/node.json` for pool pods and strangers.
+
+Made by the operator's builders from a `TrainingRun` and by nothing else; read once by every process at start. Holds no secret.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.canonical import Signed
+from shoal.contracts.identity import Roster
+from shoal.contracts.protocol import NodeState, Url
+from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.weights import VersionNumber
+
+
+class Addresses(Contract):
+    """Where the parts of a run are; given by the operator, so nobody resolves service names."""
+
+    discovery: Url
+    orchestrator: Url
+    origin: Url
+    relays: list[Url] = Field(max_length=1000)
+    redis: str = Field(max_length=500, description="redis://host:port/0")
+
+
+class RunConfig(Contract):
+    """Everything that a trusted process must know about its run."""
+
+    schema_version: Literal[1] = 1
+    run: RunName
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    steps: int = Field(ge=1, le=999_999)
+    async_level: int = Field(ge=0, le=4)
+    model_id: str = Field(min_length=1, max_length=253)
+    model: ModelSource
+    tasks: TaskSource
+    recipe: Recipe
+    sampling: Sampling
+    length_reward: LengthReward | None
+    validation: Validation
+    storage: StorageSpec
+    shard_size: int = Field(default=16 << 20, ge=1024, le=1 << 34, description="bytes")
+    kept_versions: int = Field(
+        default=5, ge=2, le=100, description="versions that origin and relays hold (paper section 2.2)"
+    )
+    addresses: Addresses
+    roster: Signed[Roster]
+    run_key: NodeId
+
+    def trusted_roster(self) -> Roster:
+        """The roster, its signature checked against the run key; raises `BadSignature`."""
+        return self.roster.verified(self.run_key)
+
+
+class NodeConfig(Contract):
+    """What a pool pod, or a stranger, is given: enough to find discovery and to know the run's key. It does not know the orchestrator."""
+
+    schema_version: Literal[1] = 1
+    run: RunName
+    pool: RunName
+    discovery: Url
+    roster: Signed[Roster]
+    run_key: NodeId
+
+    def trusted_roster(self) -> Roster:
+        return self.roster.verified(self.run_key)
+
+
+class PublicRun(Contract):
+    """What a node is told after its invite: all it needs to make rollouts."""
+
+    run: RunName
+    steps: int
+    async_level: int
+    model_id: str
+    environment: str
+    environment_digest: Sha256Hex
+    tasks_digest: Sha256Hex
+    task_count: int
+    group_size: int
+    max_sequence_length: int
+    sampling: Sampling
+    length_reward: LengthReward | None
+
+
+class Prepared(Contract):
+    """`prepared.json` in the store, written last by prepare: the base model and the task table are there."""
+
+    run: RunName
+    model_id: str
+    environment: str
+    environment_digest: Sha256Hex
+    tasks_digest: Sha256Hex
+    task_count: int = Field(ge=1)
+    base_pass_rate: float | None = Field(default=None, ge=0.0, le=1.0, description="of a generated model's warm start")
+
+
+class AgentState(Contract):
+    """`GET /v1/state` on the agent's socket."""
+
+    node: NodeId
+    state: NodeState
+    relays: list[Url] = Field(default_factory=list)
+    relay_token: str | None = None
+    latest_version: VersionNumber | None = None
+    trainer_key: NodeId
+    public: PublicRun | None = None
+
+
+def home() -> Path:
+    """`SHOAL_HOME`: the folder under which everything of this pod lies; `/shoal` in an image."""
+    return Path(os.environ.get("SHOAL_HOME", "/shoal"))
+
+
+def bind_address() -> str:
+    """`SHOAL_BIND`: the one address that listeners bind. There is no default, because a wildcard bind would take the port from every pod."""
+    address = os.environ.get("SHOAL_BIND")
+    if not address:
+        raise SystemExit(
+            "SHOAL_BIND is not set: give the address to listen on (0.0.0.0 in a pod, the pod's own address on one machine)"
+        )
+    return address
+
+
+def pod_name() -> str:
+    """`SHOAL_POD`: the name of this pod, for logs and claims."""
+    return os.environ.get("SHOAL_POD", "unnamed")
+
+
+def load_run_config() -> RunConfig:
+    """Read `config/run.json`; raises with the path when it is missing or wrong."""
+    return RunConfig.from_json((home() / "config" / "run.json").read_bytes())
+
+
+def load_node_config() -> NodeConfig:
+    """Read `config/node.json`."""
+    return NodeConfig.from_json((home() / "config" / "node.json").read_bytes())

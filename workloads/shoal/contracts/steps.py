@@ -1,0 +1,64 @@
+"""What a step trains on, and what came of it: `steps/000007/batch.json` and `steps/000007/metrics.json`."""
+
+from pydantic import Field
+
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+
+
+class BatchFile(Contract):
+    """One accepted file of a batch, and which of its groups are used."""
+
+    node: NodeId
+    submission: int = Field(ge=0)
+    sha256: Sha256Hex
+    policy_version: int = Field(ge=0)
+    rows: int = Field(ge=1)
+    prompt_indices: list[int] = Field(min_length=1, max_length=100_000, description="groups used, by prompt index")
+
+
+class StepBatch(Contract):
+    """`batch.json`: written once, when the step is full; exactly `prompts_per_step` groups that carry signal."""
+
+    run: RunName
+    step: int = Field(ge=0)
+    beacon: Sha256Hex = Field(description="32 bytes in hex, as revealed")
+    groups: int = Field(ge=1)
+    groups_dropped: int = Field(ge=0, description="accepted groups without signal, dropped by the online filter")
+    files: list[BatchFile] = Field(min_length=1, max_length=1_000_000)
+
+
+class StepMetrics(Contract):
+    """`metrics.json`: what the trainer measured in one step. Seconds are wall-clock; unix times are seconds since 1970."""
+
+    run: RunName
+    step: int = Field(ge=0)
+    policy_version: int = Field(ge=1, description="the version that this step produced")
+    attempt: str = Field(max_length=253, description="pod that trained the step")
+    started_unix: float
+    finished_unix: float
+    reward: float
+    task_reward: float
+    length_penalty: float
+    loss: float
+    gradient_norm: float = Field(description="before the clip, mean over the optimizer steps that were applied")
+    gradient_norm_max: float
+    skipped_updates: int = Field(ge=0, description="optimizer steps left out because the gradient norm was not finite")
+    clip_low: float = Field(description="share of completion tokens whose ratio was cut at 1 - epsilon")
+    clip_high: float = Field(description="share cut at 1 + epsilon")
+    clip_delta: float = Field(description="share cut at delta")
+    entropy: float
+    kl: float
+    mismatch_kl: float = Field(description="mean of worker log-prob minus recomputed log-prob on the same tokens")
+    policy_lag_mean: float = Field(description="step minus policy version, over rows")
+    policy_lag_max: int
+    rows: int
+    completion_tokens: int
+    completion_length_mean: float
+    packing_density: float
+    learning_rate: float
+    phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs, reference_logprobs, update, save")
+
+    @property
+    def clip_ratio(self) -> float:
+        """Share of completion tokens that were cut on either side."""
+        return self.clip_low + self.clip_high + self.clip_delta

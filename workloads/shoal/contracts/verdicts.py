@@ -1,0 +1,65 @@
+"""The verdict on one submitted file, signed by a validator.
+
+Only `accept` is trained on and credited; only `reject` can slash; `expired` and `inconclusive` cost a node nothing. The rewards that the trainer
+uses are those in here, computed again by the validator.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+
+Outcome = Literal["accept", "reject", "expired", "inconclusive"]
+
+RejectReason = Literal[
+    "format",  # not a readable Rollout Parquet v1 file
+    "identity",  # run, node, step, submission or version are not those of the lease
+    "replay",  # the same bytes, or the same completions, were submitted before
+    "sampling",  # prompts, targets or seeds are not those drawn from the beacon
+    "bounds",  # a value out of range
+    "reward",  # a claimed reward differs from the one computed again
+    "termination",  # ended early: neither the length limit nor a likely end-of-sequence token
+    "token_sampling",  # tokens were not sampled from the claimed policy
+    "computation",  # a TOPLOC proof does not fit the claimed weights
+]
+
+
+class RowReward(Contract):
+    """Rewards of one row; all None when the validator could not score it, which leaves the row out of its group."""
+
+    task_reward: float | None = Field(ge=0.0, le=1.0)
+    length_penalty: float | None = Field(ge=0.0, le=1e6)
+    reward: float | None = Field(ge=-1e6, le=1.0)
+
+
+class Verdict(Contract):
+    """What one validator found for one file. `rewards` has one entry for every row, in order, when accepted."""
+
+    run: RunName
+    node: NodeId
+    lease: LeaseId
+    step: int = Field(ge=0)
+    submission: int = Field(ge=0)
+    sha256: Sha256Hex = Field(description="of the file")
+    policy_version: int | None = Field(default=None, ge=0)
+    outcome: Outcome
+    reason: RejectReason | None = None
+    evidence: str = Field(default="", max_length=4000, description="enough for a third party to check again")
+    rewards: list[RowReward] = Field(default_factory=list, max_length=1_000_000)
+    rows: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0, description="tokens of all completions in the file")
+    proof_rows: int = Field(default=0, ge=0, description="rows whose proofs were verified")
+    check_seconds: float = Field(default=0.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _fields_fit_the_outcome(self) -> "Verdict":
+        if (self.outcome == "reject") != (self.reason is not None):
+            raise ValueError("a reject names a reason, and nothing else does")
+        if self.outcome == "accept" and (
+            self.policy_version is None or not self.rewards or len(self.rewards) != self.rows
+        ):
+            raise ValueError("an accept carries policy_version and one reward for every row")
+        if self.outcome != "accept" and self.rewards:
+            raise ValueError("only an accept carries rewards")
+        return self

@@ -1,0 +1,86 @@
+"""Weights of a policy version, as published: opening record, shard descriptors, sealing manifest (DESIGN section 4).
+
+A checkpoint is a list of files (an HF folder). Its *stream* is their concatenation in the order of `VersionOpen.files`; shards cut the stream into
+equal pieces. `open.json` comes first, then each shard after its descriptor, and `weights.json` last. All three are signed by the trainer's key.
+Written by the publisher; read by relays, workers and validators.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from shoal.contracts.base import Contract, RunName, Sha256Hex
+
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+"""A file of a checkpoint: a plain name without folders, so that no publisher can make a reader write elsewhere."""
+
+VersionNumber = Annotated[int, Field(ge=0, le=999_999)]
+MAX_CHECKPOINT_BYTES = 1 << 44
+
+
+class CheckpointFile(Contract):
+    name: FileName
+    size: int = Field(ge=0, le=MAX_CHECKPOINT_BYTES, description="bytes")
+
+
+class VersionOpen(Contract):
+    """`open.json`: all that a reader must know to preallocate and to ask for shards."""
+
+    schema_version: Literal[1] = 1
+    run: RunName
+    version: VersionNumber
+    files: list[CheckpointFile] = Field(min_length=1, max_length=10_000)
+    shard_size: int = Field(ge=1, le=1 << 34, description="bytes of every shard but the last")
+    shard_count: int = Field(ge=1, le=99_999)
+    encoding: Literal["full"] = "full"
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of the stream."""
+        return sum(file.size for file in self.files)
+
+    def shard_bounds(self, index: int) -> tuple[int, int]:
+        """Start and end offset (bytes) of shard `index` in the stream."""
+        if not 0 <= index < self.shard_count:
+            raise ValueError(f"shard {index} of version {self.version}: it has {self.shard_count}")
+        start = index * self.shard_size
+        return start, min(start + self.shard_size, self.total_size)
+
+    @model_validator(mode="after")
+    def _shards_cover_the_files(self) -> "VersionOpen":
+        needed = max(1, -(-self.total_size // self.shard_size))
+        if self.shard_count != needed:
+            raise ValueError(
+                f"shard_count is {self.shard_count}, {self.total_size} bytes in shards of {self.shard_size} need {needed}"
+            )
+        names = [file.name for file in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("two files have the same name")
+        return self
+
+
+class ShardDescriptor(Contract):
+    """`00000.json`: published just before its shard."""
+
+    run: RunName
+    version: VersionNumber
+    index: int = Field(ge=0, le=99_998)
+    size: int = Field(ge=0, le=1 << 34, description="bytes")
+    sha256: Sha256Hex
+
+
+class WeightsManifest(Contract):
+    """`weights.json`: seals a version. `sha256` is over the assembled stream; it is the version's weights digest everywhere."""
+
+    run: RunName
+    version: VersionNumber
+    model: str = Field(min_length=1, max_length=253, description="model id of the run")
+    sha256: Sha256Hex
+    open_digest: Sha256Hex = Field(description="canonical digest of the opening record")
+    shards: list[Sha256Hex] = Field(min_length=1, max_length=99_999, description="digest of every shard, in order")
+
+
+class VersionIndex(Contract):
+    """`versions/index.json` of an origin or relay: what it holds, oldest first. A hint only, hence unsigned: every piece is checked by itself."""
+
+    versions: list[VersionNumber] = Field(max_length=1000)
