@@ -16,6 +16,7 @@ reader accepts a polynomial of any degree, and a constant passes for most real c
 exponents.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +91,14 @@ def encode(hidden: Float32) -> bytes:
     for states that are not finite (the model is broken, there is nothing to prove), for too small a model, and for
     indices without an injective modulus.
     """
-    points = [top_points(chunk) for chunk in _chunks(hidden)]
+    return prove([top_points(chunk) for chunk in _chunks(hidden)])
+
+
+def prove(points: Sequence[tuple[Int64, UInt16]]) -> bytes:
+    """Proofs of chunks whose `top_points` are known, 258 bytes each, in order.
+
+    One call for many chunks costs little more than for one: all polynomials are interpolated together.
+    """
     if not points:
         return b""
     moduli = np.array([injective_modulus(indices) for indices, _ in points], dtype=np.int64)

@@ -1,0 +1,167 @@
+"""A vLLM engine in this process: start it on a checkpoint, generate with seeds and proofs, swap to another version.
+
+In: a folder with a Hugging Face checkpoint and `Request`s. Out: `Completion`s in the order of the requests. Called by `worker` through
+`generate`. The engine is synchronous and a swap happens between batches, so that every completion is of exactly one policy version.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+# Read by vLLM and torch when they are imported. Dynamo would compile for minutes on a CPU; with a core process apart, hooks and swaps
+# would go through pickles; two threads are slower than one on small models (the worker pool is how a machine's cores are used).
+for _name, _value in (
+    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
+    ("TORCHDYNAMO_DISABLE", "1"),
+    ("OMP_NUM_THREADS", "1"),
+    ("VLLM_NO_USAGE_STATS", "1"),
+    ("VLLM_LOGGING_LEVEL", "WARNING"),
+):
+    os.environ.setdefault(_name, _value)
+
+from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+
+from shoal.inference import vllm_hooks  # noqa: E402
+from shoal.inference.checkpoint import Checkpoint  # noqa: E402
+
+MAX_SEQUENCES = 128
+"""Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
+CPU_KV_CACHE_BYTES = (64 << 20, 4 << 30)
+"""Least and most memory for keys and values on a CPU; what is used between them is what the sequences can fill."""
+
+
+class GenerationStoppedError(RuntimeError):
+    """The caller asked to stop; every running sequence was aborted."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample: prompt tokens, sampling seed (63 bits), temperature, longest completion (tokens)."""
+
+    prompt_tokens: Sequence[int]
+    seed: int
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
+
+    A `finish_reason` of `stop` means that the last token is an end-of-sequence token.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+    proofs: bytes
+
+
+class Engine:
+    """One model in memory; `version_folder` is where its weights came from."""
+
+    def __init__(self, checkpoint: Checkpoint, *, max_sequence_length: int, batch: int) -> None:
+        """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted together.
+
+        Takes some seconds (a CPU and a tiny model) to minutes.
+        """
+        self._layout = checkpoint.layout
+        self._eos = sorted(checkpoint.eos_token_ids)
+        length = min(max_sequence_length, checkpoint.max_positions)
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch)))
+        self._engine.collective_rpc("shoal_install")
+        self._count = 0
+
+    def swap(self, checkpoint: Checkpoint) -> None:
+        """Continue with the weights of `checkpoint`; ValueError when its tensors are not those of the running model.
+
+        vLLM only logs a tensor that a checkpoint lacks and keeps the old one, hence the check.
+        """
+        if checkpoint.layout != self._layout:
+            names = sorted(set(checkpoint.layout.items()) ^ set(self._layout.items()))
+            raise ValueError(
+                f"{checkpoint.folder}: tensors differ from those of the running model, first {names[0][0]}: "
+                "a swap needs the same names, shapes and dtypes"
+            )
+        if self._engine.has_unfinished_requests():
+            raise RuntimeError("weights can only be swapped while no request is running")
+        self._engine.collective_rpc("shoal_swap", args=(str(checkpoint.folder),))
+        # Keys and values of prompts were computed by the old weights.
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM could not reset its prefix cache after the swap")
+
+    def generate(self, requests: Sequence[Request], should_stop: Callable[[], bool]) -> list[Completion]:
+        """Complete all requests, in their order; GenerationStoppedError soon after `should_stop()` is true."""
+        order = [self._add(request) for request in requests]
+        finished: dict[str, Any] = {}
+        external = {name: internal for name, internal in order}
+        while self._engine.has_unfinished_requests():
+            if should_stop():
+                self._engine.abort_request(list(external))
+                self._engine.collective_rpc("shoal_forget")
+                raise GenerationStoppedError(f"stopped with {len(requests) - len(finished)} sequences unfinished")
+            for output in self._engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.outputs[0]
+        (proofs,) = self._engine.collective_rpc("shoal_take_proofs", args=(list(external.values()),))
+        return [_completion(finished[name], proofs[internal]) for name, internal in order]
+
+    def _add(self, request: Request) -> tuple[str, str]:
+        """Queue a request; returns vLLM's outer and inner name of it."""
+        self._count += 1
+        name = str(self._count)
+        parameters = SamplingParams(
+            temperature=request.temperature,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            logprobs=0,  # of the sampled token only
+            stop_token_ids=self._eos,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return name, self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, parameters)
+
+
+def _completion(output: Any, proofs: bytes) -> Completion:
+    tokens = list(output.token_ids)
+    logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
+    return Completion(tokens=tokens, logprobs=logprobs, finish_reason=output.finish_reason, proofs=proofs)
+
+
+def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int) -> dict[str, Any]:
+    """vLLM's arguments: what the proofs need on every device, and what a CPU needs."""
+    arguments: dict[str, Any] = {
+        "model": str(checkpoint.folder),
+        "dtype": checkpoint.dtype,  # "auto" would serve a float32 checkpoint in half precision
+        "max_model_len": length,
+        "enforce_eager": True,
+        "worker_extension_cls": vllm_hooks.EXTENSION,
+        "async_scheduling": False,
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's are
+        "generation_config": "vllm",  # a checkpoint's own top-k or top-p would bias the ratio
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if current_platform.is_cpu():
+        sequences = min(batch, MAX_SEQUENCES)
+        arguments |= {
+            "max_num_seqs": sequences,
+            "enable_chunked_prefill": False,  # crashes on a CPU with a seed in a request
+            "max_num_batched_tokens": max(2048, length),
+            "kv_cache_memory_bytes": kv_cache_bytes(checkpoint.config, checkpoint.dtype, length * sequences),
+        }
+    return arguments
+
+
+def kv_cache_bytes(config: Mapping[str, Any], dtype: str, tokens: int) -> int:
+    """Memory for keys and values of `tokens` tokens within CPU_KV_CACHE_BYTES, from a Hugging Face `config.json`."""
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    each = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size
+    width = 4 if dtype == "float32" else 2
+    least, most = CPU_KV_CACHE_BYTES
+    return max(least, min(most, tokens * each * width))
