@@ -53,6 +53,6 @@ class Signed(Contract, Generic[Document]):
 
 def sign(document: Document, key: PrivateKey) -> Signed[Document]:
     """Sign a document with a key; the inverse of `Signed.verified`."""
-    return Signed[type(document)](  # type: ignore[misc]
+    return Signed[type(document)](  # type: ignore[misc, operator, no-any-return]
         document=document, signer=key.public, signature=key.sign(signing_bytes(document)).hex()
     )

@@ -128,7 +128,7 @@ class Validation(SpecModel):
 
     proof_rows_share: Probability = Field(0.1, description="Share of a file's rows whose proofs are verified.")
     proof_rows_floor: int = Field(4, ge=1, le=65536, description="Rows verified at least, whatever the share.")
-    thresholds: ProofThresholds = Field(default_factory=lambda: ProofThresholds())
+    thresholds: ProofThresholds = ProofThresholds()
     min_eos_probability: Probability = Field(
         0.1, description="An end-of-sequence token less likely than this is a manipulated early stop."
     )

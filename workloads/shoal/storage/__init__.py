@@ -1,0 +1,8 @@
+"""The object store: one interface over a folder (default) and an S3-compatible store, and what is built directly on it.
+
+Trusted roles import this; workers have no store credentials and never do.
+"""
+
+from shoal.storage.store import BadKey, NotFound, ObjectInfo, Store, StoreUnavailable, open_store
+
+__all__ = ["BadKey", "NotFound", "ObjectInfo", "Store", "StoreUnavailable", "open_store"]

@@ -1,0 +1,268 @@
+"""`Store`: get, put, create-if-absent, list and ranges over a folder or an S3-compatible store, with a deadline on every call.
+
+Built on obstore, which gives both backends atomic puts and create-if-absent. What is added here: keys relative to one run, refusal of odd keys, and
+retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses until `deadline_seconds`, then
+`StoreUnavailable` says what was waited for and how long. A missing key and a lost race are answers, not errors, and are never retried.
+"""
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import obstore
+import structlog
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import LocalStore, S3Store
+
+from shoal.contracts.recipe import S3Storage
+from shoal.contracts.run import RunConfig, home
+
+Answer = TypeVar("Answer")
+
+KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$")
+MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
+CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class NotFound(KeyError):
+    """There is no object under this key."""
+
+    def __str__(self) -> str:
+        return f"no object {self.args[0]!r} in the store"
+
+
+class BadKey(ValueError):
+    """A key that no contract of ours can make: refused before it reaches the store."""
+
+
+class StoreUnavailable(RuntimeError):
+    """The store did not answer until the deadline."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One listed object: key relative to the run, size in bytes, time of change in seconds since 1970."""
+
+    key: str
+    size: int
+    modified_unix: float
+
+
+class Store:
+    """Objects of one run. Safe to use from several threads."""
+
+    def __init__(
+        self, backend: LocalStore | S3Store, prefix: str, *, root: Path | None = None, deadline_seconds: float = 120.0
+    ) -> None:
+        """`prefix` is put before every key; `root` is the folder of a folder store (its absence means the store is away)."""
+        self._backend = backend
+        self._prefix = prefix.strip("/")
+        self._root = root
+        self._deadline_seconds = deadline_seconds
+
+    @property
+    def kind(self) -> str:
+        """`folder` or `s3`."""
+        return "s3" if self._root is None else "folder"
+
+    def local_path(self, key: str) -> Path:
+        """Where a folder store keeps `key`; raises TypeError for S3, where there is no such place."""
+        if self._root is None:
+            raise TypeError("an S3 store has no local paths")
+        return self._root / self._full(key)
+
+    def get(self, key: str) -> bytes:
+        """The whole object; raises `NotFound`."""
+        return self._call(f"read {key}", key, lambda full: bytes(obstore.get(self._backend, full).bytes()))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object; raises `NotFound`."""
+        return self._call(
+            f"read {key}", key, lambda full: bytes(obstore.get_range(self._backend, full, start=start, end=end))
+        )
+
+    def get_to_file(self, key: str, path: Path) -> None:
+        """Copy an object to a file, a chunk at a time; the file appears whole or not at all."""
+        partial = path.with_name(path.name + ".partial")
+
+        def download(full: str) -> None:
+            with partial.open("wb") as file:
+                for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
+                    file.write(chunk)
+
+        self._call(f"read {key}", key, download)
+        partial.replace(path)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, replacing what was there; readers see the old or the new bytes, never a mixture."""
+        self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a file, in parts when it is large."""
+        self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, path))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object if there is none under this key; False when there was one. Of several writers exactly one gets True.
+
+        When an answer was lost and the call repeated, the object that it finds is compared: our own bytes count as ours.
+        """
+        tries = 0
+
+        def attempt(full: str) -> bool:
+            nonlocal tries
+            tries += 1
+            try:
+                obstore.put(self._backend, full, data, mode="create")
+            except AlreadyExistsError:
+                return tries > 1 and bytes(obstore.get(self._backend, full).bytes()) == data
+            return True
+
+        return self._call(f"create {key}", key, attempt)
+
+    def copy_if_absent(self, source: str, target: str) -> bool:
+        """Give the bytes of `source` a second name unless `target` exists; False when it does. Raises `NotFound` without `source`."""
+        if self.size(target) is not None:
+            return False
+        return self.create(target, self.get(source))
+
+    def size(self, key: str) -> int | None:
+        """Size in bytes, or None when there is no such object."""
+        try:
+            return self._call(f"look at {key}", key, lambda full: int(obstore.head(self._backend, full)["size"]))
+        except NotFound:
+            return None
+
+    def exists(self, key: str) -> bool:
+        return self.size(key) is not None
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All objects whose key begins with the folder `prefix` (`uploads/`), in the order of their keys."""
+        folder = self._full(prefix.rstrip("/"))
+        strip = len(self._prefix) + 1 if self._prefix else 0
+
+        def collect(_: str) -> list[ObjectInfo]:
+            found = [
+                ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
+                for batch in obstore.list(self._backend, folder)
+                for meta in batch
+            ]
+            return sorted(found, key=lambda info: info.key)
+
+        return self._call(f"list {prefix}", prefix.rstrip("/"), collect)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is fine."""
+        try:
+            self._call(f"delete {key}", key, lambda full: obstore.delete(self._backend, full))
+        except NotFound:
+            return
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """The object in chunks. Only the first chunk is retried; a break later raises, because chunks were handed out."""
+        stream = self._call(
+            f"read {key}",
+            key,
+            lambda full: iter(obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES)),
+        )
+        for chunk in stream:
+            yield bytes(chunk)
+
+    def sha256(self, key: str) -> tuple[str, int]:
+        """SHA-256 (hex) and size (bytes) of an object as it lies in the store; raises `NotFound`."""
+
+        def digest(full: str) -> tuple[str, int]:
+            running, size = hashlib.sha256(), 0
+            for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
+                running.update(chunk)
+                size += len(chunk)
+            return running.hexdigest(), size
+
+        return self._call(f"hash {key}", key, digest)
+
+    def _full(self, key: str) -> str:
+        if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.match(key):
+            raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _call(self, what: str, key: str, action: Callable[[str], Answer]) -> Answer:
+        """Run `action` on the full key, again and again while the store is away, until the deadline."""
+        full = self._full(key)
+        started = time.monotonic()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                # A put would create a folder that somebody moved away, and its objects would be lost when it came back.
+                if self._root is not None and not self._root.is_dir():
+                    raise OSError(f"the store's folder {self._root.name!r} is not there")
+                return action(full)
+            except (NotFoundError, FileNotFoundError) as error:
+                if self._root is None or self._root.is_dir():
+                    raise NotFound(key) from error
+                problem: Exception = error
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise StoreUnavailable(f"cannot {what}: the store refuses our credentials") from error
+            except (BaseError, OSError) as error:
+                problem = error
+            waited = time.monotonic() - started
+            if waited + pause > self._deadline_seconds:
+                raise StoreUnavailable(
+                    f"cannot {what}: the {self.kind} store did not answer for {waited:.0f} s; last error: {_short(problem)}"
+                ) from problem
+            structlog.get_logger().warning(
+                "store away, waiting", what=what, waited_seconds=round(waited, 1), error=_short(problem)
+            )
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
+    """The store of a run, from `config/run.json` and, for S3, the credentials in `secrets/store/`."""
+    prefix = f"{config.storage.prefix}/{config.run}"
+    if config.storage.s3 is None:
+        return open_folder(home() / "store", prefix, deadline_seconds=deadline_seconds)
+    access_key, secret_key = read_credentials()
+    return open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=deadline_seconds)
+
+
+def open_folder(root: Path, prefix: str, *, deadline_seconds: float = 120.0) -> Store:
+    """A folder store. The folder must exist: one that is missing is a store that is away."""
+    return Store(LocalStore(prefix=root, mkdir=True), prefix, root=root, deadline_seconds=deadline_seconds)
+
+
+def open_s3(
+    spec: S3Storage, prefix: str, access_key: str, secret_key: str, *, deadline_seconds: float = 120.0
+) -> Store:
+    """An S3-compatible store, path-style (MinIO). obstore's own retries are short: ours say what they wait for."""
+    backend = S3Store(
+        bucket=spec.bucket,
+        endpoint=spec.endpoint,
+        region=spec.region,
+        access_key_id=access_key,
+        secret_access_key=secret_key,
+        virtual_hosted_style_request=False,
+        client_options={
+            "allow_http": spec.endpoint.startswith("http://"),
+            "timeout": timedelta(seconds=60),
+            "connect_timeout": timedelta(seconds=5),
+        },
+        retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+    )
+    return Store(backend, prefix, deadline_seconds=deadline_seconds)
+
+
+def read_credentials() -> tuple[str, str]:
+    """Access key and secret key from the files `secrets/store/accessKey` and `secrets/store/secretKey`."""
+    folder = home() / "secrets" / "store"
+    return (folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip()
+
+
+def _short(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,21 @@
+"""What every process says about itself: structured logs, health, metrics, busy time, and waits that say what they wait for."""
+
+from shoal.telemetry.health import Liveness, render_metrics, serve_health
+from shoal.telemetry.logs import get_logger, start
+from shoal.telemetry.metrics import BUSY_SECONDS, busy
+from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, wait_for
+
+__all__ = [
+    "BUSY_SECONDS",
+    "STOP",
+    "Deadline",
+    "Liveness",
+    "Stopped",
+    "busy",
+    "get_logger",
+    "install_signals",
+    "render_metrics",
+    "serve_health",
+    "start",
+    "wait_for",
+]

@@ -1,0 +1,38 @@
+"""Structured logs: one JSON line an event on standard output, with time, level, role and pod.
+
+`shoal logs` merges these lines by time; on a cluster the container runtime collects them. Keys and tokens must never be passed as fields.
+"""
+
+import logging
+import sys
+
+import structlog
+
+from shoal.contracts.run import pod_name
+
+
+def start(role: str) -> structlog.stdlib.BoundLogger:
+    """Configure logging of this process, once, at its entry point; returns the logger to use."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        cache_logger_on_first_use=True,
+    )
+    # Libraries log through the standard module: keep their warnings, in the same stream.
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stdout, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    structlog.contextvars.bind_contextvars(role=role, pod=pod_name())
+    return structlog.get_logger()
+
+
+def get_logger() -> structlog.stdlib.BoundLogger:
+    return structlog.get_logger()

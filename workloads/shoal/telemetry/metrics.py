@@ -1,0 +1,22 @@
+"""Metrics that every part has. Each part adds its own beside its code, with prometheus-client's default registry."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Counter, Gauge
+
+BUSY_SECONDS = Counter("shoal_busy_seconds_total", "Wall-clock seconds spent working, by phase.", ["phase"])
+WAITING = Gauge(
+    "shoal_waiting_seconds", "How long the process has been waiting for this, 0 when it is not.", ["for_what"]
+)
+
+
+@contextmanager
+def busy(phase: str) -> Iterator[None]:
+    """Count the time of the block as work in `phase` (a fixed word, so that labels stay bounded)."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        BUSY_SECONDS.labels(phase).inc(time.monotonic() - started)

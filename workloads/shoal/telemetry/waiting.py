@@ -1,0 +1,75 @@
+"""Waits with a deadline that say what they wait for, and the process-wide stop signal.
+
+A silent hang is what users of such systems complain about most: here every wait is logged when it becomes long, is a metric, and ends.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from shoal.telemetry.health import Liveness
+from shoal.telemetry.metrics import WAITING
+
+Value = TypeVar("Value")
+
+STOP = threading.Event()
+"""Set when the process was asked to stop (SIGTERM, SIGINT). Loops look at it; waits end on it."""
+SAY_AFTER_SECONDS = 10.0
+
+
+class Deadline(TimeoutError):
+    """Something did not happen in time; the message says what, and how long was waited."""
+
+
+class Stopped(Exception):
+    """The process was asked to stop while it waited."""
+
+
+def install_signals() -> None:
+    """Make SIGTERM and SIGINT set `STOP`. Called once, from the main thread of an entry point."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: STOP.set())
+
+
+def wait_for(
+    what: str,
+    poll: Callable[[], Value | None],
+    *,
+    deadline_seconds: float,
+    interval_seconds: float = 0.5,
+    stop: threading.Event | None = STOP,
+    liveness: Liveness | None = None,
+) -> Value:
+    """Call `poll` until it gives something other than None, and return that.
+
+    Raises `Deadline` after `deadline_seconds`, `Stopped` when `stop` is set.
+    `what` is a fixed phrase ("batch of the next step"): it names the metric.
+    `liveness` is kept alive while waiting, because a wait that is bounded and reported is progress enough.
+    """
+    log = structlog.get_logger()
+    started = time.monotonic()
+    next_word = SAY_AFTER_SECONDS
+    try:
+        while True:
+            value = poll()
+            if value is not None:
+                return value
+            waited = time.monotonic() - started
+            WAITING.labels(what).set(waited)
+            if liveness is not None:
+                liveness.progress()
+            if waited >= deadline_seconds:
+                raise Deadline(f"waited {waited:.0f} s for {what}: the deadline is {deadline_seconds:.0f} s")
+            if waited >= next_word:
+                log.info("waiting", for_what=what, waited_seconds=round(waited), deadline_seconds=deadline_seconds)
+                next_word *= 2
+            if stop is None:
+                time.sleep(interval_seconds)
+            elif stop.wait(interval_seconds):
+                raise Stopped(f"asked to stop while waiting for {what}")
+    finally:
+        WAITING.labels(what).set(0)

@@ -1,0 +1,177 @@
+"""`SignedClient`: the one HTTP client of our parts.
+
+It signs each try anew (a nonce is never used twice), ignores proxy variables, follows no redirects, and retries what another try can mend
+(connection lost, 5xx, 429 with its Retry-After) with jittered pauses until the deadline. Every request of ours is idempotent by design, so a retry
+is always safe. A 4xx is an answer: `Refused`, with the server's words.
+"""
+
+import random
+import secrets
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import structlog
+from pydantic import ValidationError
+
+from shoal.contracts.base import Contract
+from shoal.contracts.http_signatures import sign_request
+from shoal.contracts.identity import PrivateKey
+
+Reply = TypeVar("Reply", bound=Contract)
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; everything else is small
+
+
+class Refused(RuntimeError):
+    """The server understood and said no (4xx). `status`, `title` and `detail` are the server's."""
+
+    def __init__(self, status: int, title: str, detail: str) -> None:
+        super().__init__(f"{status} {title}: {detail}" if detail else f"{status} {title}")
+        self.status = status
+        self.title = title
+        self.detail = detail
+
+
+class Unavailable(RuntimeError):
+    """The server gave no usable answer until the deadline."""
+
+
+class SignedClient:
+    """Requests to one server, signed with `key` when there is one. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: PrivateKey | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        unix_socket: Path | None = None,
+    ) -> None:
+        """`base_url` has no trailing path. With `unix_socket` the connection goes there and `base_url` only names the host."""
+        self._base_url = base_url.rstrip("/")
+        self._key = key
+        transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else None
+        self._http = httpx.Client(
+            transport=transport,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx.Timeout(timeout_seconds, connect=5.0),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Contract | None = None,
+        reply: type[Reply] | None = None,
+        *,
+        deadline_seconds: float = 30.0,
+        timeout_seconds: float | None = None,
+    ) -> Reply | None:
+        """Send `body`, parse the answer as `reply`; None for 204 (or without `reply`).
+
+        `path` starts with `/` and may carry a query. `timeout_seconds` bounds one try (for long polls).
+        Raises `Refused` for a 4xx and `Unavailable` after `deadline_seconds`.
+        """
+        response = self.request(
+            method,
+            path,
+            body.to_json() if body is not None else b"",
+            deadline_seconds=deadline_seconds,
+            timeout_seconds=timeout_seconds,
+        )
+        if reply is None or response.status_code == 204:
+            return None
+        try:
+            return reply.from_json(response.content)
+        except ValidationError as error:
+            raise Unavailable(f"{method} {self._base_url}{path}: the answer is no {reply.__name__}: {error}") from error
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        content: bytes = b"",
+        *,
+        deadline_seconds: float = 30.0,
+        timeout_seconds: float | None = None,
+    ) -> httpx.Response:
+        """Send bytes (JSON unless empty); returns a 2xx response. Raises as `call` does."""
+        url = self._base_url + path
+        started = time.monotonic()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            retry_after: float | None = None
+            try:
+                response = self._try(method, url, content, timeout_seconds)
+                if response.status_code < 300:
+                    return response
+                problem = _problem(response)
+                if response.status_code < 500 and response.status_code != 429:
+                    raise problem
+                retry_after = _retry_after(response)
+                reason = str(problem)
+            except httpx.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+            waited = time.monotonic() - started
+            wait = retry_after if retry_after is not None else pause * random.uniform(0.5, 1.0)
+            if waited + wait > deadline_seconds:
+                raise Unavailable(f"{method} {url}: no answer for {waited:.0f} s; last: {reason[:300]}")
+            structlog.get_logger().debug("retrying", method=method, url=url, reason=reason[:300])
+            time.sleep(wait)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _try(self, method: str, url: str, content: bytes, timeout_seconds: float | None) -> httpx.Response:
+        headers = {"Content-Type": "application/json"} if content else {}
+        if self._key is not None:
+            headers |= sign_request(
+                method=method,
+                url=url,
+                body=content,
+                key=self._key,
+                created_unix=int(time.time()),
+                nonce=secrets.token_hex(16),
+            )
+        timeout = (
+            httpx.Timeout(timeout_seconds, connect=5.0) if timeout_seconds is not None else httpx.USE_CLIENT_DEFAULT
+        )
+        with self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
+            parts, size = [], 0
+            for chunk in response.iter_bytes():
+                size += len(chunk)
+                if size > MAX_REPLY_BYTES:
+                    raise httpx.DecodingError(f"answer is longer than {MAX_REPLY_BYTES} bytes")
+                parts.append(chunk)
+        return httpx.Response(response.status_code, headers=_plain(response.headers), content=b"".join(parts))
+
+
+def _plain(headers: httpx.Headers) -> dict[str, str]:
+    """Headers without those that describe an encoding already undone."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in ("content-encoding", "content-length", "transfer-encoding")
+    }
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    try:
+        return min(float(response.headers["retry-after"]), 60.0)
+    except (KeyError, ValueError):
+        return None
+
+
+def _problem(response: httpx.Response) -> Refused:
+    """The server's problem document (RFC 9457) as an exception; any other body is quoted, shortened."""
+    try:
+        document = response.json()
+        return Refused(response.status_code, str(document["title"])[:200], str(document.get("detail", ""))[:1000])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Refused(response.status_code, response.reason_phrase or "error", response.text[:300])

@@ -1,0 +1,140 @@
+"""The server side: who signed a request, problem answers (RFC 9457), body limits, and running the application.
+
+A FastAPI service makes one `SignatureGate`, asks it for the signer of each request that needs one, raises `Problem` to refuse, and calls
+`serve(app, port)`. Who may do what is the service's own decision.
+"""
+
+import time
+from typing import Protocol
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, verify_request
+from shoal.contracts.run import bind_address
+
+MAX_BODY_BYTES = 1 << 20
+"""Greatest JSON body in bytes; only verdicts of very large files come near it (their service raises it)."""
+
+
+class Problem(Exception):
+    """Refuse a request with `application/problem+json`: `title` names the kind, `detail` says what to do."""
+
+    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(f"{status} {title}: {detail}")
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.headers = headers or {}
+
+
+class NonceMemory(Protocol):
+    """Remembers nonces for a time, shared by all replicas of a service (Redis `SET NX EX`)."""
+
+    async def first_use(self, key: str, nonce: str, seconds: int) -> bool: ...
+
+
+class SignatureGate:
+    """Checks signatures of requests to this service, known to its callers as `base_url`."""
+
+    def __init__(self, base_url: str, nonces: NonceMemory) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._nonces = nonces
+
+    async def signer(self, request: Request) -> SignedBy:
+        """Who signed the request; raises `Problem` 401 when nobody did, the signature does not fit or it is a replay.
+
+        The URL that must have been signed is ours, whatever Host the client wrote: a request signed for another service does not fit.
+        """
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        try:
+            signed = verify_request(
+                method=request.method,
+                url=self._base_url + target,
+                headers=dict(request.headers),
+                body=await request.body(),
+                now_unix=time.time(),
+            )
+        except BadRequestSignature as error:
+            raise Problem(401, "Request is not signed as required", str(error)) from error
+        if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
+            raise Problem(401, "Request was seen before", "sign every request with a new nonce")
+        return signed
+
+
+class BodyLimit:
+    """ASGI middleware: a body above the limit is refused with 413 before it is read into memory; `exempt` paths bound themselves."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, exempt: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._exempt = exempt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._exempt:
+            await self._app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_bytes:
+            await problem_response(413, "Body is too large", f"send at most {self._max_bytes} bytes")(
+                scope, receive, send
+            )
+            return
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_bytes:
+                raise Problem(413, "Body is too large", f"send at most {self._max_bytes} bytes")
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+def problem_response(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(
+        {"type": "about:blank", "title": title, "status": status, "detail": detail},
+        status_code=status,
+        headers=headers,
+        media_type="application/problem+json",
+    )
+
+
+def add_problem_answers(app: FastAPI) -> None:
+    """Make every error of the application a problem document."""
+
+    @app.exception_handler(Problem)
+    async def _problem(_: Request, error: Problem) -> Response:
+        return problem_response(error.status, error.title, error.detail, error.headers)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def _http(_: Request, error: StarletteHTTPException) -> Response:
+        return problem_response(error.status_code, str(error.detail), "see /openapi.json for what this service offers")
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> Response:
+        mistakes = "; ".join(
+            f"{'.'.join(str(part) for part in mistake['loc'])}: {mistake['msg']}" for mistake in error.errors()[:10]
+        )
+        return problem_response(422, "Request does not fit the contract", mistakes)
+
+
+def serve(app: FastAPI, port: int, *, grace_seconds: int = 10) -> None:
+    """Run the application on `SHOAL_BIND`:`port` until SIGTERM; open requests get `grace_seconds` to end."""
+    uvicorn.run(
+        app,
+        host=bind_address(),
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=grace_seconds,
+        timeout_keep_alive=30,
+        server_header=False,
+        proxy_headers=False,
+    )
