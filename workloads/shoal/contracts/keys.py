@@ -17,6 +17,9 @@ STEPS = "steps/"
 VERSIONS = "versions/"
 TRAINER_STATE = "trainer/state/"
 STAGING = "staging/"
+LEASES = "leases/"
+SUBMISSIONS = "submissions/"
+OPINIONS = "opinions/"
 
 
 def version_name(version: int) -> str:
@@ -74,6 +77,21 @@ def upload(node: str, sha256: str) -> str:
 
 def verdict(node: str, sha256: str) -> str:
     return f"{VERDICTS}{node}/{sha256}.json"
+
+
+def lease(step: int, node: str, submission: int) -> str:
+    """One leased submission number; created once, so that no number is given twice whatever else is lost."""
+    return f"{LEASES}{step:06d}/{node}/{submission:06d}.json"
+
+
+def submission(node: str, sha256: str) -> str:
+    """Which lease an uploaded file belongs to; its existence puts the file into the validators' queue."""
+    return f"{SUBMISSIONS}{node}/{sha256}.json"
+
+
+def opinions(node: str, sha256: str) -> str:
+    """Statistical rejects of one file that wait for a second validator to find the same."""
+    return f"{OPINIONS}{node}/{sha256}/"
 
 
 def step_batch(step: int) -> str:

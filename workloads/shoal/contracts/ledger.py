@@ -15,11 +15,12 @@ GENESIS = "0" * 64
 
 EntryKind = Literal[
     "beacon-committed",  # step, digest = commitment, before the beacon is revealed
-    "node-joined",  # node
+    "beacon-revealed",  # step, digest = commitment; nodes that joined after this entry may not serve the step
+    "node-joined",  # node, detail = nonce of the invite, which is used up by this
     "node-dead",  # node
     "node-evicted",  # node, detail
     "version-published",  # version, digest = weights digest
-    "accepted",  # node, step, submission, digest = file, tokens
+    "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups
     "rejected",  # node, step, submission, digest = file, detail = reason and evidence
     "batch-sealed",  # step, digest = SHA-256 of batch.json
 ]
@@ -37,4 +38,6 @@ class LedgerEntry(Contract):
     version: int | None = None
     digest: Sha256Hex | None = None
     tokens: int | None = None
+    groups: int | None = None
+    signal_groups: int | None = None
     detail: Annotated[str, Field(max_length=4000)] = ""

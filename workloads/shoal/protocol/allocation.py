@@ -1,0 +1,56 @@
+"""Who works on which step: enough work is handed out to fill a step, little more. Pure.
+
+Comes in: how many groups a step needs, has and awaits. Goes out: the step that a node should serve now, or None: wait. Called for `GET /v1/step` and
+`POST /v1/leases`. Workers are sent to the smallest step that still needs work; when what is pending will probably fill it, they work ahead on the
+next one that the newest version may feed, because a worker that waits for validators is wasted (paper section 2.1, asynchrony).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OVERSHOOT = 1.25
+"""Expected groups with signal are planned to exceed the need by a quarter. With 16 pending groups of which half carry signal the standard deviation is
+2 groups, a quarter of the 8 expected: one such deviation is covered, and a step that still falls short gets more leases."""
+PRIOR_RATE = 0.5
+"""Share of groups with signal assumed before any were judged: the offline filter keeps problems of middling difficulty."""
+PRIOR_GROUPS = 8
+"""Weight of that assumption, in groups: two files of the default size outweigh it."""
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """One openable step, in groups. `pending_groups` are leased or wait for a verdict."""
+
+    step: int
+    needed_groups: int
+    accepted_groups: int
+    pending_groups: int
+
+
+def signal_rate(judged_groups: int, carrying_groups: int) -> float:
+    """Estimated share of groups that carry signal, between 0 and 1; never 0."""
+    return (carrying_groups + PRIOR_RATE * PRIOR_GROUPS) / (judged_groups + PRIOR_GROUPS)
+
+
+def has_room(load: StepLoad, rate: float) -> bool:
+    """Whether another file for this step is probably needed."""
+    if load.accepted_groups >= load.needed_groups:
+        return False
+    expected = load.accepted_groups + load.pending_groups * rate
+    return expected < load.needed_groups * OVERSHOOT
+
+
+def step_to_serve(loads: Sequence[StepLoad], rate: float) -> int | None:
+    """The smallest step with room; None when all that may be worked on is under way."""
+    return next((load.step for load in sorted(loads, key=lambda load: load.step) if has_room(load, rate)), None)
+
+
+def may_serve(joined_number: int, revealed_number: int | None, others_joined: Sequence[int]) -> bool:
+    """Whether a node may serve a step: only if the ledger has its admission before the reveal of the step's beacon.
+
+    A node that could choose its key after the reveal could choose its prompts. When no live node was admitted in time, later ones may serve: else one
+    lost pool would stop the run for ever. `others_joined` are the ledger numbers of admission of all live nodes.
+    """
+    if revealed_number is None or joined_number < revealed_number:
+        return True
+    return not any(number < revealed_number for number in others_joined)

@@ -1,0 +1,113 @@
+"""What the ledger says, as a fold over its entries: who joined, what was accepted, which steps are sealed. Pure, no I/O.
+
+`LedgerView.apply` takes entries in order and refuses one that does not chain. `identity` names what may be recorded only once, which makes appending
+idempotent whoever wrote first. Kept by `ledger_writer`; read by everything that decides.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+
+from shoal.contracts.canonical import document_digest
+from shoal.contracts.ledger import GENESIS, LedgerEntry
+
+
+class BrokenChain(RuntimeError):
+    """An entry does not follow from the one before: the ledger was changed or a piece is missing."""
+
+
+def identity(entry: LedgerEntry) -> Hashable | None:
+    """What this entry records, if that can happen only once; None for what may happen again (a node's death)."""
+    match entry.kind:
+        case "beacon-committed" | "beacon-revealed" | "batch-sealed":
+            return (entry.kind, entry.step)
+        case "version-published":
+            return (entry.kind, entry.version)
+        case "node-joined":
+            return (entry.kind, entry.node, entry.detail)
+        case "node-evicted":
+            return (entry.kind, entry.node)
+        case "accepted" | "rejected":
+            # One file has one outcome, so both kinds share one identity.
+            return ("settled", entry.node, entry.digest)
+        case _:
+            return None
+
+
+class LedgerView:
+    """The state that follows from all entries so far. One thread applies; readers take copies of what they iterate."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.next_number = 0
+        self.head = GENESIS
+        self.identities: set[Hashable] = set()
+        self.joined: dict[str, int] = {}  # node -> number of the entry of its first admission
+        self.invite_nonces: dict[str, str] = {}  # used nonce -> node
+        self.dead: set[str] = set()
+        self.evicted: set[str] = set()
+        self.committed: dict[int, str] = {}
+        self.revealed: dict[int, int] = {}  # step -> number of the entry
+        self.versions: dict[int, str] = {}  # version -> weights digest
+        self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
+        self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
+        self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
+        self.rejected_nodes: set[str] = set()
+        self.reject_reasons: Counter[str] = Counter()
+        self.files_accepted = 0
+        self.files_rejected = 0
+        self.tokens_accepted = 0
+        self.groups_judged = 0
+        self.groups_with_signal = 0
+
+    @property
+    def latest_version(self) -> int | None:
+        return max(self.versions, default=None)
+
+    def apply(self, entry: LedgerEntry) -> None:
+        """Fold one entry in; raises `BrokenChain` when it is not the next one of this run."""
+        if entry.run != self.run or entry.number != self.next_number or entry.previous != self.head:
+            raise BrokenChain(
+                f"ledger entry {entry.number} of run {entry.run!r} does not follow entry {self.next_number - 1} of {self.run!r}"
+                f" (its previous is {entry.previous[:12]}..., expected {self.head[:12]}...)"
+            )
+        name = identity(entry)
+        repeated = name is not None and name in self.identities
+        self.next_number += 1
+        self.head = document_digest(entry)
+        if repeated:
+            return  # a second record of the same fact changes nothing
+        if name is not None:
+            self.identities.add(name)
+        self._fold(entry)
+
+    def _fold(self, entry: LedgerEntry) -> None:
+        node, step, digest = entry.node or "", entry.step if entry.step is not None else -1, entry.digest or ""
+        match entry.kind:
+            case "beacon-committed":
+                self.committed[step] = digest
+            case "beacon-revealed":
+                self.revealed[step] = entry.number
+            case "node-joined":
+                self.joined.setdefault(node, entry.number)
+                self.invite_nonces[entry.detail] = node
+                self.dead.discard(node)
+            case "node-dead":
+                self.dead.add(node)
+            case "node-evicted":
+                self.evicted.add(node)
+            case "version-published":
+                self.versions[entry.version if entry.version is not None else -1] = digest
+            case "batch-sealed":
+                self.sealed[step] = digest
+            case "accepted":
+                self.accepted[step].append(entry)
+                self.settled[node, digest] = "accepted"
+                self.files_accepted += 1
+                self.tokens_accepted += entry.tokens or 0
+                self.groups_judged += entry.groups or 0
+                self.groups_with_signal += entry.signal_groups or 0
+            case "rejected":
+                self.settled[node, digest] = "rejected"
+                self.rejected_nodes.add(node)
+                self.files_rejected += 1
+                self.reject_reasons[entry.detail.split(":", 1)[0]] += 1

@@ -1,0 +1,102 @@
+"""Counting: which step is open, which groups carry signal, and which groups make the batch of a step. Pure.
+
+Comes in: sealed steps and versions from the ledger, verdicts with their rewards. Goes out: the open step, and `StepBatch` when a step is full.
+Called by `run_state` for every accepted file.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.contracts.steps import BatchFile, StepBatch
+from shoal.contracts.verdicts import RowReward
+
+OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
+
+
+def version_window(step: int, async_level: int) -> tuple[int, int]:
+    """Oldest and newest policy version that may feed `step` (DESIGN section 1, async level)."""
+    return max(0, step - async_level), step
+
+
+def open_step(sealed: Collection[int], latest_version: int | None, async_level: int, steps: int) -> int | None:
+    """The smallest step with too few accepted groups, or None when it needs a version that is not there yet, or all steps are sealed."""
+    candidates = openable_steps(sealed, latest_version, async_level, steps)
+    smallest = smallest_unsealed(sealed, steps)
+    return smallest if smallest is not None and smallest in candidates else None
+
+
+def smallest_unsealed(sealed: Collection[int], steps: int) -> int | None:
+    """The first step without a batch; None when every step of the run has one."""
+    return next((step for step in range(steps) if step not in sealed), None)
+
+
+def openable_steps(sealed: Collection[int], latest_version: int | None, async_level: int, steps: int) -> list[int]:
+    """Steps without a batch that the newest version may feed (`latest_version >= step - k`), smallest first."""
+    if latest_version is None:
+        return []
+    # The newest version v was made by step v-1, so no step below v is unsealed; the window above it has k+1 steps.
+    last = min(steps - 1, latest_version + async_level)
+    return [step for step in range(latest_version, last + 1) if step not in sealed]
+
+
+def signal_groups(
+    rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int, online_filter: OnlineFilter
+) -> list[int]:
+    """Prompt indices of the groups that carry signal (paper section 3.3.2).
+
+    `rewards` has `group_size` rows for each of `prompts`, in that order. A group carries signal when the rewards that the filter looks at are not all
+    equal. Rows that could not be scored are left out of their group; a group without a scored row never counts.
+    """
+    if len(rewards) != len(prompts) * group_size:
+        raise ValueError(f"{len(rewards)} rewards do not fit {len(prompts)} groups of {group_size}")
+    carrying = []
+    for number, prompt in enumerate(prompts):
+        rows = rewards[number * group_size : (number + 1) * group_size]
+        values = [row.reward if online_filter == "TotalReward" else row.task_reward for row in rows]
+        scored = [value for value in values if value is not None]
+        if scored and (online_filter == "None" or min(scored) != max(scored)):
+            carrying.append(prompt)
+    return carrying
+
+
+@dataclass(frozen=True)
+class AcceptedFile:
+    """One accepted file: its groups with signal by prompt index, in the order drawn, and how many groups carried none."""
+
+    node: str
+    submission: int
+    sha256: str
+    policy_version: int
+    rows: int
+    signal_prompts: tuple[int, ...]
+    dropped_groups: int
+
+
+def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Sequence[AcceptedFile]) -> StepBatch | None:
+    """The batch of a step: whole groups with signal in the order of acceptance, exactly `needed` of them; None while there are too few.
+
+    A function of the ledger's order alone, so that every orchestrator that reads the same ledger seals the same batch.
+    """
+    chosen: list[BatchFile] = []
+    taken = dropped = 0
+    for file in files:
+        dropped += file.dropped_groups
+        prompts = list(file.signal_prompts[: needed - taken])
+        if prompts:
+            chosen.append(
+                BatchFile(
+                    node=file.node,
+                    submission=file.submission,
+                    sha256=file.sha256,
+                    policy_version=file.policy_version,
+                    rows=file.rows,
+                    prompt_indices=prompts,
+                )
+            )
+            taken += len(prompts)
+        if taken == needed:
+            return StepBatch(
+                run=run, step=step, beacon=beacon_hex, groups=needed, groups_dropped=dropped, files=chosen
+            )
+    return None
