@@ -1,7 +1,7 @@
 """Facts about a checkpoint folder (Hugging Face layout) that the worker needs before vLLM reads it.
 
-In: a folder such as `weights/v000007`. Out: `Checkpoint`, or BadCheckpointError. Reads JSON files and the headers of safetensors
-files, never the tensors. Called by `worker` and `engine`.
+In: a folder such as `weights/v000007`. Out: `Checkpoint`, or BadCheckpointError. Reads JSON files and the headers of
+safetensors files, never the tensors. Called by `worker` and `engine`.
 """
 
 import json

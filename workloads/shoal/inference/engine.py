@@ -1,17 +1,16 @@
 """A vLLM engine in this process: start it on a checkpoint, generate with seeds and proofs, swap to another version.
 
-In: a folder with a Hugging Face checkpoint and `Request`s. Out: `Completion`s in the order of the requests. Called by `worker` through
-`generate`. The engine is synchronous and a swap happens between batches, so that every completion is of exactly one policy version.
+In: a checkpoint folder and `Request`s. Out: `Completion`s in the order of the requests. Called by `worker`. The
+engine is synchronous and a swap happens between batches, so that every completion is of exactly one policy version.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-# Read by vLLM and torch when they are imported. Dynamo would compile for minutes on a CPU; with a core process apart, hooks and swaps
-# would go through pickles; two threads are slower than one on small models (the worker pool is how a machine's cores are used).
+# Read by vLLM and torch when they are imported. Dynamo would compile for minutes on a CPU; with a core process apart,
+# hooks and swaps would go through pickles; two threads are slower than one on small models (the worker pool is how a
+# machine's cores are used).
 for _name, _value in (
     ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
     ("TORCHDYNAMO_DISABLE", "1"),
@@ -27,6 +26,7 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 from shoal.inference import vllm_hooks  # noqa: E402
 from shoal.inference.checkpoint import Checkpoint  # noqa: E402
+from shoal.inference.completions import Completion, Request  # noqa: E402
 
 MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
@@ -38,40 +38,20 @@ class GenerationStoppedError(RuntimeError):
     """The caller asked to stop; every running sequence was aborted."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One completion to sample: prompt tokens, sampling seed (63 bits), temperature, longest completion (tokens)."""
-
-    prompt_tokens: Sequence[int]
-    seed: int
-    temperature: float
-    max_tokens: int
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sampled completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
-
-    A `finish_reason` of `stop` means that the last token is an end-of-sequence token.
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
-    proofs: bytes
-
-
 class Engine:
     """One model in memory; `version_folder` is where its weights came from."""
 
     def __init__(self, checkpoint: Checkpoint, *, max_sequence_length: int, batch: int) -> None:
-        """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted together.
+        """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
+        together.
 
         Takes some seconds (a CPU and a tiny model) to minutes.
         """
         self._layout = checkpoint.layout
         self._eos = sorted(checkpoint.eos_token_ids)
         length = min(max_sequence_length, checkpoint.max_positions)
+        if current_platform.is_cpu():
+            vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
         self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch)))
         self._engine.collective_rpc("shoal_install")
         self._count = 0
@@ -98,7 +78,7 @@ class Engine:
         """Complete all requests, in their order; GenerationStoppedError soon after `should_stop()` is true."""
         order = [self._add(request) for request in requests]
         finished: dict[str, Any] = {}
-        external = {name: internal for name, internal in order}
+        external = dict(order)
         while self._engine.has_unfinished_requests():
             if should_stop():
                 self._engine.abort_request(list(external))

@@ -1,9 +1,9 @@
 """Collects last hidden states while sequences are decoded and turns them into TOPLOC proofs.
 
-In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`). Out: proof bytes by
-request (`take`, called by `generate` once sequences have finished). A full chunk of 32 rows is reduced to its 128 points on a
-thread of its own, so that decoding does not wait and a long sequence keeps 768 bytes a chunk instead of all its states; the
-polynomials are interpolated together at the end, where many cost hardly more than one.
+In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`). Out: proof
+bytes by request (`take`, called through it once sequences have finished). A full chunk of 32 rows is reduced to its
+128 points on a thread of its own, so that decoding does not wait and a long sequence keeps 768 bytes a chunk instead
+of all its states; the polynomials are interpolated together at the end, where many cost hardly more than one.
 """
 
 from collections.abc import Iterable, Sequence

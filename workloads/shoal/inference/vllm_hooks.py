@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm import ModelRegistry
 
 from shoal.inference.proofs import ProofRecorder
 
@@ -34,7 +35,9 @@ class HiddenStateExtension:
         if not hasattr(runner, "sample_tokens") or not hasattr(runner, "execute_model_state"):
             raise UnsupportedVllmError(f"{type(runner).__name__} of vLLM {vllm.__version__} has no sample_tokens step")
         if getattr(runner, "use_async_scheduling", False):
-            raise UnsupportedVllmError("asynchronous scheduling pairs states with tokens later: set async_scheduling=False")
+            raise UnsupportedVllmError(
+                "asynchronous scheduling pairs states with tokens later: set async_scheduling=False"
+            )
         recorder = ProofRecorder()
         sample_tokens = runner.sample_tokens
 
@@ -60,13 +63,25 @@ class HiddenStateExtension:
         """Load the weights in `folder` in place. No request may be running.
 
         vLLM 0.32 on a CPU packs the weights of a head at load; when the head shares the embedding (tied), a reload
-        renews the embedding and leaves the packed copy, so that logits silently come from the old policy. It is packed again here.
+        renews the embedding and leaves the packed copy, so that logits silently come from the old policy. It is
+        packed again here.
         """
         self.model_runner.reload_weights(weights_path=folder)
         model = self.model_runner.get_model()
         head = getattr(model, "lm_head", None)
         if getattr(model.config, "tie_word_embeddings", False) and head is not None:
             head.quant_method.process_weights_after_loading(head)
+
+
+def inspect_in_process(architecture: str) -> None:
+    """Let vLLM look at the model's class in this process.
+
+    By default it starts another Python for this (some 20 s on a busy core) and caches the answer in the home folder,
+    which a container may not have. It does so to keep CUDA uninitialised in the parent, which is no concern on a CPU.
+    """
+    known = ModelRegistry.models.get(architecture)
+    if known is not None:
+        ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
 def _record(recorder: ProofRecorder, states: torch.Tensor, output: Any) -> None:

@@ -1,0 +1,30 @@
+"""Entry point of the container `worker`: `python -m shoal.inference`. Health and metrics on port 9105."""
+
+import os
+
+from shoal import telemetry
+from shoal.contracts.run import home
+
+PORT = 9105
+SILENT_SECONDS = 600.0
+"""Longest time without a decoding step or a poll: the start of the engine, which compiles nothing, is the longest of
+them.
+"""
+
+
+def main() -> None:
+    log = telemetry.start("worker")
+    telemetry.install_signals()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the checkpoint; nobody is asked on the network
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    from shoal.inference.worker import Worker  # imports vLLM, which reads the environment and takes seconds
+
+    liveness = telemetry.Liveness(SILENT_SECONDS)
+    worker = Worker(home(), liveness)
+    telemetry.serve_health(PORT, liveness, lambda: worker.not_ready)
+    log.info("worker started")
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

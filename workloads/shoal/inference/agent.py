@@ -1,0 +1,91 @@
+"""The worker's side of the agent's Unix socket: state, task table, open step, leases, submissions, metrics.
+
+The agent holds the node's key and talks to the orchestrator; a worker knows neither. Methods return None where the
+answer is "not now", so that `worker` waits; what is wrong for good raises. The agent may restart at any time:
+requests are retried until their deadline.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.run import AgentState
+from shoal.contracts.tasks import Task, read_tasks, tasks_digest
+from shoal.telemetry import get_logger
+from shoal.transport.client import Refused, SignedClient, Unavailable
+
+ASK_SECONDS = 5.0
+"""Deadline of a question that is asked again anyway."""
+SUBMIT_SECONDS = 300.0
+"""An upload of a large file over a slow line happens within this request; a lease rarely lives longer."""
+
+
+class WrongTasksError(RuntimeError):
+    """The task table that came is not the run's: its digest differs."""
+
+
+class AgentClient:
+    """Questions to the agent of this pod."""
+
+    def __init__(self, socket: Path) -> None:
+        self._http = SignedClient("http://agent", unix_socket=socket)
+
+    def state(self) -> AgentState | None:
+        """The agent's state, or None while the agent is away."""
+        try:
+            return self._http.call("GET", "/v1/state", reply=AgentState, deadline_seconds=ASK_SECONDS)
+        except Unavailable:
+            return None
+
+    def tasks(self, digest: str) -> list[Task] | None:
+        """The run's task table, checked against its digest; None while it cannot be had."""
+        try:
+            tasks = read_tasks(self._http.request("GET", "/v1/tasks", deadline_seconds=60.0).content)
+        except (Unavailable, Refused) as error:
+            get_logger().info("task table not available", reason=str(error))
+            return None
+        if tasks_digest(tasks) != digest:
+            raise WrongTasksError(
+                f"the task table has digest {tasks_digest(tasks)[:12]}..., the run's is {digest[:12]}..."
+            )
+        return tasks
+
+    def step(self) -> StepInfo | None:
+        """The open step, or None."""
+        try:
+            return self._http.call("GET", "/v1/step", reply=StepInfo, deadline_seconds=ASK_SECONDS)
+        except (Unavailable, Refused) as error:
+            get_logger().debug("no step", reason=str(error))
+            return None
+
+    def lease(self, node: str, step: int) -> Lease | None:
+        """A lease for `step`, or None: refused (the step closed, enough is leased, not Healthy) or nobody there."""
+        try:
+            return self._http.call(
+                "POST", "/v1/leases", LeaseRequest(node=node, step=step), Lease, deadline_seconds=ASK_SECONDS
+            )
+        except (Unavailable, Refused) as error:
+            get_logger().info("no lease", step=step, reason=str(error))
+            return None
+
+    def submit(self, submission: LocalSubmission) -> SubmissionReceipt:
+        """Hand over a file; raises `Refused` when it is not wanted any more, `Unavailable` when nobody took it."""
+        receipt = self._http.call(
+            "POST",
+            "/v1/submissions",
+            submission,
+            SubmissionReceipt,
+            deadline_seconds=SUBMIT_SECONDS,
+            timeout_seconds=SUBMIT_SECONDS,
+        )
+        if receipt is None:
+            raise Unavailable("the agent took the file and answered without a receipt")
+        return receipt
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Numbers for the next heartbeat; lost when the agent is away."""
+        try:
+            self._http.request("POST", "/v1/metrics", json.dumps(dict(metrics)).encode(), deadline_seconds=1.0)
+        except (Unavailable, Refused) as error:
+            get_logger().debug("metrics not taken", reason=str(error))

@@ -1,0 +1,31 @@
+"""What is asked of an engine and what it gives: `Request` and `Completion`.
+
+Apart from `engine`, so that nobody imports vLLM for two types.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample: prompt tokens, sampling seed (63 bits), temperature, longest completion (tokens)."""
+
+    prompt_tokens: Sequence[int]
+    seed: int
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
+
+    A `finish_reason` of `stop` means that the last token is an end-of-sequence token.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+    proofs: bytes

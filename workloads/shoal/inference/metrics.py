@@ -1,0 +1,30 @@
+"""What a worker counts, for Prometheus on its own port and, as plain numbers, for the node's heartbeat."""
+
+from prometheus_client import REGISTRY, Counter, Gauge
+
+TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens generated.")
+ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
+SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the agent, by its answer.", ["status"])
+ABANDONED = Counter("shoal_worker_abandoned_total", "Leases given up without a file.")
+POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
+GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
+
+PHASES = ("start", "swap", "generate", "score", "submit")
+"""Phases of `shoal_busy_seconds_total` in this process."""
+
+
+def heartbeat_metrics() -> dict[str, float]:
+    """The numbers that the orchestrator is told; names as in `Heartbeat.metrics`."""
+    values = {
+        "worker_completion_tokens": _value("shoal_worker_completion_tokens_total"),
+        "worker_rollouts": _value("shoal_worker_rollouts_total"),
+        "worker_policy_version": _value("shoal_worker_policy_version"),
+        "worker_tokens_per_second": _value("shoal_worker_tokens_per_second"),
+    }
+    for phase in PHASES:
+        values[f"worker_busy_{phase}_seconds"] = _value("shoal_busy_seconds_total", {"phase": phase})
+    return values
+
+
+def _value(name: str, labels: dict[str, str] | None = None) -> float:
+    return REGISTRY.get_sample_value(name, labels or {}) or 0.0

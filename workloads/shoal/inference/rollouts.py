@@ -1,0 +1,115 @@
+"""What a submission must hold, and its rows once completions are there: pure functions.
+
+In: the open step, the lease and the public description of the run; later the completions. Out: `PlannedRow`s to
+generate, then `Rollout`s to write. Called by `worker`. Validators draw and render the same again from public values.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal.contracts.protocol import Lease, StepInfo
+from shoal.contracts.rewards import total_reward
+from shoal.contracts.rollouts import Rollout
+from shoal.contracts.run import PublicRun
+from shoal.contracts.seeds import draw_submission
+from shoal.contracts.tasks import Task
+from shoal.inference.completions import Completion, Request
+
+Render = Callable[[Task, int | None], Sequence[int]]
+"""Prompt tokens of a task with a target length."""
+ScoreTokens = Callable[[Task, Sequence[int]], float | None]
+"""Task reward of completion tokens; None when scoring failed."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One completion to make: sample `sample_index` of the group on row `prompt_index` of the task table."""
+
+    task: Task
+    prompt_index: int
+    sample_index: int
+    target_length: int | None
+    request: Request
+
+
+def plan_submission(
+    step: StepInfo, lease: Lease, public: PublicRun, tasks: Sequence[Task], render: Render
+) -> list[PlannedRow]:
+    """The rows that this lease must hold, group after group, in the order drawn.
+
+    Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
+    """
+    groups = draw_submission(
+        beacon=bytes.fromhex(step.beacon),
+        run=public.run,
+        step=step.step,
+        node=lease.node,
+        submission=lease.submission,
+        task_count=len(tasks),
+        groups=public.sampling.groups_per_submission,
+        group_size=public.group_size,
+        targets=public.length_reward.targets if public.length_reward else None,
+    )
+    rows = []
+    for group in groups:
+        task = tasks[group.prompt_index]
+        prompt = tuple(render(task, group.target_length))
+        room = min(public.sampling.max_completion_tokens, public.max_sequence_length - len(prompt))
+        if room < 1:
+            raise ValueError(
+                f"the prompt of {task.problem_id} has {len(prompt)} tokens, maxSequenceLength is {public.max_sequence_length}"
+            )
+        for sample, seed in enumerate(group.seeds):
+            request = Request(prompt, seed, public.sampling.temperature, room)
+            rows.append(PlannedRow(task, group.prompt_index, sample, group.target_length, request))
+    return rows
+
+
+def assemble(
+    planned: Sequence[PlannedRow],
+    completions: Sequence[Completion],
+    lease: Lease,
+    public: PublicRun,
+    policy_version: int,
+    score: ScoreTokens,
+) -> list[Rollout]:
+    """Rows of the file, with the rewards that this worker claims."""
+    return [
+        _row(row, completion, lease, public, policy_version, score)
+        for row, completion in zip(planned, completions, strict=True)
+    ]
+
+
+def _row(
+    planned: PlannedRow,
+    completion: Completion,
+    lease: Lease,
+    public: PublicRun,
+    policy_version: int,
+    score: ScoreTokens,
+) -> Rollout:
+    task_reward = score(planned.task, completion.tokens)
+    claim = total_reward(task_reward, len(completion.tokens), planned.target_length, public.length_reward)
+    return Rollout(
+        run=public.run,
+        step=lease.step,
+        policy_version=policy_version,
+        node=lease.node,
+        submission=lease.submission,
+        problem_id=planned.task.problem_id,
+        prompt_index=planned.prompt_index,
+        sample_index=planned.sample_index,
+        prompt_tokens=planned.request.prompt_tokens,
+        completion_tokens=completion.tokens,
+        completion_logprobs=completion.logprobs,
+        completion_mask=[True] * len(completion.tokens),
+        finish_reason=completion.finish_reason,
+        task_type=planned.task.task_type,
+        target_length=planned.target_length,
+        task_reward=claim.task_reward,
+        length_penalty=claim.length_penalty,
+        reward=claim.reward,
+        seed=planned.request.seed,
+        temperature=planned.request.temperature,
+        proofs=completion.proofs,
+    )

@@ -1,0 +1,196 @@
+"""The rollout worker's loop: newest weights, open step, lease, generate, score, file, agent; then again.
+
+In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by
+`__main__`. Every wait ends when the process is asked to stop. A stop while tokens are being generated abandons the
+lease (its file would come after the grace period); a file that is complete is still handed over. A restart of the
+agent, a closed step or a refused file cost one file and no more.
+"""
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from shoal import environments
+from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
+from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
+from shoal.contracts.run import AgentState, PublicRun
+from shoal.contracts.tasks import Task
+from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.inference import metrics
+from shoal.inference.agent import AgentClient
+from shoal.inference.checkpoint import read_checkpoint
+from shoal.inference.engine import Engine, GenerationStoppedError
+from shoal.inference.rollouts import assemble, plan_submission
+from shoal.inference.weights import Policy, newest_policy
+from shoal.telemetry import STOP, Liveness, Stopped, busy, get_logger, wait_for
+from shoal.transport.client import Refused, Unavailable
+
+WAIT_SECONDS = 7 * 24 * 3600.0
+"""A worker has nothing better to do than to wait for its run; the wait says so in the log and in a metric all the
+while.
+"""
+POLL_SECONDS = 0.5
+LEASE_PAUSE_SECONDS = 1.0
+"""Between refused leases: the step is full, or about to close."""
+
+
+class WrongEnvironmentError(RuntimeError):
+    """The installed environment is not the one that the run pins."""
+
+
+class Worker:
+    """One engine and the loop that feeds it."""
+
+    def __init__(self, home: Path, liveness: Liveness) -> None:
+        self._weights = home / "weights"
+        self._tmp = home / "tmp"
+        self._agent = AgentClient(home / "run" / "agent.sock")
+        self._liveness = liveness
+        self._engine: Engine | None = None
+        self._policy: Policy | None = None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why this worker generates nothing yet, or None."""
+        return None if self._engine is not None else "no weights are loaded yet"
+
+    def run(self) -> None:
+        """Work until the process is asked to stop."""
+        try:
+            self._prepare()
+            while not STOP.is_set():
+                self._one_file()
+        except Stopped as stopped:
+            get_logger().info("stopped", reason=str(stopped))
+
+    def _prepare(self) -> None:
+        """Wait for the run's description, its task table and the first weights; start the engine on them."""
+        self._tmp.mkdir(exist_ok=True)
+        for left in self._tmp.glob("*.parquet"):  # of a process before this one, whose leases are abandoned
+            left.unlink()
+        self._state = wait_for("the agent to be admitted to a run", self._admitted, **self._waiting)
+        public = self._state.public
+        assert public is not None
+        self._public: PublicRun = public
+        self._environment = environments.load(public.environment)
+        found = environments.digest(self._environment)
+        if found != public.environment_digest:
+            raise WrongEnvironmentError(
+                f"environment {public.environment} has digest {found[:12]}... here, the run pins "
+                f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
+            )
+        self._tasks: list[Task] = wait_for(
+            "the task table", lambda: self._agent.tasks(public.tasks_digest), **self._waiting
+        )
+        policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
+        self._tokenizer = AutoTokenizer.from_pretrained(policy.folder)
+        with busy("start"):
+            checkpoint = read_checkpoint(policy.folder)
+            self._eos = checkpoint.eos_token_ids
+            self._engine = Engine(
+                checkpoint,
+                max_sequence_length=public.max_sequence_length,
+                batch=public.sampling.groups_per_submission * public.group_size,
+            )
+        self._loaded(policy)
+
+    def _one_file(self) -> None:
+        """Serve one lease of the open step."""
+        step, policy = wait_for("an open step and weights that it accepts", self._work, **self._waiting)
+        self._swap(policy)
+        lease = self._agent.lease(self._state.node, step.step)
+        if lease is None:
+            STOP.wait(LEASE_PAUSE_SECONDS)
+            return
+        log = get_logger().bind(step=step.step, submission=lease.submission, version=policy.version)
+        try:
+            rows = self._generate(step, lease, policy)
+        except GenerationStoppedError as stopped:
+            metrics.ABANDONED.inc()
+            raise Stopped(f"lease abandoned: {stopped}") from stopped
+        self._submit(lease, policy, rows)
+        self._agent.report(metrics.heartbeat_metrics())
+        log.info("file done", rows=len(rows), tokens=sum(len(row.completion_tokens) for row in rows))
+
+    def _swap(self, policy: Policy) -> None:
+        assert self._engine is not None
+        assert self._policy is not None
+        if policy.version == self._policy.version:
+            return
+        with busy("swap"):
+            self._engine.swap(read_checkpoint(policy.folder))
+        self._loaded(policy)
+
+    def _loaded(self, policy: Policy) -> None:
+        self._policy = policy
+        metrics.POLICY_VERSION.set(policy.version)
+        get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
+
+    def _generate(self, step: StepInfo, lease: Lease, policy: Policy) -> list[Rollout]:
+        assert self._engine is not None
+        planned = plan_submission(step, lease, self._public, self._tasks, self._render)
+        started = time.monotonic()
+        with busy("generate"):
+            completions = self._engine.generate([row.request for row in planned], self._should_stop)
+        tokens = sum(len(completion.tokens) for completion in completions)
+        metrics.TOKENS.inc(tokens)
+        metrics.ROLLOUTS.inc(len(completions))
+        metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
+        with busy("score"):
+            return assemble(planned, completions, lease, self._public, policy.version, self._score)
+
+    def _submit(self, lease: Lease, policy: Policy, rows: Sequence[Rollout]) -> None:
+        """Write the file and hand it over; a file that nobody takes is given up."""
+        path = self._tmp / f"{lease.lease}.parquet"
+        metadata = RolloutMetadata(
+            model=self._public.model_id,
+            weights_digest=policy.manifest.sha256,
+            environment_digest=self._public.environment_digest,
+            software_version=version("shoal"),
+        )
+        groups = self._public.sampling.groups_per_submission
+        with busy("submit"):
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(write_rollouts(rows, metadata))
+            partial.replace(path)
+            try:
+                receipt = self._agent.submit(LocalSubmission(lease=lease.lease, file=path.name, groups=groups))
+                metrics.SUBMISSIONS.labels(receipt.status).inc()
+            except (Refused, Unavailable) as error:
+                metrics.SUBMISSIONS.labels("refused").inc()
+                get_logger().warning("file not taken", step=lease.step, submission=lease.submission, reason=str(error))
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _admitted(self) -> AgentState | None:
+        state = self._agent.state()
+        return state if state is not None and state.public is not None else None
+
+    def _newest(self, lowest: int, highest: int) -> Policy | None:
+        return newest_policy(self._weights, self._state.trainer_key, self._public.run, lowest, highest)
+
+    def _work(self) -> tuple[StepInfo, Policy] | None:
+        """The open step with the newest weights that it accepts, when there are both."""
+        step = self._agent.step()
+        if step is None:
+            return None
+        policy = self._newest(step.min_version, step.max_version)
+        return None if policy is None else (step, policy)
+
+    def _should_stop(self) -> bool:
+        self._liveness.progress()  # asked once in every decoding step
+        return STOP.is_set()
+
+    def _render(self, task: Task, target_length: int | None) -> Sequence[int]:
+        return prompt_tokens(self._tokenizer, self._environment, task, target_length)
+
+    def _score(self, task: Task, tokens: Sequence[int]) -> float | None:
+        score = self._environment.score(task, completion_text(self._tokenizer, tokens, self._eos))
+        return score.task_reward if isinstance(score, environments.Score) else None
+
+    @property
+    def _waiting(self) -> dict:  # type: ignore[type-arg]
+        return {"deadline_seconds": WAIT_SECONDS, "interval_seconds": POLL_SECONDS, "liveness": self._liveness}
