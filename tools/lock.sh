@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Resolves requirements/{bootstrap,dev}.lock from requirements/bootstrap.in and pyproject.toml (`make lock`).
+#
+# Hashes pin every file; no index is named, so that the lock works behind any mirror. Versions already locked are kept where they still fit;
+# `UPGRADE=1 make lock` takes newer ones. Needs only Python 3.11 with its venv module.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/python" -m pip install -q --disable-pip-version-check -r requirements/bootstrap.in
+
+options=(-q --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock")
+[[ -n ${UPGRADE:-} ]] && options+=(--upgrade)
+index=$("$folder/venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)
+[[ -n $index && -z ${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$index
+export UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1
+
+"$folder/venv/bin/uv" pip compile "${options[@]}" requirements/bootstrap.in -o requirements/bootstrap.lock
+"$folder/venv/bin/uv" pip compile "${options[@]}" --extra dev --override requirements/overrides.txt pyproject.toml -o requirements/dev.lock
+grep -c '^[a-z0-9].*==' requirements/dev.lock | sed 's/$/ packages locked/'

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Makes this checkout ready: system packages, `.venv` from requirements/dev.lock, the project itself installed editable.
+#
+# Called by `make demo`, `make test` and every other target that needs the environment. A second run costs nothing (a stamp in .venv holds the
+# digest of all that went in). Safe when interrupted: the stamp is written last, and an install that was cut short is done again whole. Two runs at
+# once wait for each other. Nothing is removed from the machine, and no service is stopped or disabled.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+export PATH="$PATH:/usr/sbin:/sbin"
+
+say() { echo "setup: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+# What must be on PATH, and the Debian package that brings it.
+commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux)
+
+missing_packages() {
+    local pair
+    for pair in "${commands[@]}"; do
+        command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
+    done
+    if ! find_python >/dev/null; then
+        echo python3
+        echo python3-venv
+    elif ! "$(find_python)" -c 'import ensurepip, venv' 2>/dev/null; then
+        echo python3-venv  # Debian ships python3 without the modules that make a virtual environment
+    fi
+}
+
+find_python() {
+    # The lock is resolved for 3.11, and Debian 12 has it.
+    local candidate
+    for candidate in python3.11 python3; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+install_packages() {
+    local packages as_root=()
+    mapfile -t packages < <(missing_packages)
+    ((${#packages[@]})) || return 0
+    if ! command -v apt-get >/dev/null; then
+        fail "this machine lacks ${packages[*]} (names of Debian packages). There is no apt-get here:" \
+            "install nginx, Redis, bubblewrap and Python 3.11 with its venv module by your system's own means, then run again."
+    fi
+    if [[ $(id -u) != 0 ]]; then
+        command -v sudo >/dev/null || fail "this machine lacks ${packages[*]}. As root: apt-get install -y ${packages[*]}"
+        as_root=(sudo)
+    fi
+    say "installing ${packages[*]} with apt-get"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 update
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
+        --no-install-recommends "${packages[@]}" >/dev/null
+    mapfile -t packages < <(missing_packages)
+    ((${#packages[@]} == 0)) || fail "after apt-get install, still missing: ${packages[*]} (Python 3.11 is needed)"
+}
+
+wanted_stamp() {
+    {
+        cat requirements/dev.lock requirements/bootstrap.lock pyproject.toml tools/setup.sh
+        echo "$root"  # an editable install and the scripts in .venv/bin name their folder
+    } | sha256sum | cut -d' ' -f1
+}
+
+is_ready() {
+    [[ -f .venv/.shoal-ready && $(<.venv/.shoal-ready) == "$(wanted_stamp)" && -x .venv/bin/shoal ]] &&
+        .venv/bin/python -c '' 2>/dev/null && [[ -z $(missing_packages) ]]
+}
+
+install_python_packages() {
+    local python uv=.cache/bootstrap/bin/uv
+    python=$(find_python)
+    mkdir -p .cache
+    # The installer lives apart from what it installs.
+    if [[ ! -f .cache/bootstrap/.ready ]] || ! cmp -s requirements/bootstrap.lock .cache/bootstrap/.ready || ! "$uv" --version >/dev/null 2>&1; then
+        rm -rf .cache/bootstrap
+        "$python" -m venv .cache/bootstrap
+        .cache/bootstrap/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock
+        cp requirements/bootstrap.lock .cache/bootstrap/.ready
+    fi
+
+    local redo=()
+    [[ -f .venv/.shoal-installing ]] && redo=(--reinstall)
+    if ! .venv/bin/python -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+        rm -rf .venv
+        "$uv" venv -q --python "$python" .venv
+    fi
+    rm -f .venv/.shoal-ready
+    touch .venv/.shoal-installing
+
+    # pip's own configuration names the index where a site has its own; uv does not read it. It may hold a password: never shown.
+    local index
+    index=$(.cache/bootstrap/bin/python -m pip config get global.index-url 2>/dev/null || true)
+    [[ -n $index && -z ${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$index
+    export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1 VIRTUAL_ENV=$root/.venv
+
+    say "installing Python packages from requirements/dev.lock (some 5 GB the first time)"
+    "$uv" pip install -q --no-deps --require-hashes "${redo[@]}" -r requirements/dev.lock
+    # The build backend is in the lock, so that nothing unpinned is fetched here.
+    "$uv" pip install -q --no-deps --no-build-isolation --offline --reinstall-package shoal -e .
+    rm .venv/.shoal-installing
+    wanted_stamp >.venv/.shoal-ready
+}
+
+# The quick way, without the lock: nothing to do.
+is_ready && exit 0
+
+command -v flock >/dev/null || install_packages
+mkdir -p .cache
+exec 9>.cache/setup.lock
+flock -w 10 9 || { say "another set-up of this checkout is running, waiting for it (at most 40 minutes)" && flock -w 2400 9; } ||
+    fail "the other set-up did not end; see who holds .cache/setup.lock"
+is_ready && exit 0
+started=$SECONDS
+install_packages
+install_python_packages
+say "ready after $((SECONDS - started)) s"
