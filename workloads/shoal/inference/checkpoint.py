@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.environments.tokens import eos_token_ids
+
 MAX_HEADER_BYTES = 100_000_000
 """Largest header that the safetensors format allows."""
 
@@ -35,9 +37,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     dtype = config.get("dtype", config.get("torch_dtype"))
     if dtype not in ("float32", "bfloat16", "float16"):
         raise BadCheckpointError(f"{folder}/config.json: dtype is {dtype!r}; allowed: float32, bfloat16, float16")
-    eos = eos_token_ids(folder)
-    if not eos:
-        raise BadCheckpointError(f"{folder}: neither config.json nor generation_config.json gives eos_token_id")
+    try:
+        eos = eos_token_ids(folder)
+    except (OSError, ValueError) as error:
+        raise BadCheckpointError(str(error)) from error
     layout: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         layout |= _read_layout(path)
@@ -47,16 +50,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not isinstance(positions, int) or positions < 1:
         raise BadCheckpointError(f"{folder}/config.json: max_position_embeddings is {positions!r}")
     return Checkpoint(folder, config, dtype, eos, positions, layout)
-
-
-def eos_token_ids(folder: Path) -> frozenset[int]:
-    """End-of-sequence token ids of a checkpoint: those of `config.json` and of `generation_config.json` together."""
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        value = _read_json(path).get("eos_token_id") if path.exists() else None
-        found |= {value} if isinstance(value, int) else set(value or [])
-    return frozenset(found)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""Rewards, computed again with the run's environment (INTELLECT-2, section 3.1).
+
+What this gives is what the trainer uses; the claim must agree with it.
+"""
+
+from collections.abc import Sequence
+
+from shoal.contracts.rewards import total_reward
+from shoal.contracts.rollouts import Rollout
+from shoal.contracts.verdicts import RowReward
+from shoal.environments import Score
+from shoal.environments.tokens import completion_text
+from shoal.validation.facts import Facts, File, Finding, reject
+
+TOLERANCE = 1e-4
+"""Claims travel as float32; the smallest honest step of a penalty is alpha, by default 3e-4."""
+
+
+def score_rows(file: File, facts: Facts) -> list[RowReward]:
+    """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero."""
+    rewards = []
+    for row in file.rows:
+        text = completion_text(facts.tokenizer, row.completion_tokens, facts.eos_token_ids)
+        score = facts.environment.score(facts.tasks[row.prompt_index], text)
+        task_reward = score.task_reward if isinstance(score, Score) else None
+        rewards.append(total_reward(task_reward, len(row.completion_tokens), row.target_length, facts.length_reward))
+    return rewards
+
+
+def check(file: File, rewards: Sequence[RowReward]) -> Finding | None:
+    """Compare every claim with ours. A row that one side could not score claims nothing."""
+    for number, (row, ours) in enumerate(zip(file.rows, rewards, strict=True)):
+        problem = _difference(row, ours)
+        if problem is not None:
+            return reject("reward", f"row {number}: {problem}")
+    return None
+
+
+def _difference(row: Rollout, ours: RowReward) -> str | None:
+    for name in ("task_reward", "length_penalty", "reward"):
+        claimed, computed = getattr(row, name), getattr(ours, name)
+        if claimed is not None and computed is not None and abs(claimed - computed) > TOLERANCE:
+            return f"{name} is claimed as {claimed:.6g}, computed again it is {computed:.6g}"
+    return None

@@ -1,0 +1,85 @@
+"""Completions end where they should: at the length limit, or with an end-of-sequence token that the policy gave a
+chance (INTELLECT-2, section 2.3.2).
+
+The paper rejects an end whose probability is at most 0.1. An honest sampler draws such an end too, now and then, so a
+rule for single rows would reject honest files of a policy that is unsure when to stop. The rule here is for the file:
+at each position the policy's own probability of an improbable end is known, the sum of these is how many an honest
+file is expected to have, and a file is rejected when it has so many more that chance does not explain it.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from shoal.contracts.rollouts import Rollout
+from shoal.validation.facts import Facts, File, Finding, reject
+from shoal.validation.prefill import Prefill
+
+LEVELS = (1.0, 0.1, 0.01)
+"""Shares of `min_eos_probability` at which ends are counted: few ends that are very improbable say as much as many
+that are a little so.
+"""
+FALSE_REJECT = 1e-4
+"""Chance that an honest file is rejected here. A slash needs a second validator, which draws rows of its own."""
+
+
+def check_ends(file: File, facts: Facts) -> Finding | None:
+    """Every row's finish_reason fits its tokens. Cheap, so for all rows."""
+    for number, row in enumerate(file.rows):
+        problem = _wrong_end(row, facts)
+        if problem is not None:
+            return reject("termination", f"row {number}: {problem}")
+    return None
+
+
+def _wrong_end(row: Rollout, facts: Facts) -> str | None:
+    if any(token in facts.eos_token_ids for token in row.completion_tokens[:-1]):
+        return "tokens follow an end-of-sequence token"
+    ended = row.completion_tokens[-1] in facts.eos_token_ids
+    if row.finish_reason == "stop":
+        return None if ended else "finish_reason is stop, the last token is no end-of-sequence token"
+    limit = min(facts.sampling.max_completion_tokens, facts.max_sequence_length - len(row.prompt_tokens))
+    if ended:
+        return "finish_reason is length, the last token is an end-of-sequence token"
+    if len(row.completion_tokens) != limit:
+        return f"finish_reason is length after {len(row.completion_tokens)} tokens, the limit is {limit}"
+    return None
+
+
+def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Facts) -> Finding | None:
+    """Improbable ends among the rows in `prefills` are not more than an honest sampler makes."""
+    chances = np.concatenate([ours.eos for ours in prefills.values()]).astype(np.float64)
+    ends = [float(ours.eos[-1]) for number, ours in prefills.items() if file.rows[number].finish_reason == "stop"]
+    for level in LEVELS:
+        border = facts.validation.min_eos_probability * level
+        found = sum(end < border for end in ends)
+        expected = float(chances[chances < border].sum())
+        if at_least(found, expected) < FALSE_REJECT / len(LEVELS):
+            return reject(
+                "termination",
+                f"{found} of {len(ends)} checked completions end with a probability below {border:g} "
+                f"(least {min(ends):.2g}); {expected:.3g} are expected of this policy",
+            )
+    return None
+
+
+def at_least(count: int, expected: float) -> float:
+    """Chance of `count` or more Poisson events of which `expected` are expected.
+
+    An upper bound for rare events of differing chances, one after the other, in the tail above their mean, which is
+    where it is used.
+    """
+    if count == 0:
+        return 1.0
+    if count <= expected:
+        return 1.0
+    if expected <= 0.0:
+        return 0.0
+    term = math.exp(-expected + count * math.log(expected) - math.lgamma(count + 1))
+    total, number = 0.0, count
+    while term > total * 1e-12:
+        total += term
+        number += 1
+        term *= expected / number
+    return min(total, 1.0)

@@ -1,0 +1,68 @@
+"""What the checks know: about the run (`Facts`), about one file (`File`), and what one of them says (`Finding`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.contracts.protocol import ValidationJob
+from shoal.contracts.recipe import LengthReward, Sampling, Validation
+from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.tasks import Task
+from shoal.contracts.verdicts import RejectReason
+from shoal.environments import Environment
+from shoal.environments.tokens import Tokenizer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The run as this validator knows it from trusted sources: configuration, prepared run, task table, base
+    checkpoint.
+    """
+
+    run: str
+    model_id: str
+    environment: Environment
+    environment_digest: str
+    tasks: Sequence[Task]
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocabulary: int
+    hidden_size: int
+    group_size: int
+    max_sequence_length: int
+    sampling: Sampling
+    length_reward: LengthReward | None
+    validation: Validation
+
+    @property
+    def rows(self) -> int:
+        """Rows of every file of this run."""
+        return self.sampling.groups_per_submission * self.group_size
+
+
+@dataclass(frozen=True)
+class File:
+    """One submitted file, readable, with the job that says whose it must be."""
+
+    job: ValidationJob
+    rows: Sequence[Rollout]
+    metadata: RolloutMetadata
+
+    @property
+    def policy_version(self) -> int:
+        """The version that all rows claim (`rollouts.check_shapes` has seen that they agree)."""
+        return self.rows[0].policy_version
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a file is not accepted. `evidence` names row and values, so that a third party can look at the same place."""
+
+    outcome: Literal["reject", "expired", "inconclusive"]
+    reason: RejectReason | None
+    evidence: str
+
+
+def reject(reason: RejectReason, evidence: str) -> Finding:
+    """The usual finding."""
+    return Finding("reject", reason, evidence)

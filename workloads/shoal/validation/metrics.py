@@ -1,0 +1,12 @@
+"""What a validator counts, for Prometheus. Busy seconds by phase are `shoal_busy_seconds_total`."""
+
+from prometheus_client import Counter, Histogram
+
+VERDICTS = Counter("shoal_validator_verdicts_total", "Verdicts, by outcome and reason.", ["outcome", "reason"])
+ROWS = Counter("shoal_validator_rows_total", "Rows of accepted files.")
+PROOF_ROWS = Counter("shoal_validator_proof_rows_total", "Rows whose proofs were verified.")
+CHECK_SECONDS = Histogram(
+    "shoal_validator_check_seconds",
+    "Wall-clock seconds from claim to verdict.",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 180),  # the paper verifies a file within a minute
+)

@@ -1,0 +1,125 @@
+"""The validator's loop: claim a file, download it, judge it, sign the verdict, post it; then again.
+
+In: claims from the orchestrator, files from the store. Out: signed verdicts. Started by `__main__`. Stateless: a
+claim whose validator died is given to another one after `claim_seconds`, and a verdict that the orchestrator refuses
+(the claim had expired) is dropped.
+"""
+
+import hashlib
+import secrets
+from pathlib import Path
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import ClaimRequest, ValidationJob
+from shoal.contracts.run import RunConfig
+from shoal.contracts.verdicts import Verdict
+from shoal.storage.store import NotFound, Store, StoreUnavailable
+from shoal.telemetry import STOP, Liveness, busy, get_logger
+from shoal.transport.client import Refused, SignedClient, Unavailable
+from shoal.validation import metrics
+from shoal.validation.facts import Facts, Finding
+from shoal.validation.judge import PolicySource, judge, verdict
+from shoal.validation.policies import Policies
+from shoal.validation.setup import read_facts
+
+POLL_SECONDS = 20
+"""How long the orchestrator may hold an empty claim open."""
+CLAIM_DEADLINE_SECONDS = 30.0
+VERDICT_DEADLINE_SECONDS = 120.0
+"""The orchestrator may be restarting; a judgement is worth waiting for it."""
+PAUSE_SECONDS = 1.0
+
+
+class Validator:
+    """One validator process."""
+
+    def __init__(
+        self, config: RunConfig, key: PrivateKey, store: Store, scratch: Path, pod: str, liveness: Liveness
+    ) -> None:
+        """`scratch` is a folder for downloads and assembled weights; it may be empty at every start."""
+        self._config = config
+        self._key = key
+        self._store = store
+        self._scratch = scratch
+        self._pod = pod
+        self._liveness = liveness
+        self._orchestrator = SignedClient(config.addresses.orchestrator, key)
+        self._facts: Facts | None = None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no file can be judged yet, or None."""
+        return None if self._facts is not None else "waiting for prepared.json and the base checkpoint"
+
+    def run(self) -> None:
+        """Judge files until the process is asked to stop; the file in hand is finished first."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        facts = self._facts = read_facts(self._config, self._store, self._scratch, self._liveness)
+        policies = Policies(
+            self._store,
+            self._scratch / "policies",
+            self._config.run,
+            self._config.trusted_roster().keys["trainer"],
+            capacity=self._config.async_level + 1,  # the versions that one step accepts
+        )
+        while not STOP.is_set():
+            self._liveness.progress()
+            job = self._claim()
+            if job is not None:
+                self._post(self._judge(job, facts, policies))
+
+    def _claim(self) -> ValidationJob | None:
+        try:
+            return self._orchestrator.call(
+                "POST",
+                f"/v1/claims?wait_seconds={POLL_SECONDS}",
+                ClaimRequest(validator=self._pod),
+                ValidationJob,
+                deadline_seconds=CLAIM_DEADLINE_SECONDS,
+                timeout_seconds=CLAIM_DEADLINE_SECONDS,
+            )
+        except (Unavailable, Refused) as error:
+            get_logger().warning("no claim", reason=str(error))
+            STOP.wait(PAUSE_SECONDS)
+            return None
+
+    def _judge(self, job: ValidationJob, facts: Facts, policies: PolicySource) -> Verdict:
+        with metrics.CHECK_SECONDS.time():
+            path = self._scratch / f"{job.claim}.parquet"
+            try:
+                problem = self._download(job, path)
+                if problem is not None:
+                    return verdict(job, None, Finding("inconclusive", None, problem), [], 0, 0.0)
+                return judge(path, job, facts, policies, secrets.SystemRandom())
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _download(self, job: ValidationJob, path: Path) -> str | None:
+        """Fetch the file and compare its digest; gives what went wrong, which is never the node's fault."""
+        try:
+            with busy("download"):
+                self._store.get_to_file(keys.upload(job.node, job.sha256), path)
+        except (NotFound, StoreUnavailable) as error:
+            return str(error)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        return None if found == job.sha256 else f"the store's bytes have SHA-256 {found}, the job's is {job.sha256}"
+
+    def _post(self, found: Verdict) -> None:
+        metrics.VERDICTS.labels(found.outcome, found.reason or "").inc()
+        metrics.PROOF_ROWS.inc(found.proof_rows)
+        if found.outcome == "accept":
+            metrics.ROWS.inc(found.rows)
+        log = get_logger().bind(
+            node=found.node[:12], step=found.step, submission=found.submission, outcome=found.outcome
+        )
+        try:
+            self._orchestrator.call(
+                "POST", "/v1/verdicts", sign(found, self._key), deadline_seconds=VERDICT_DEADLINE_SECONDS
+            )
+        except (Unavailable, Refused) as error:
+            log.warning("verdict not taken", reason=str(error))
+            return
+        log.info("verdict", reason=found.reason, evidence=found.evidence[:500], seconds=round(found.check_seconds, 3))

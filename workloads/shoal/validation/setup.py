@@ -1,0 +1,83 @@
+"""Everything a validator must know before its first file, from trusted places: configuration, store, base checkpoint.
+
+In: `RunConfig` and the store. Out: `Facts`. Called once by `service`. Waits, with words, for prepare to have finished.
+"""
+
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from shoal import environments
+from shoal.contracts import keys
+from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.environments.tokens import eos_token_ids
+from shoal.storage.store import NotFound, Store
+from shoal.telemetry import Liveness, wait_for
+from shoal.validation.facts import Facts
+
+PREPARE_SECONDS = 3600.0
+"""A validator is made after prepare has succeeded, so that an hour without `prepared.json` is a mistake somewhere
+else.
+"""
+
+
+class WrongSetupError(RuntimeError):
+    """The run's prepared files and this installation do not fit each other."""
+
+
+def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Liveness) -> Facts:
+    """Read the run's facts; `scratch` is a folder for the tokenizer's files."""
+    prepared = wait_for(
+        "prepared.json in the store",
+        lambda: _prepared(store),
+        deadline_seconds=PREPARE_SECONDS,
+        interval_seconds=1.0,
+        liveness=liveness,
+    )
+    environment = environments.load(prepared.environment)
+    found = environments.digest(environment)
+    if found != prepared.environment_digest:
+        raise WrongSetupError(
+            f"environment {prepared.environment} has digest {found[:12]}... here, prepare pinned "
+            f"{prepared.environment_digest[:12]}...: run validators and prepare from the same image"
+        )
+    tasks = read_tasks(store.get(keys.task_table(prepared.tasks_digest)))
+    if tasks_digest(tasks) != prepared.tasks_digest:
+        raise WrongSetupError(f"the task table in the store does not have the digest {prepared.tasks_digest[:12]}...")
+    base = _small_files(store, scratch / "base")
+    model = json.loads((base / "config.json").read_bytes())
+    return Facts(
+        run=config.run,
+        model_id=prepared.model_id,
+        environment=environment,
+        environment_digest=prepared.environment_digest,
+        tasks=tasks,
+        tokenizer=AutoTokenizer.from_pretrained(base),
+        eos_token_ids=eos_token_ids(base),
+        vocabulary=model["vocab_size"],
+        hidden_size=model["hidden_size"],
+        group_size=config.recipe.group_size,
+        max_sequence_length=config.recipe.max_sequence_length,
+        sampling=config.sampling,
+        length_reward=config.length_reward,
+        validation=config.validation,
+    )
+
+
+def _prepared(store: Store) -> Prepared | None:
+    try:
+        return Prepared.from_json(store.get(keys.PREPARED))
+    except NotFound:
+        return None
+
+
+def _small_files(store: Store, folder: Path) -> Path:
+    """The base checkpoint without its tensors: configuration and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for info in store.list(keys.BASE_MODEL):
+        name = info.key.removeprefix(keys.BASE_MODEL)
+        if not name.endswith((".safetensors", ".bin")) and "/" not in name:
+            store.get_to_file(info.key, folder / name)
+    return folder
