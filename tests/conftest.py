@@ -1,0 +1,83 @@
+"""Fixtures that all areas share: loopback addresses, one Redis, one MinIO, nginx, and waits with a deadline.
+
+All are per test run (session): starting them once is what keeps `make test` inside its minutes. A test that breaks a shared server mends it
+before it ends. With CI set, a skipped test fails the run unless it is marked `gpu`: what CI must have is never quietly left out.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from minio import Minio as MinioClient
+from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
+
+
+@pytest.fixture(scope="session")
+def loopback() -> Iterator[Loopback]:
+    """`loopback.address()` gives an address 127.x.y.z that nothing else on this machine binds; `loopback.port(address)` a free port."""
+    network = Loopback()
+    yield network
+    network.close()
+
+
+@pytest.fixture(scope="session")
+def deadline() -> Callable[..., object]:
+    """`deadline("what is awaited", poll, seconds=20)`: the first value of `poll` that is neither None nor False, or a failure that says what."""
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def redis_server(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """A running Redis; `redis_server.url`. Shared: use keys of your own, or flush before your test."""
+    server = redis(loopback.address(), tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def minio_server(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    """A running MinIO with its bucket; `endpoint`, `bucket`, `access_key`, `secret_key`. Shared: use a prefix of your own."""
+    server = minio(loopback.address(), tmp_path_factory.mktemp("minio"))
+    server.start()
+    client = MinioClient(
+        f"{server.address}:{server.port}", server.access_key, server.secret_key, secure=False, region="us-east-1"
+    )
+
+    def bucket_is_made() -> bool:
+        try:
+            if not client.bucket_exists(server.bucket):
+                client.make_bucket(server.bucket)
+        except Exception:  # it listens before it serves
+            return False
+        return True
+
+    wait_until("MinIO's bucket", bucket_is_made, 60.0, interval=0.2)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def nginx_bin() -> Path:
+    """The nginx program."""
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/sbin")
+    if found is None:
+        lacking("nginx", "run `make setup`")
+    return Path(found)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an accelerator; the only tests that CI may skip")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not IN_CI:
+        return
+    skipped = [report for report in reporter.stats.get("skipped", []) if "gpu" not in report.keywords]
+    if skipped and session.exitstatus == pytest.ExitCode.OK:
+        names = "\n  ".join(report.nodeid for report in skipped)
+        reporter.write_line(f"\nskipped in CI, which counts as failed:\n  {names}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,215 @@
+"""Real servers for tests: Redis and MinIO on loopback addresses that this test run has for itself, and the waits around them.
+
+`tests/conftest.py` turns these into fixtures. Every process that is started here dies with the test run (parent-death signal) and is ended by its own
+pid; nothing is ever found by name.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NoReturn, TypeVar
+
+import pytest
+
+Value = TypeVar("Value")
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+STOP_SECONDS = 10.0
+START_SECONDS = 60.0  # MinIO formats its folder at the first start; on two busy cores that has taken ten seconds
+NETWORKS = [(second, third) for second in range(200, 251) for third in range(1, 255)]
+
+
+def wait_until(what: str, poll: Callable[[], Value | None], seconds: float = 20.0, interval: float = 0.02) -> Value:
+    """Call `poll` until it gives something that is neither None nor False; fail the test with `what` after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        value = poll()
+        if value is not None and value is not False:
+            return value
+        if time.monotonic() > end:
+            pytest.fail(f"waited {seconds:.0f} s for {what}", pytrace=True)
+        time.sleep(interval)
+
+
+def lacking(what: str, how: str) -> NoReturn:
+    """This machine lacks something: skip here, fail in CI, and say how to get it."""
+    message = f"{what} is not here: {how}"
+    if IN_CI:
+        pytest.fail(f"{message} (CI must have it)", pytrace=False)
+    pytest.skip(message)
+
+
+class Loopback:
+    """Addresses of one 127.x.y.0/24 that no other test run of this machine uses while the lock file is held."""
+
+    def __init__(self) -> None:
+        self._lock, self._network = self._claim()
+        self._next = 0
+
+    @staticmethod
+    def _claim() -> tuple[IO[bytes], str]:
+        folder = Path(tempfile.gettempdir())
+        # Starting at a place of our own keeps two runs from fighting over the same first files.
+        start = os.getpid() % len(NETWORKS)
+        for second, third in NETWORKS[start:] + NETWORKS[:start]:
+            try:
+                lock = (folder / f"shoal-test-127.{second}.{third}.lock").open("ab")
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            return lock, f"127.{second}.{third}"
+        raise RuntimeError(f"every test network is taken; stale lock files would lie in {folder}")
+
+    def address(self) -> str:
+        """The next address; a test run has 254."""
+        self._next += 1
+        assert self._next < 255, "this test run has used its 254 loopback addresses: share servers, or ask for ports"
+        return f"{self._network}.{self._next}"
+
+    @staticmethod
+    def port(address: str) -> int:
+        """A port that is free on `address` now."""
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return int(probe.getsockname()[1])
+
+    def close(self) -> None:
+        """Give the network back."""
+        Path(self._lock.name).unlink(missing_ok=True)
+        self._lock.close()
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((address, port)) == 0
+
+
+@dataclass
+class Server:
+    """One process with one port: start, pause, kill and start again, as often as a test likes. The log lies in `folder/log`."""
+
+    command: list[str]
+    address: str
+    port: int
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until the port answers; fails with the end of the log."""
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                # A test run that is killed takes its servers with it.
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.command],
+                cwd=self.folder,
+                env={"PATH": os.environ["PATH"], "HOME": str(self.folder), **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(f"{Path(self.command[0]).name} on {self.address}:{self.port}", self._is_up, START_SECONDS)
+
+    def _is_up(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            tail = (self.folder / "log").read_text(errors="replace")[-2000:]
+            pytest.fail(f"{self.command[0]} ended with {self.process.returncode}:\n{tail}", pytrace=False)
+        return answers(self.address, self.port)
+
+    def pause(self) -> None:
+        """Stop the process where it is (SIGSTOP): connections hang."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL): connections are refused."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """End it in order, or at once when it does not."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.resume()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@dataclass
+class Redis(Server):
+    """A Redis without persistence. `url` is what `RunConfig.addresses.redis` holds."""
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.address}:{self.port}/0"
+
+
+def redis(address: str, folder: Path) -> Redis:
+    """A Redis server on its usual port of `address`, not yet started."""
+    program = shutil.which("redis-server")
+    if program is None:
+        lacking("redis-server", "run `make setup`")
+    options = ["--bind", address, "--port", "6379", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    return Redis([program, *options], address, 6379, folder)
+
+
+@dataclass
+class Minio(Server):
+    """A MinIO with one bucket. The keys are made up for this run."""
+
+    access_key: str = "shoal-test"
+    secret_key: str = "shoal-test-secret"  # noqa: S105
+    bucket: str = "rollouts"
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.address}:{self.port}"
+
+
+def minio_program() -> str:
+    """Path of the pinned MinIO that `make tools` built."""
+    found = subprocess.run([ROOT / "tools/build.sh", "--path", "minio"], capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        lacking("MinIO", found.stderr.strip() or "run `make tools`, it builds the pinned server (3 minutes)")
+    return found.stdout.strip()
+
+
+def minio(address: str, folder: Path) -> Minio:
+    """A MinIO server on `address`, not yet started."""
+    data = folder / "data"
+    data.mkdir()
+    console = Loopback.port(address)
+    server = Minio([], address, 9000, folder)
+    server.command = [
+        minio_program(), "server", "--address", f"{address}:9000", "--console-address", f"{address}:{console}",
+        "--certs-dir", str(folder / "certs"), str(data),
+    ]  # fmt: skip
+    server.environment = {
+        "MINIO_ROOT_USER": server.access_key,
+        "MINIO_ROOT_PASSWORD": server.secret_key,
+        "MINIO_BROWSER": "off",
+        "MINIO_UPDATE": "off",  # asks nobody whether there is a newer one
+        "MINIO_CI_CD": "1",  # a folder on the system disk is good enough for a test
+    }
+    return server
