@@ -6,7 +6,8 @@ longer than its limit turns 503, upon which the supervisor restarts it.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import REGISTRY
@@ -37,8 +38,22 @@ def render_metrics() -> tuple[bytes, str]:
     return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
 
 
-def serve_health(port: int, liveness: Liveness, ready: Callable[[], str | None]) -> ThreadingHTTPServer:
-    """Serve health on `SHOAL_BIND`:`port` from a daemon thread. `ready` gives None, or why the process is not ready."""
+Route = Callable[[Message], tuple[int, dict[str, str], bytes]]
+"""A further path of a health server: request headers (names in any case) in; status, headers and body out."""
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # nginx asks about tokens here, in bursts; the default of 5 makes connections wait a second
+
+
+def serve_health(
+    port: int, liveness: Liveness, ready: Callable[[], str | None], routes: Mapping[str, Route] | None = None
+) -> ThreadingHTTPServer:
+    """Serve health on `SHOAL_BIND`:`port` from a daemon thread. `ready` gives None, or why the process is not ready.
+
+    `routes` adds paths beside the three.
+    """
+    further = dict(routes or {})
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # seconds for a client to send its request
@@ -52,19 +67,32 @@ def serve_health(port: int, liveness: Liveness, ready: Callable[[], str | None])
             elif self.path == "/metrics":
                 body, content_type = render_metrics()
                 self._answer(200, body, content_type)
+            elif self.path in further:
+                status, headers, body = further[self.path](self.headers)
+                self._answer(status, body, headers=headers)
             else:
                 self._answer(404, b"paths are /healthz, /readyz and /metrics")
 
-        def _answer(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
+        def _answer(
+            self,
+            status: int,
+            body: bytes,
+            content_type: str = "text/plain; charset=utf-8",
+            headers: Mapping[str, str] | None = None,
+        ) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            if status != 204:  # which has no body (RFC 9110)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if status != 204:
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Probes come every second; they are not worth a line."""
 
-    server = ThreadingHTTPServer((bind_address(), port), Handler)
+    server = _Server((bind_address(), port), Handler)
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server

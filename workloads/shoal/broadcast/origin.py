@@ -1,0 +1,199 @@
+"""The publisher: takes finished versions from the trainer's `outbox/`, serves them, keeps them in the store, and announces them.
+
+`python -m shoal.broadcast.origin`, beside the trainer. In: folders `outbox/v000007/` (complete: they appear by one rename). Out: `www/versions/` for
+the origin's nginx, the same pieces in the store, one announcement a version. The store's `weights.json` is the moment of truth: it is
+created once, before the version is sealed here and before it is announced, so an announced number never gets other bytes. A kill at any point
+is mended by doing the same again; an empty `www/` (new pod) is filled from the store.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import Counter, Gauge
+
+from shoal import telemetry
+from shoal.broadcast import cut
+from shoal.broadcast.gate import Gate
+from shoal.broadcast.nginx import ORIGIN_PORT
+from shoal.broadcast.pieces import BadPiece
+from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, copy_to_store, cut_into, restore
+from shoal.broadcast.tree import WEIGHTS, Tree
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import VersionAnnouncement
+from shoal.contracts.run import RunConfig, home, load_run_config
+from shoal.contracts.weights import VersionOpen, WeightsManifest
+from shoal.storage import NotFound, Store, StoreUnavailable, open_store
+from shoal.storage.versions import sealed_versions
+from shoal.transport import Refused, SignedClient, Unavailable
+
+TURN_SECONDS = 0.25
+"""Between looks at the outbox: a version waits this long at most."""
+LONGEST_PAUSE_SECONDS = 15.0
+STORE_DEADLINE_SECONDS = 30.0
+ANNOUNCE_DEADLINE_SECONDS = 10.0
+LIVENESS_SECONDS = 180.0  # several store deadlines; progress is reported at every shard
+
+PUBLISHED = Counter("shoal_origin_versions_published_total", "Versions sealed and announced.")
+NEWEST = Gauge("shoal_origin_newest_version", "Newest version announced, -1 before the first.")
+
+
+class Publisher:
+    """Brings versions from the outbox to the world, one at a time, oldest first."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        key: PrivateKey,
+        store: Store,
+        tree: Tree,
+        outbox: Path,
+        announce: Callable[[VersionAnnouncement], None],
+        beat: Callable[[], None],
+    ) -> None:
+        """`announce` raises `Unavailable` or `Refused`; `beat` is called at every shard."""
+        self._config = config
+        self._key = key
+        self._store = store
+        self._tree = tree
+        self._outbox = outbox
+        self._announce = announce
+        self._beat = beat
+        self._restored = False
+        self._pending: dict[int, VersionAnnouncement] = {}
+        self._unusable: set[int] = set()
+        self._refusal: str | None = None
+        self._log = telemetry.get_logger()
+        NEWEST.set(-1)
+
+    def turn(self) -> None:
+        """Do what there is to do. Raises `StoreUnavailable` or `Unavailable` when a peer is away: call again later."""
+        if not self._restored:
+            self._restore()
+        for version in self._waiting():
+            self._publish(version)
+        self._send_announcements()
+
+    def not_ready(self) -> str | None:
+        """None, or why no version can be served."""
+        if self._refusal is not None:
+            return self._refusal
+        return None if self._tree.sealed() else "no version is published yet: waiting for the trainer's first"
+
+    def _restore(self) -> None:
+        """Fill `www/` with the newest versions that the store has, newest first, and announce the newest once more.
+
+        It may be that an earlier pod sealed it and died before it announced; announcing the same again changes nothing.
+        """
+        newest = sealed_versions(self._store)[-self._config.kept_versions :]
+        for version in reversed(newest):
+            self._beat()
+            try:
+                manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
+            except (CannotRestore, BadPiece, NotFound) as error:
+                self._log.error("a version in the store cannot be served", version=version, reason=str(error))
+                continue
+            if version == newest[-1]:
+                self._pend(version, manifest)
+        self._tree.keep_newest(self._config.kept_versions)
+        self._restored = True
+
+    def _waiting(self) -> list[int]:
+        numbers = (keys.parse_version(path.name) for path in self._outbox.iterdir() if path.is_dir())
+        return sorted({number for number in numbers if number is not None} - self._pending.keys() - self._unusable)
+
+    def _publish(self, version: int) -> None:
+        started = time.monotonic()
+        folder = self._outbox / keys.version_name(version)
+        try:
+            if self._store.exists(keys.version_weights(version)):
+                self._log.info("this version is sealed in the store, publishing those bytes", version=version)
+                manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
+            else:
+                manifest = self._make(version, folder)
+        except SealedMeanwhile:
+            return  # the next turn finds it in the store
+        except (cut.CannotCut, CannotRestore, BadPiece) as error:
+            self._unusable.add(version)
+            self._log.error("this version cannot be published", version=version, reason=str(error))
+            return
+        self._pend(version, manifest)
+        self._tree.keep_newest(self._config.kept_versions)
+        self._log.info("version published", version=version, seconds=round(time.monotonic() - started, 3))
+
+    def _make(self, version: int, folder: Path) -> WeightsManifest:
+        """Cut, serve shard by shard, copy to the store, seal there, seal here."""
+        with telemetry.busy("cut"):
+            manifest = cut_into(self._tree, folder, self._config, version, self._key, self._beat)
+        signed = sign(manifest, self._key)
+        with telemetry.busy("store"):
+            copy_to_store(self._store, self._tree, manifest, signed, self._beat)
+        self._tree.publish(version, WEIGHTS, signed.to_json())
+        return manifest
+
+    def _pend(self, version: int, manifest: WeightsManifest) -> None:
+        data = self._tree.read(version, "open.json")
+        assert data is not None
+        record = Signed[VersionOpen].from_json(data).document
+        self._pending[version] = VersionAnnouncement(
+            run=manifest.run, version=version, weights_digest=manifest.sha256, total_size=record.total_size
+        )
+
+    def _send_announcements(self) -> None:
+        """Announce in order; the outbox folder goes when its version is known to everyone."""
+        for version, announcement in sorted(self._pending.items()):
+            try:
+                self._announce(announcement)
+            except Refused as error:
+                self._refusal = f"the orchestrator refuses version {version}: {error}"
+                raise
+            self._refusal = None
+            shutil.rmtree(self._outbox / keys.version_name(version), ignore_errors=True)
+            del self._pending[version]
+            PUBLISHED.inc()
+            NEWEST.set(version)
+            self._log.info("version announced", version=version, weights_digest=announcement.weights_digest)
+
+
+def main() -> None:
+    log = telemetry.start("publisher")
+    telemetry.install_signals()
+    config = load_run_config()
+    key = PrivateKey.load(home() / "secrets" / "role.pem")
+    roster = config.trusted_roster()
+    if key.public != roster.keys["trainer"]:
+        raise SystemExit("secrets/role.pem is not the trainer's key of the roster; nobody would believe this origin")
+    outbox = home() / "outbox"
+    outbox.mkdir(exist_ok=True)
+    liveness = telemetry.Liveness(LIVENESS_SECONDS)
+    client = SignedClient(config.addresses.orchestrator, key)
+
+    def announce(announcement: VersionAnnouncement) -> None:
+        client.call("POST", "/v1/versions", announcement, deadline_seconds=ANNOUNCE_DEADLINE_SECONDS)
+
+    store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
+    tree = Tree(home() / "www")
+    publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
+    gate = Gate(roster.keys["relay"], config.run, node=roster.keys["relay"])
+    telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
+    log.info("publisher started", held=tree.held())
+    pause = TURN_SECONDS
+    while not telemetry.STOP.is_set():
+        liveness.progress()
+        try:
+            publisher.turn()
+            pause = TURN_SECONDS
+        except (StoreUnavailable, Unavailable, Refused, OSError) as error:
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            log.warning(
+                "cannot go on now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}"
+            )
+        telemetry.STOP.wait(pause)
+    log.info("publisher stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Checking the signed pieces of a version as they arrive: bytes in, verified documents out, or `BadPiece`.
+
+Pure. A signature alone is not enough: an old piece is well signed too, hence every document must also be of this run, this version and this
+place. Called by `transfer` for bytes from relays and origin, and by `origin` for bytes from the store.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from shoal.contracts.base import Contract
+from shoal.contracts.canonical import BadSignature, Signed, document_digest
+from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+
+Document = TypeVar("Document", bound=Contract)
+
+# Upper bounds of honest documents: 10,000 files of 200 bytes each, one digest, 99,999 digests of 67 bytes each, 1,000 numbers.
+MAX_OPEN_BYTES = 4 << 20
+MAX_DESCRIPTOR_BYTES = 4 << 10
+MAX_MANIFEST_BYTES = 8 << 20
+MAX_INDEX_BYTES = 64 << 10
+
+
+class BadPiece(ValueError):
+    """A piece that the trainer did not make for this place; the message says which and why."""
+
+
+class OtherOpening(BadPiece):
+    """The manifest seals another opening record than the one in hand: the version was made anew before it was sealed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which version of which run is being read, and whose signature it must carry."""
+
+    run: str
+    version: int
+    trainer_key: str
+
+
+def read_open(data: bytes, wanted: Wanted) -> Signed[VersionOpen]:
+    """Check `open.json`."""
+    signed = _parse(Signed[VersionOpen], data, "open.json", wanted)
+    _same_place(signed.document.run, signed.document.version, "open.json", wanted)
+    return signed
+
+
+def read_descriptor(data: bytes, wanted: Wanted, record: VersionOpen, index: int) -> Signed[ShardDescriptor]:
+    """Check the descriptor of shard `index` against the opening record."""
+    name = f"descriptor of shard {index}"
+    signed = _parse(Signed[ShardDescriptor], data, name, wanted)
+    found = signed.document
+    _same_place(found.run, found.version, name, wanted)
+    if found.index != index:
+        raise BadPiece(f"{name} of version {wanted.version}: it is that of shard {found.index}")
+    start, end = record.shard_bounds(index)
+    if found.size != end - start:
+        raise BadPiece(
+            f"{name} of version {wanted.version}: it says {found.size} bytes, the opening record {end - start}"
+        )
+    return signed
+
+
+def read_manifest(data: bytes, wanted: Wanted, record: VersionOpen) -> Signed[WeightsManifest]:
+    """Check `weights.json` against the opening record; raises `OtherOpening` when it seals another one."""
+    signed = _parse(Signed[WeightsManifest], data, "weights.json", wanted)
+    found = signed.document
+    _same_place(found.run, found.version, "weights.json", wanted)
+    if found.open_digest != document_digest(record):
+        raise OtherOpening(f"weights.json of version {wanted.version} seals another opening record")
+    if len(found.shards) != record.shard_count:
+        raise BadPiece(
+            f"weights.json of version {wanted.version} lists {len(found.shards)} shards, the opening record {record.shard_count}"
+        )
+    return signed
+
+
+def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: Wanted) -> Signed[Document]:
+    try:
+        signed = kind.from_json(data)
+        signed.verified(wanted.trainer_key)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadPiece(f"{name} of version {wanted.version} is not readable: {place}: {first['msg']}") from error
+    except BadSignature as error:
+        raise BadPiece(f"{name} of version {wanted.version}: {error}") from error
+    return signed
+
+
+def _same_place(run: str, version: int, name: str, wanted: Wanted) -> None:
+    if (run, version) != (wanted.run, wanted.version):
+        raise BadPiece(f"{name} is of run {run} version {version}, wanted is {wanted.run} version {wanted.version}")

@@ -1,0 +1,161 @@
+"""The three ways of a version's bytes: outbox to `www/`, `www/` to the store, store to `www/`. Each may be broken off anywhere and done again.
+
+Called by `origin`, which decides which is due. Shards stream: no whole shard is ever in memory.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.broadcast import cut, pieces
+from shoal.broadcast.hashing import file_sha256
+from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.run import RunConfig
+from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
+from shoal.storage import NotFound, Store
+
+COPY_BYTES = 4 << 20
+
+
+class CannotRestore(ValueError):
+    """The store's bytes of a sealed version are not what its manifest says."""
+
+
+class SealedMeanwhile(Exception):
+    """Another publisher sealed this version in the store first, with other bytes: those stand."""
+
+
+def checkpoint_files(folder: Path) -> list[CheckpointFile]:
+    """Names and sizes (bytes) of the files of a version folder; raises `cut.CannotCut` for anything but plain files."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_file():
+            raise cut.CannotCut(
+                f"{folder.name}/{path.name} is not a plain file; a checkpoint is a flat folder of files"
+            )
+        try:
+            found.append(CheckpointFile(name=path.name, size=path.stat().st_size))
+        except ValueError as error:
+            raise cut.CannotCut(
+                f"{folder.name}/{path.name}: the name is not allowed; use letters, digits, '.', '_' and '-', no leading '.' or '-'"
+            ) from error
+    return found
+
+
+def cut_into(
+    tree: Tree, folder: Path, config: RunConfig, version: int, key: PrivateKey, beat: Callable[[], None]
+) -> WeightsManifest:
+    """Cut the checkpoint in `folder` and make its pieces visible: opening record, then each shard after its descriptor. Not sealed yet.
+
+    Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
+    """
+    record = cut.opening_record(config.run, version, checkpoint_files(folder), config.shard_size)
+    opening = sign(record, key).to_json()
+    if tree.read(version, OPEN) not in (None, opening):
+        tree.drop(version)
+    tree.unseal(version)
+    tree.publish(version, OPEN, opening)
+    tree.write_index()
+    stream, digests = hashlib.sha256(), []
+    for index in range(record.shard_count):
+        part = tree.temporary(version, keys.shard_name(index))
+        digest = _write_shard(folder, record, index, part, stream)
+        descriptor = sign(cut.descriptor(record, index, digest), key).to_json()
+        tree.publish(version, keys.descriptor_name(index), descriptor)
+        tree.publish_file(version, keys.shard_name(index), part)
+        digests.append(digest)
+        beat()
+    return cut.manifest(record, config.model_id, stream.hexdigest(), digests)
+
+
+def _write_shard(folder: Path, record: VersionOpen, index: int, target: Path, stream: "hashlib._Hash") -> str:
+    """Write one shard to `target`, feed its bytes to `stream` too, and give its digest."""
+    digest = hashlib.sha256()
+    with target.open("wb") as out:
+        for span in cut.spans(record, index):
+            with (folder / span.name).open("rb") as file:
+                file.seek(span.start)
+                left = span.length
+                while left:
+                    data = file.read(min(left, COPY_BYTES))
+                    if not data:
+                        raise cut.CannotCut(f"{folder.name}/{span.name} became shorter while it was read")
+                    out.write(data)
+                    digest.update(data)
+                    stream.update(data)
+                    left -= len(data)
+    return digest.hexdigest()
+
+
+def copy_to_store(
+    store: Store, tree: Tree, manifest: WeightsManifest, signed: Signed[WeightsManifest], beat: Callable[[], None]
+) -> None:
+    """Copy every piece, then create `weights.json`, which seals. Raises `SealedMeanwhile` when another version of it is there already."""
+    version = manifest.version
+    _put_small(store, keys.version_open(version), tree.path(version, OPEN).read_bytes())
+    for index, digest in enumerate(manifest.shards):
+        descriptor = tree.path(version, keys.descriptor_name(index))
+        shard = tree.path(version, keys.shard_name(index))
+        _put_small(store, keys.version_descriptor(version, index), descriptor.read_bytes())
+        key = keys.version_shard(version, index)
+        if store.size(key) != shard.stat().st_size or store.sha256(key)[0] != digest:
+            store.put_file(key, shard)
+        beat()
+    sealing = keys.version_weights(version)
+    if not store.create(sealing, signed.to_json()) and store.get(sealing) != signed.to_json():
+        raise SealedMeanwhile(f"version {version}")
+
+
+def _put_small(store: Store, key: str, data: bytes) -> None:
+    """Write a document unless the same bytes are there. What differs is of an attempt that was never sealed, and is replaced."""
+    if not store.create(key, data) and store.get(key) != data:
+        store.put(key, data)
+
+
+def restore(
+    store: Store, tree: Tree, run: str, version: int, trainer_key: str, beat: Callable[[], None]
+) -> WeightsManifest:
+    """Make `www/` hold exactly what the store holds of a sealed version; cheap when it does already.
+
+    Raises `BadPiece` or `CannotRestore` when the store's pieces are not the trainer's, `NotFound` when one is missing.
+    """
+    wanted = Wanted(run, version, trainer_key)
+    opening = store.get(keys.version_open(version))
+    record = pieces.read_open(opening, wanted).document
+    sealing = store.get(keys.version_weights(version))
+    manifest = pieces.read_manifest(sealing, wanted, record).document
+    if tree.read(version, WEIGHTS) == sealing and tree.read(version, OPEN) == opening:
+        return manifest
+    if tree.read(version, OPEN) not in (None, opening):
+        tree.drop(version)
+    tree.publish(version, OPEN, opening)
+    tree.write_index()
+    for index, digest in enumerate(manifest.shards):
+        _restore_shard(store, tree, wanted, record, index, digest)
+        beat()
+    tree.publish(version, WEIGHTS, sealing)
+    return manifest
+
+
+def _restore_shard(store: Store, tree: Tree, wanted: Wanted, record: VersionOpen, index: int, digest: str) -> None:
+    version = wanted.version
+    descriptor = store.get(keys.version_descriptor(version, index))
+    if pieces.read_descriptor(descriptor, wanted, record, index).document.sha256 != digest:
+        raise CannotRestore(f"the store's descriptor of shard {index} of version {version} does not fit the manifest")
+    path = tree.path(version, keys.shard_name(index))
+    if not (path.is_file() and file_sha256(path) == digest):
+        part = tree.temporary(version, keys.shard_name(index))
+        store.get_to_file(keys.version_shard(version, index), part)
+        if file_sha256(part) != digest:
+            raise CannotRestore(f"the store's shard {index} of version {version} does not have its SHA-256")
+        tree.publish(version, keys.descriptor_name(index), descriptor)
+        tree.publish_file(version, keys.shard_name(index), part)
+    elif tree.read(version, keys.descriptor_name(index)) != descriptor:
+        tree.publish(version, keys.descriptor_name(index), descriptor)
+
+
+__all__ = ["CannotRestore", "NotFound", "SealedMeanwhile", "checkpoint_files", "copy_to_store", "cut_into", "restore"]

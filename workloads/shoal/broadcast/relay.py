@@ -1,0 +1,195 @@
+"""The relay's sync agent: pulls versions from the origin into `www/`, checks every piece, and answers nginx's token checks.
+
+`python -m shoal.broadcast.relay`. In: the origin over HTTP with a token of the relay role. Out: `www/versions/`, `/auth` for nginx, metrics. The
+newest version comes first, shard by shard while the publisher is still cutting; older ones are filled in when there is nothing newer.
+A kill at any point loses at most the shards in flight.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+
+import pydantic
+from prometheus_client import Gauge
+
+from shoal import telemetry
+from shoal.broadcast import pieces
+from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
+from shoal.broadcast.gate import Gate
+from shoal.broadcast.nginx import RELAY_PORT, log_folder
+from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.relay_target import NoSpace, TreeTarget, unseal_torn
+from shoal.broadcast.sources import Sources
+from shoal.broadcast.traffic import Traffic
+from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.tree import INDEX, Tree
+from shoal.contracts import keys, relay_token
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
+from shoal.contracts.run import RunConfig, home, load_run_config
+from shoal.contracts.weights import VersionIndex
+
+TURN_SECONDS = 0.5
+"""Between looks at the origin's index: short against a broadcast, nothing for an nginx."""
+LONGEST_PAUSE_SECONDS = 8.0
+LIVENESS_SECONDS = 180.0  # a turn is a look at the index or one poll of a transfer; a hanging origin costs 20 s each
+COUNT_SECONDS = 1.0
+TOKEN_MARGIN_SECONDS = 10
+
+HELD = Gauge("shoal_relay_versions_held", "Sealed versions on this relay.")
+NEWEST = Gauge("shoal_relay_newest_version", "Newest sealed version on this relay, -1 when there is none.")
+LAG = Gauge(
+    "shoal_relay_sync_lag_seconds", "For how long the origin has had a newer version than this relay has sealed."
+)
+
+
+class OwnToken:
+    """The relay role's own token for the origin, made anew before it expires."""
+
+    def __init__(self, run: str, key: PrivateKey) -> None:
+        self._run = run
+        self._key = key
+        self._word = ""
+        self._expires = 0
+
+    def __call__(self) -> str:
+        now = int(time.time())
+        if now > self._expires - TOKEN_MARGIN_SECONDS:
+            self._expires = now + RELAY_TOKEN_SECONDS
+            token = RelayToken(run=self._run, node=self._key.public, expires_unix=self._expires)
+            self._word = relay_token.encode(token, self._key)
+        return self._word
+
+
+class Relay:
+    """Keeps one tree like the origin's."""
+
+    def __init__(self, config: RunConfig, key: PrivateKey, tree: Tree, beat: Callable[[], None]) -> None:
+        """`beat` is called several times a second while a version is being pulled."""
+        self._config = config
+        self._tree = tree
+        self._beat = beat
+        self._trainer_key = config.trusted_roster().keys["trainer"]
+        self._origin = config.addresses.origin.rstrip("/")
+        self._downloader = Downloader(OwnToken(config.run, key))
+        self._sources = Sources([self._origin], random.Random(config.seed))
+        self._behind_since: float | None = None
+        self._log = telemetry.get_logger()
+
+    def turn(self) -> bool:
+        """Look at the origin and try to bring the most wanted version here; True when that was done, so that there may be more to do.
+
+        Raises `SourceFailed`, `Denied` or `NotYet` when the origin cannot be asked, `NoSpace` when the disk is full.
+        """
+        available = self._index()
+        missing = self._missing(available)
+        self._measure(available)
+        if not missing:
+            self._tree.keep_newest(self._config.kept_versions)
+            return False
+        outcome = self._sync(missing[-1])
+        dropped = self._tree.keep_newest(self._config.kept_versions)
+        if dropped:
+            self._log.info("dropped old versions", versions=dropped)
+        self._measure(available)
+        return outcome is Outcome.SEALED
+
+    def not_ready(self) -> str | None:
+        """None, or why clients get nothing here."""
+        return None if self._tree.sealed() else "no version is whole here yet: waiting for the origin"
+
+    def _index(self) -> list[int]:
+        data = self._downloader.document(self._origin, keys.VERSIONS + INDEX, pieces.MAX_INDEX_BYTES)
+        try:
+            return sorted(set(VersionIndex.from_json(data).versions))
+        except pydantic.ValidationError as error:
+            raise SourceFailed(f"the origin's index is not readable: {error.errors()[0]['msg']}") from error
+
+    def _missing(self, available: list[int]) -> list[int]:
+        """Versions to pull, ascending: those that would be kept and are not whole here."""
+        sealed = self._tree.sealed()
+        kept = sorted({*available, *sealed})[-self._config.kept_versions :]
+        return [number for number in available if number in kept and number not in sealed]
+
+    def _sync(self, version: int) -> Outcome:
+        wanted = Wanted(self._config.run, version, self._trainer_key)
+        # A version that is only filled in gives way to a newer one; the newest is never given up half way.
+        filling_in = any(number > version for number in self._tree.held())
+        looked_at = time.monotonic()
+
+        def keep_on(_: float) -> bool:
+            nonlocal looked_at
+            self._beat()
+            if not filling_in or time.monotonic() - looked_at < 2 * TURN_SECONDS:
+                return True
+            looked_at = time.monotonic()
+            try:
+                return max(self._index(), default=version) <= max(self._tree.held(), default=version)
+            except (SourceFailed, Denied, NotYet):
+                return True
+
+        started = time.monotonic()
+        with telemetry.busy("sync"):
+            transfer = Transfer(
+                wanted, self._sources, self._downloader, TreeTarget(self._tree, wanted), keep_on=keep_on
+            )
+            outcome = transfer.run()
+        if outcome is Outcome.CHANGED:
+            self._tree.drop(version)
+        self._log.info(
+            "sync of a version ended",
+            version=version,
+            outcome=outcome.value,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return outcome
+
+    def _measure(self, available: list[int]) -> None:
+        sealed = self._tree.sealed()
+        newest = max(sealed, default=-1)
+        HELD.set(len(sealed))
+        NEWEST.set(newest)
+        if max(available, default=-1) <= newest:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = time.monotonic()
+        LAG.set(0.0 if self._behind_since is None else time.monotonic() - self._behind_since)
+
+
+def main() -> None:
+    log = telemetry.start("relay")
+    telemetry.install_signals()
+    config = load_run_config()
+    key = PrivateKey.load(home() / "secrets" / "role.pem")
+    tree = Tree(home() / "www")
+    unseal_torn(tree)
+    traffic = Traffic(log_folder(home()))
+    liveness = telemetry.Liveness(LIVENESS_SECONDS)
+    counted_at = 0.0
+
+    def beat() -> None:
+        nonlocal counted_at
+        liveness.progress()
+        if time.monotonic() - counted_at >= COUNT_SECONDS:
+            counted_at = time.monotonic()
+            traffic.count()
+
+    relay = Relay(config, key, tree, beat)
+    gate = Gate(config.trusted_roster().keys["orchestrator"], config.run)
+    telemetry.serve_health(RELAY_PORT, liveness, relay.not_ready, {"/auth": gate.answer})
+    log.info("relay started", held=tree.held(), pid=os.getpid())
+    pause = TURN_SECONDS
+    while not telemetry.STOP.is_set():
+        beat()
+        try:
+            pause = 0.0 if relay.turn() else TURN_SECONDS
+        except (SourceFailed, Denied, NotYet, NoSpace) as error:
+            pause = min(max(pause, TURN_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
+            log.warning("cannot sync now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}")
+        telemetry.STOP.wait(pause * random.uniform(0.8, 1.2))
+    log.info("relay stopped")
+
+
+if __name__ == "__main__":
+    main()

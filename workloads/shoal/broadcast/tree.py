@@ -1,0 +1,118 @@
+"""`www/`: the folder that nginx serves, and the only code that changes it.
+
+Every file appears by an atomic rename from `www/tmp/` after it reached the disk, so that a reader sees all of it or none, whenever a process is
+killed. Removing a version takes it out of the index, moves the folder away, then deletes: who has a file open reads on to its end. Used by the
+publisher (`origin`) and the relays' sync agent (`relay`), one process a folder.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from shoal.contracts import keys
+from shoal.contracts.weights import VersionIndex
+
+OPEN = "open.json"
+WEIGHTS = "weights.json"
+INDEX = "index.json"
+
+
+class Tree:
+    """The versions under one `www/` folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Make the folders that are missing and delete what a killed process left in `tmp/`."""
+        self.root = root
+        self._versions = root / keys.VERSIONS.rstrip("/")
+        self._temporary = root / "tmp"
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir(parents=True)
+        self._versions.mkdir(exist_ok=True)
+        self.write_index()
+
+    def held(self) -> list[int]:
+        """Numbers of the versions with at least an opening record, ascending."""
+        numbers = (keys.parse_version(path.name) for path in self._versions.iterdir())
+        return sorted(number for number in numbers if number is not None and self.path(number, OPEN).is_file())
+
+    def sealed(self) -> list[int]:
+        """Numbers of the versions that are whole, ascending."""
+        return [number for number in self.held() if self.path(number, WEIGHTS).is_file()]
+
+    def path(self, version: int, name: str) -> Path:
+        """Where a piece lies, whether it is there or not."""
+        return self._versions / keys.version_name(version) / name
+
+    def read(self, version: int, name: str) -> bytes | None:
+        """A piece, or None when it is not there."""
+        try:
+            return self.path(version, name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def size(self, version: int, name: str) -> int | None:
+        """Bytes of a piece, or None when it is not there."""
+        try:
+            return self.path(version, name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def temporary(self, version: int, name: str) -> Path:
+        """A place on the same file system for a piece that is being written; `publish_file` moves it."""
+        return self._temporary / f"{keys.version_name(version)}-{name}"
+
+    def publish(self, version: int, name: str, data: bytes) -> None:
+        """Make a small piece visible, replacing what was there."""
+        path = self.temporary(version, name)
+        path.write_bytes(data)
+        self.publish_file(version, name, path)
+
+    def publish_file(self, version: int, name: str, path: Path) -> None:
+        """Make a piece, written under `temporary`, visible."""
+        target = self.path(version, name)
+        target.parent.mkdir(exist_ok=True)
+        _replace(path, target)
+
+    def write_index(self, without: frozenset[int] = frozenset()) -> None:
+        """Write `index.json` from what is there, leaving out `without`, if it changed."""
+        data = VersionIndex(versions=[number for number in self.held() if number not in without]).to_json()
+        target = self._versions / INDEX
+        if not target.is_file() or target.read_bytes() != data:
+            path = self._temporary / INDEX
+            path.write_bytes(data)
+            _replace(path, target)
+
+    def unseal(self, version: int) -> None:
+        """Take the seal off a version that turned out not to be whole, so that it is completed again."""
+        self.path(version, WEIGHTS).unlink(missing_ok=True)
+
+    def drop(self, version: int) -> None:
+        """Remove a version: out of the index first, then out of sight at once, then off the disk."""
+        folder = self._versions / keys.version_name(version)
+        if not folder.exists():
+            return
+        self.write_index(without=frozenset({version}))
+        grave = self._temporary / f"dropped-{folder.name}"
+        shutil.rmtree(grave, ignore_errors=True)
+        os.replace(folder, grave)
+        shutil.rmtree(grave)
+
+    def keep_newest(self, count: int) -> list[int]:
+        """Drop all but the newest `count` versions, and always keep the newest that is sealed; returns what was dropped."""
+        held, sealed = self.held(), self.sealed()
+        kept = {*held[-count:], *sealed[-1:]}
+        dropped = [number for number in held if number not in kept]
+        for number in dropped:
+            self.drop(number)
+        return dropped
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written on this disk."""
+        return shutil.disk_usage(self.root).free
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename once the bytes are on the disk: after a power cut a name must not stand for a torn file."""
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(source, target)
