@@ -1,0 +1,61 @@
+"""Opens what a run on this machine left: its configuration and its object store. The report's only knowledge of the run folder's layout.
+
+A run folder has a folder for every pod (`pods/<pod>/`, its `SHOAL_HOME`), which outlives the pod. The orchestrator's has `config/run.json`,
+`store/` for a folder store and `secrets/store/` for an S3 store.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal.contracts.identity import Roster
+from shoal.contracts.run import RunConfig
+from shoal.storage.store import Store, open_folder, open_s3
+
+STORE_DEADLINE_SECONDS = 20.0
+"""Shorter than for the run's own parts: a person waits for the report."""
+
+
+class NoRun(ValueError):
+    """The folder holds no run that got as far as having a configuration and a store."""
+
+
+@dataclass(frozen=True)
+class RunAccess:
+    """A run's configuration, roster (checked against the run key) and store."""
+
+    config: RunConfig
+    roster: Roster
+    store: Store
+
+
+def open_run(run_dir: Path) -> RunAccess:
+    """Open the run in `run_dir`; raises `NoRun` saying what is missing."""
+    homes = sorted((run_dir / "pods").glob("*-orchestrator*"), key=lambda home: home.stat().st_mtime)
+    for home in reversed(homes):
+        if (home / "config" / "run.json").is_file():
+            return open_home(home)
+    raise NoRun(
+        f"{run_dir} has no orchestrator yet: the run ended before its base model was prepared, so there is nothing to report"
+    )
+
+
+def open_home(home: Path) -> RunAccess:
+    """Open a run through the folder of a trusted pod."""
+    path = home / "config" / "run.json"
+    try:
+        config = RunConfig.from_json(path.read_bytes())
+    except ValidationError as error:
+        raise NoRun(f"{path} is of another version of shoal: {error.error_count()} fields do not fit") from error
+    prefix = f"{config.storage.prefix}/{config.run}"
+    if config.storage.s3 is None:
+        root = home / "store"
+        if not root.is_dir():
+            raise NoRun(f"{root} is not there: the object store of the run was removed")
+        store = open_folder(root, prefix, deadline_seconds=STORE_DEADLINE_SECONDS)
+    else:
+        folder = home / "secrets" / "store"
+        access_key, secret_key = ((folder / name).read_text().strip() for name in ("accessKey", "secretKey"))
+        store = open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=STORE_DEADLINE_SECONDS)
+    return RunAccess(config, config.trusted_roster(), store)

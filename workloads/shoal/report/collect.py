@@ -1,0 +1,299 @@
+"""Turns facts of the store and readings of the parts into `ReportData`. Pure: every figure of the report is defined here, once.
+
+What a figure needs and is not there makes it None, and a note says so; nothing is estimated.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.contracts.ledger import EntryKind
+from shoal.contracts.steps import StepMetrics
+from shoal.report.facts import StoreFacts
+from shoal.report.records import (
+    SampleRecord,
+    ServerRecord,
+    SessionRecord,
+    cpu_readings,
+    increases,
+    metric_labels,
+    part_of,
+    readings_of,
+    samples_of,
+    total_increase,
+    wall_seconds,
+)
+
+REWARD_START_STEPS = 3
+"""`reward_start` is the mean task reward of so many first steps: before the policy has moved much."""
+REWARD_END_STEPS = 5
+"""`reward_end` is the mean task reward of so many last steps."""
+UTILISATION_BIN_SECONDS = 15.0
+"""Three readings: shorter bins show the rhythm of the readings, not of the parts."""
+
+BUSY_METRIC = "shoal_busy_seconds_total"
+WAITING_PHASES = ("wait", "idle")
+"""Phases that begin with these words are time without work, and no part of utilisation."""
+ENGINE_METRIC = "shoal_engine_info"
+BYTES_SERVED_METRIC = "shoal_relay_served_bytes_total"
+
+Series = list[tuple[float, float]]
+"""(seconds since the start of the run, value)."""
+AnyRecord = SessionRecord | SampleRecord | ServerRecord
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where the trained model is, as a person would type it."""
+
+    path: str
+    version: int
+
+
+@dataclass
+class ReportData:
+    """All that the report says. Seconds are wall-clock but for `busy_seconds`, which are CPU seconds."""
+
+    run: str
+    steps_total: int
+    store: str
+    steps: list[StepMetrics]
+    reward_start: float | None = None
+    reward_end: float | None = None
+    files: Counter[str] = field(default_factory=Counter)
+    reject_reasons: Counter[str] = field(default_factory=Counter)
+    ledger: dict[str, int] = field(default_factory=dict)
+    versions: list[int] = field(default_factory=list)
+    groups_used: int = 0
+    groups_dropped: int = 0
+    completion_tokens: int = 0
+    bytes_broadcast: int | None = None
+    engine: str | None = None
+    relay: str | None = None
+    wall_seconds: float | None = None
+    busy_seconds: dict[str, float] = field(default_factory=dict)
+    phase_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    utilisation: dict[str, Series] = field(default_factory=dict)
+    model: ModelPlace | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        """`report.json`."""
+        return {
+            "run": self.run,
+            "reward_start": self.reward_start,
+            "reward_end": self.reward_end,
+            "steps": len(self.steps),
+            "steps_total": self.steps_total,
+            "files_accepted": self.files["accept"],
+            "files_rejected": self.files["reject"],
+            "files_expired": self.files["expired"],
+            "files_inconclusive": self.files["inconclusive"],
+            "reject_reasons": dict(self.reject_reasons),
+            "groups_used": self.groups_used,
+            "groups_dropped": self.groups_dropped,
+            "completion_tokens": self.completion_tokens,
+            "versions": len(self.versions),
+            "last_version": self.versions[-1] if self.versions else None,
+            "bytes_broadcast": self.bytes_broadcast,
+            "engine": self.engine,
+            "relay": self.relay,
+            "store": self.store,
+            "wall_seconds": self.wall_seconds,
+            "busy_seconds": self.busy_seconds or None,
+            "phase_seconds": self.phase_seconds or None,
+            "ledger": self.ledger,
+            "model": self.model.path if self.model else None,
+            "model_version": self.model.version if self.model else None,
+            "step_metrics": [metrics.model_dump(mode="json") for metrics in self.steps],
+            "notes": self.notes,
+        }
+
+
+def collect(
+    run: str,
+    steps_total: int,
+    facts: StoreFacts,
+    records: Sequence[AnyRecord],
+    *,
+    unreadable_records: int = 0,
+    model: ModelPlace | None = None,
+) -> ReportData:
+    """The report of a run from what its store holds and what was read of its parts."""
+    samples = samples_of(records)
+    data = ReportData(run=run, steps_total=steps_total, store=facts.kind, steps=facts.steps, model=model)
+    data.notes += facts.notes
+    _rewards(data)
+    _files(data, facts)
+    data.wall_seconds = wall_seconds(records)
+    data.busy_seconds = busy_seconds(samples)
+    data.phase_seconds = phase_seconds(samples)
+    data.bytes_broadcast = bytes_broadcast(samples)
+    data.engine = engine_name(samples)
+    data.relay = relay_name(records)
+    data.utilisation = utilisation(samples, _start(records))
+    _say_what_is_missing(data, unreadable_records)
+    return data
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _rewards(data: ReportData) -> None:
+    rewards = [metrics.task_reward for metrics in data.steps]
+    data.reward_start = mean(rewards[:REWARD_START_STEPS])
+    data.reward_end = mean(rewards[-REWARD_END_STEPS:])
+    if 0 < len(rewards) < REWARD_START_STEPS + REWARD_END_STEPS:
+        data.notes.append(
+            f"only {len(rewards)} steps: the first {REWARD_START_STEPS} and the last {REWARD_END_STEPS} overlap, "
+            "so reward_start and reward_end share steps"
+        )
+    data.completion_tokens = sum(metrics.completion_tokens for metrics in data.steps)
+
+
+def _files(data: ReportData, facts: StoreFacts) -> None:
+    data.files = Counter(verdict.outcome for verdict in facts.verdicts)
+    data.reject_reasons = Counter(verdict.reason for verdict in facts.verdicts if verdict.reason)
+    data.ledger = dict(facts.ledger_kinds)
+    data.versions = facts.versions
+    data.groups_used = sum(batch.groups for batch in facts.batches)
+    data.groups_dropped = sum(batch.groups_dropped for batch in facts.batches)
+    compared: tuple[tuple[str, EntryKind], ...] = (("accept", "accepted"), ("reject", "rejected"))
+    for outcome, entry in compared:
+        if facts.ledger_kinds and facts.ledger_kinds[entry] != data.files[outcome]:
+            data.notes.append(
+                f"the ledger has {facts.ledger_kinds[entry]} entries '{entry}', the store {data.files[outcome]} verdicts "
+                f"'{outcome}'; the report counts verdicts"
+            )
+
+
+def _start(records: Sequence[AnyRecord]) -> float:
+    return min((record.unix for record in records), default=0.0)
+
+
+Samples = dict[tuple[str, str], list[SampleRecord]]
+
+
+def busy_seconds(samples: Samples) -> dict[str, float]:
+    """CPU seconds (user and system) of each part, over all its pods and restarts, up to the last reading."""
+    total: dict[str, float] = defaultdict(float)
+    for (pod, container), readings in samples.items():
+        if cpu := cpu_readings(readings):
+            total[part_of(pod, container)] += total_increase(cpu)
+    return {part: round(seconds, 2) for part, seconds in sorted(total.items())}
+
+
+def phase_seconds(samples: Samples) -> dict[str, dict[str, float]]:
+    """Wall-clock seconds of each part by phase, from its own `shoal_busy_seconds_total`."""
+    total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (pod, container), readings in samples.items():
+        for key in _keys(readings, BUSY_METRIC):
+            phase = metric_labels(key)[1].get("phase", "")
+            total[part_of(pod, container)][phase] += total_increase(readings_of(readings, key))
+    return {
+        part: {phase: round(seconds, 2) for phase, seconds in sorted(phases.items())}
+        for part, phases in sorted(total.items())
+    }
+
+
+def bytes_broadcast(samples: Samples) -> int | None:
+    """Bytes that relays served to nodes, from their access logs' counters; None when no relay was ever read."""
+    found: list[float] = []
+    for (_, container), readings in samples.items():
+        if container == "sync":
+            found += [total_increase(readings_of(readings, key)) for key in _keys(readings, BYTES_SERVED_METRIC)]
+    return round(sum(found)) if found else None
+
+
+def engine_name(samples: Samples) -> str | None:
+    """What the workers' engine called itself; several names are joined, so that a mixture is seen."""
+    names = {
+        metric_labels(key)[1].get("engine", "")
+        for (_, container), readings in samples.items()
+        if container == "worker"
+        for key in _keys(readings, ENGINE_METRIC)
+    }
+    return "+".join(sorted(names - {""})) or None
+
+
+def relay_name(records: Sequence[AnyRecord]) -> str | None:
+    """What the relays' servers called themselves, without the version."""
+    names = {
+        record.server.split("/")[0].strip().lower()
+        for record in records
+        if isinstance(record, ServerRecord) and part_of(record.pod, record.container) == "relay nginx"
+    }
+    return "+".join(sorted(names - {""})) or None
+
+
+def _keys(readings: Sequence[SampleRecord], name: str) -> list[str]:
+    return sorted({key for sample in readings for key in sample.metrics if key.partition("{")[0] == name})
+
+
+def utilisation(samples: Samples, start_unix: float) -> dict[str, Series]:
+    """Share of time at work, by part, in bins of `UTILISATION_BIN_SECONDS`: trainer, and the mean over the workers.
+
+    Work is what the part counts as busy (all phases but waiting). A bin has a value only when it was read from first to last.
+    """
+    found: dict[str, Series] = {}
+    for part in ("trainer", "worker"):
+        work: dict[int, float] = defaultdict(float)
+        covered: dict[int, float] = defaultdict(float)
+        for (pod, container), readings in samples.items():
+            if part_of(pod, container) != part:
+                continue
+            names = [key for key in _keys(readings, BUSY_METRIC) if not _is_waiting(key)]
+            if not names:
+                continue
+            totals = [
+                (sample.unix, sample.pid, sum(sample.metrics.get(key, 0.0) for key in names))
+                for sample in readings
+                if sample.metrics
+            ]
+            for begin, end, increase in increases(totals):
+                if end > begin:
+                    _spread(work, covered, begin - start_unix, end - start_unix, increase)
+        series = [
+            ((number + 0.5) * UTILISATION_BIN_SECONDS, min(1.0, work[number] / covered[number]))
+            for number in sorted(covered)
+            if covered[number] > 0.5 * UTILISATION_BIN_SECONDS
+        ]
+        if series:
+            found[part] = series
+    return found
+
+
+def _is_waiting(key: str) -> bool:
+    return metric_labels(key)[1].get("phase", "").startswith(WAITING_PHASES)
+
+
+def _spread(work: dict[int, float], covered: dict[int, float], begin: float, end: float, increase: float) -> None:
+    """Share an increase out over the bins between two readings, evenly in time."""
+    first, last = int(begin // UTILISATION_BIN_SECONDS), int(end // UTILISATION_BIN_SECONDS)
+    for number in range(first, last + 1):
+        low = max(begin, number * UTILISATION_BIN_SECONDS)
+        high = min(end, (number + 1) * UTILISATION_BIN_SECONDS)
+        if high > low:
+            work[number] += increase * (high - low) / (end - begin)
+            covered[number] += high - low
+
+
+def _say_what_is_missing(data: ReportData, unreadable_records: int) -> None:
+    if not data.steps:
+        data.notes.append("no step was trained: rewards and curves are missing")
+    for value, what in (
+        (data.bytes_broadcast, "bytes_broadcast: no relay's counter was read"),
+        (data.engine, f"engine: no worker's {ENGINE_METRIC} was read"),
+        (data.relay, "relay: no relay's Server header was read"),
+        (data.wall_seconds, "wall_seconds: there are no readings of a session"),
+        (data.busy_seconds or None, "busy_seconds: no process's CPU time was read"),
+        (data.phase_seconds or None, f"phase_seconds: no part's {BUSY_METRIC} was read"),
+        (data.model, "model: no trained version was exported"),
+    ):
+        if value is None:
+            data.notes.append(f"missing: {what}")
+    if data.steps and len(data.steps) != data.steps[-1].step + 1:
+        data.notes.append(f"metrics of {data.steps[-1].step + 1 - len(data.steps)} earlier steps are missing")
+    if unreadable_records:
+        data.notes.append(f"{unreadable_records} lines of metrics.jsonl were cut or unreadable and left out")

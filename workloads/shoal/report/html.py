@@ -1,0 +1,153 @@
+"""`report.html`: one self-contained page. In: `ReportData`, plots, commands that load the model. Out: HTML text.
+
+No script, no style sheet, no image from elsewhere; all text is escaped. The page reads from top to bottom: what came of it, the curves, where the
+time went, how to use the model, what is missing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from shoal.report.collect import ReportData
+from shoal.report.loading import LoadCommand
+from shoal.report.plots import Plot
+from shoal.report.text import count, duration, number, percent, plain, size
+
+CSS = """
+:root { --ink: #1c242c; --soft: #5a6570; --line: #dfe4e8; --ground: #f6f8f9; --accent: #1769aa; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 Inter, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 32px 20px 64px; }
+h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; } h2 { font-size: 18px; margin: 40px 0 12px; }
+p.lead { margin: 0 0 24px; color: var(--soft); }
+dl.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin: 0; }
+dl.cards div { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
+dt { color: var(--soft); font-size: 12.5px; } dd { margin: 2px 0 0; font-size: 20px; font-variant-numeric: tabular-nums; }
+dd small { display: block; color: var(--soft); font-size: 12.5px; }
+div.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 16px; }
+figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px 8px; }
+figcaption { font-size: 13.5px; color: var(--soft); margin-bottom: 4px; } figure svg { width: 100%; height: auto; display: block; }
+table { border-collapse: collapse; background: #fff; border: 1px solid var(--line); border-radius: 8px; }
+th, td { padding: 6px 14px; text-align: left; border-bottom: 1px solid var(--line); font-size: 14px; }
+tr:last-child td { border-bottom: 0; } th { color: var(--soft); font-weight: 500; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; overflow-x: auto; font-size: 13px; }
+ul.notes { color: var(--soft); padding-left: 20px; }
+@media print { body { background: #fff; } figure { break-inside: avoid; } }
+"""
+
+
+def text(value: object, limit: int = 400) -> str:
+    """Escaped, without control characters."""
+    return escape(plain(value, limit), quote=True)
+
+
+def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand]) -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>Shoal run {text(data.run)}</title><style>{CSS}</style></head><body><main>",
+            f"<h1>{text(data.run)}</h1>",
+            f'<p class="lead">{text(_lead(data))}</p>',
+            _cards(data),
+            "<h2>Curves</h2>" if plots else "",
+            '<div class="plots">' if plots else "",
+            *(f"<figure><figcaption>{text(plot.caption)}</figcaption>{plot.svg}</figure>" for plot in plots),
+            "</div>" if plots else "",
+            _files(data),
+            _time(data),
+            _model(data, commands),
+            _notes(data.notes),
+            "</main></body></html>",
+        ]
+    )
+
+
+def _lead(data: ReportData) -> str:
+    parts = [f"{len(data.steps)} of {data.steps_total} steps trained"]
+    if data.wall_seconds is not None:
+        parts.append(f"in {duration(data.wall_seconds)}")
+    if data.engine:
+        parts.append(f"with rollouts by {data.engine}")
+    if data.relay:
+        parts.append(f"weights through {data.relay}")
+    return ", ".join(parts) + f"; object store: {data.store}."
+
+
+def _cards(data: ReportData) -> str:
+    gain = None if data.reward_start is None or data.reward_end is None else data.reward_end - data.reward_start
+    cards = [
+        ("Task reward", f"{number(data.reward_start, 2)} → {number(data.reward_end, 2)}", f"change {gain:+.3f}" if gain is not None else ""),
+        ("Steps", f"{len(data.steps)} / {data.steps_total}", f"{len(data.versions)} versions published"),
+        ("Files accepted", count(data.files["accept"]), f"{count(data.files['reject'])} rejected, {count(data.files['expired'])} expired"),
+        ("Groups trained on", count(data.groups_used), f"{count(data.groups_dropped)} without signal"),
+        ("Completion tokens", count(data.completion_tokens), "trained on"),
+        ("Weights broadcast", size(data.bytes_broadcast), "served by relays to nodes"),
+        ("Wall time", duration(data.wall_seconds), f"{duration(_per_step(data))} per step"),
+    ]  # fmt: skip
+    body = "".join(f"<div><dt>{text(t)}</dt><dd>{text(v)}<small>{text(s)}</small></dd></div>" for t, v, s in cards)
+    return f'<dl class="cards">{body}</dl>'
+
+
+def _per_step(data: ReportData) -> float | None:
+    return data.wall_seconds / len(data.steps) if data.wall_seconds is not None and data.steps else None
+
+
+def _files(data: ReportData) -> str:
+    total = sum(data.files.values())
+    if not total:
+        return ""
+    rows = [(outcome, count(times), percent(times / total)) for outcome, times in data.files.most_common()]
+    rows += [
+        (f"reject: {reason}", count(times), percent(times / total))
+        for reason, times in data.reject_reasons.most_common()
+    ]
+    return "<h2>Verdicts</h2>" + _table(("verdict", "files", "share"), rows)
+
+
+def _time(data: ReportData) -> str:
+    pieces = []
+    if data.busy_seconds:
+        rows = [
+            (part, f"{seconds:,.1f}", percent(seconds / data.wall_seconds if data.wall_seconds else None))
+            for part, seconds in _largest_first(data.busy_seconds)
+        ]
+        pieces += ["<h2>Where the time went</h2>", _table(("part", "CPU seconds", "of wall time, one core"), rows)]
+    if data.phase_seconds:
+        phases = [
+            (part, f"{seconds:,.1f}", phase)
+            for part, found in data.phase_seconds.items()
+            for phase, seconds in _largest_first(found)
+        ]
+        pieces += ["<h2>Phases</h2>", _table(("part", "wall seconds", "phase"), phases)]
+    return "\n".join(pieces)
+
+
+def _largest_first(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(values.items(), key=lambda item: -item[1])
+
+
+def _table(head: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> str:
+    def cells(row: tuple[str, str, str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{'' if position == 0 else ' class=n'}>{text(cell)}</{tag}>" for position, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _model(data: ReportData, commands: Sequence[LoadCommand]) -> str:
+    if data.model is None:
+        return ""
+    shown = "".join(f"<p>{text(command.title)}</p><pre>{escape(command.text)}</pre>" for command in commands)
+    return f"<h2>The trained model</h2><p>Version {data.model.version} lies in <code>{text(data.model.path)}</code>.</p>{shown}"
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    return "<h2>Notes</h2><ul class=notes>" + "".join(f"<li>{text(note)}</li>" for note in notes) + "</ul>"

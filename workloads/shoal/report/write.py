@@ -1,0 +1,80 @@
+"""Makes the report of a run folder: `report.html`, `report.json` and the exported `model/`. Called by `shoal up` at the end and by `shoal report`."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature
+from shoal.contracts.run import Prepared
+from shoal.contracts.tasks import BadTaskTable, read_tasks
+from shoal.environments.base import BadEnvironment, load
+from shoal.report.access import RunAccess, open_run
+from shoal.report.collect import ModelPlace, ReportData, collect
+from shoal.report.export import export_model
+from shoal.report.facts import read_store
+from shoal.report.html import page
+from shoal.report.loading import LoadCommand, load_commands
+from shoal.report.plots import all_plots
+from shoal.report.records import parse_records
+from shoal.storage import NotFound
+from shoal.storage.checkpoint_files import WrongWeights
+
+FALLBACK_PROMPT = "The"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written: the data, the two files, and commands that load the model (none without a model)."""
+
+    data: ReportData
+    html: Path
+    json: Path
+    commands: list[LoadCommand]
+
+
+def make_report(run_dir: Path, metrics_file: Path, model_folder: Path) -> Report:
+    """Write the report of a run on this machine.
+
+    Raises `NoRun` when there is nothing to report, `storage.StoreUnavailable` when the store is away.
+    """
+    access = open_run(run_dir)
+    lines = metrics_file.read_text(errors="replace").splitlines() if metrics_file.is_file() else []
+    records, unreadable = parse_records(lines)
+    facts = read_store(access.store)
+    model: ModelPlace | None = None
+    try:
+        model = export_model(access, model_folder)
+    except (WrongWeights, BadSignature, NotFound) as error:
+        facts.notes.append(f"the trained model was not exported: {error}")
+    data = collect(access.config.run, access.config.steps, facts, records, unreadable_records=unreadable, model=model)
+    commands = (
+        load_commands(Path(model.path), example_prompt(access), access.config.recipe.max_sequence_length)
+        if model
+        else []
+    )
+    report = Report(data, run_dir / "report.html", run_dir / "report.json", commands)
+    write_atomically(report.json, (json.dumps(data.to_json(), indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(report.html, page(data, all_plots(data), commands).encode())
+    return report
+
+
+def example_prompt(access: RunAccess) -> str:
+    """The first task as a worker would put it, for the commands; one word when the table or the environment is not there."""
+    length = access.config.length_reward
+    try:
+        prepared = Prepared.from_json(access.store.get(keys.PREPARED))
+        task = read_tasks(access.store.get(keys.task_table(prepared.tasks_digest)))[0]
+        return load(prepared.environment).prompt(task, length.targets[0] if length else None)
+    except (NotFound, ValidationError, BadTaskTable, BadEnvironment, IndexError):
+        return FALLBACK_PROMPT
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Readers see the old file or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
