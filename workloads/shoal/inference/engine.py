@@ -5,7 +5,7 @@ engine is synchronous and a swap happens between batches, so that every completi
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Read by vLLM and torch when they are imported. Dynamo would compile for minutes on a CPU; with a core process apart,
@@ -27,11 +27,10 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from shoal.inference import vllm_hooks  # noqa: E402
 from shoal.inference.checkpoint import Checkpoint  # noqa: E402
 from shoal.inference.completions import Completion, Request  # noqa: E402
+from shoal.inference.engine_memory import kv_cache_bytes  # noqa: E402
 
 MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
-CPU_KV_CACHE_BYTES = (64 << 20, 4 << 30)
-"""Least and most memory for keys and values on a CPU; what is used between them is what the sequences can fill."""
 
 
 class GenerationStoppedError(RuntimeError):
@@ -135,13 +134,3 @@ def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int) -> dict[s
             "kv_cache_memory_bytes": kv_cache_bytes(checkpoint.config, checkpoint.dtype, length * sequences),
         }
     return arguments
-
-
-def kv_cache_bytes(config: Mapping[str, Any], dtype: str, tokens: int) -> int:
-    """Memory for keys and values of `tokens` tokens within CPU_KV_CACHE_BYTES, from a Hugging Face `config.json`."""
-    heads = config["num_attention_heads"]
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    each = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size
-    width = 4 if dtype == "float32" else 2
-    least, most = CPU_KV_CACHE_BYTES
-    return max(least, min(most, tokens * each * width))
