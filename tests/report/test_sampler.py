@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from shoal.report import sampler
 from shoal.report.records import SampleRecord, ServerRecord, SessionRecord, parse_records
 from shoal.report.sampler import Sampler, Target, cpu_seconds, parse_metrics
@@ -60,9 +61,7 @@ def test_only_our_own_finite_metrics_are_kept() -> None:
 
 def test_cpu_seconds_count_children_that_run_and_children_that_ended() -> None:
     spin = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
-    program = (
-        "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]]); print('ready', flush=True); input()"
-    )
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]]); print('ready', flush=True); input()"
     parent = subprocess.Popen(
         [sys.executable, "-c", program, spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

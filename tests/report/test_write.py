@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 from run_documents import RunFolder, sample, step_metrics, verdict
-from shoal.report.access import NoRun
+
+from shoal.report.access import NoRun, open_run
 from shoal.report.export import export_model
-from shoal.report.access import open_run
 from shoal.report.plots import Line, draw
 from shoal.report.records import SessionRecord
 from shoal.report.write import Report, make_report
@@ -84,7 +84,7 @@ def test_no_id_occurs_twice_in_the_page(run) -> None:
 
 def test_a_plot_is_well_formed_and_names_its_axes_with_units() -> None:
     svg = draw("length", [Line("mean", [0, 1], [3.0, 4.0])], "step", "tokens")
-    words = "".join(ElementTree.fromstring(svg).itertext())  # noqa: S314  (our own text)
+    words = "".join(ElementTree.fromstring(svg).itertext())
     assert "step" in words
     assert "tokens" in words
 

@@ -1,7 +1,8 @@
 """Reads every part's metrics and CPU time each few seconds into `runs/<name>/metrics.jsonl`.
 
-`Sampler` runs a thread beside `shoal up`. In: a function that gives the processes as they are now (pod, container, address, process id). Out:
-appended lines (`records.py`). A part that does not answer costs a short time-out and its metrics of that reading; its CPU time comes from the system anyway.
+`Sampler` runs a thread beside `shoal up`. In: a function that gives the processes as they are now (pod, container, address, process id).
+Out: appended lines (`records.py`). A part that does not answer costs a short time-out and its metrics of that reading; its CPU time comes from the
+system anyway.
 """
 
 import os

@@ -1,0 +1,124 @@
+"""Which folder a run's name means, and that a run has one `shoal up` at a time."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.down import down
+from shoal.cli.errors import InputWrong, RunFailed
+from shoal.cli.run_folders import RunLock, find_run, holder_of
+
+HOLD = """
+import signal, sys, time
+from pathlib import Path
+from shoal.cli.run_folders import RunLock
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: None if sys.argv[2] == "deaf" else stop.append(1))
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+while not stop:
+    time.sleep(0.02)
+"""
+
+
+def run_folder(runs_dir: Path, name: str) -> Path:
+    (runs_dir / name).mkdir(parents=True)
+    (runs_dir / name / "up.lock").touch()
+    return runs_dir / name
+
+
+@pytest.fixture
+def hold() -> Iterator:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path, manner: str = "obedient") -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), manner], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_is_found_by_name_by_path_and_when_it_is_the_only_one(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "arithmetic")
+    assert find_run("arithmetic", tmp_path) == folder
+    assert find_run(str(folder), tmp_path / "elsewhere") == folder
+    assert find_run(None, tmp_path) == folder
+
+
+def test_an_unknown_run_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    run_folder(tmp_path, "arithmetic")
+    with pytest.raises(InputWrong, match=r"no run 'arithmetik' in .*; known runs: arithmetic"):
+        find_run("arithmetik", tmp_path)
+
+
+def test_several_runs_and_no_name_asks_which(tmp_path: Path) -> None:
+    run_folder(tmp_path, "a")
+    run_folder(tmp_path, "b")
+    with pytest.raises(InputWrong, match="say which run: a, b"):
+        find_run(None, tmp_path)
+
+
+def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(InputWrong, match=r"there is no run in .*; start one with `shoal up -f FILE`"):
+        find_run(None, tmp_path)
+
+
+def test_a_folder_that_shoal_did_not_make_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(InputWrong, match="there are none"):
+        find_run("photos", tmp_path)
+
+
+def test_a_second_up_of_the_same_run_is_refused_with_the_holder_and_what_to_do(tmp_path: Path, hold) -> None:
+    first = hold(tmp_path / "demo")
+    with pytest.raises(InputWrong) as refused:
+        RunLock(tmp_path / "demo")
+    assert str(refused.value) == (
+        f"{tmp_path}/demo is in use by `shoal up` (process {first.pid}); stop it with `shoal down demo`, or give another --runs-dir"
+    )
+
+
+def test_two_runs_do_not_hinder_each_other(tmp_path: Path, hold) -> None:
+    hold(tmp_path / "one")
+    RunLock(tmp_path / "two").release()
+
+
+def test_a_killed_up_leaves_no_lock(tmp_path: Path, hold) -> None:
+    first = hold(tmp_path / "demo")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert holder_of(tmp_path / "demo") is None
+    RunLock(tmp_path / "demo").release()
+
+
+def test_a_lock_that_names_a_process_id_that_was_given_away_names_nobody(tmp_path: Path, hold) -> None:
+    hold(tmp_path / "demo")
+    (tmp_path / "demo" / "up.lock").write_text(f'{{"pid": {os.getpid()}, "start_ticks": 1}}')
+    assert holder_of(tmp_path / "demo") is None
+
+
+def test_down_stops_the_holder_and_waits_for_it(tmp_path: Path, hold) -> None:
+    first = hold(tmp_path / "demo")
+    assert down(tmp_path / "demo", deadline_seconds=20) is True
+    assert first.wait(timeout=20) == 0
+
+
+def test_down_of_what_does_not_run_says_so(tmp_path: Path) -> None:
+    assert down(run_folder(tmp_path, "demo")) is False
+
+
+def test_down_does_not_wait_for_ever(tmp_path: Path, hold) -> None:
+    first = hold(tmp_path / "demo", "deaf")
+    with pytest.raises(RunFailed, match=rf"`shoal up` \(process {first.pid}\) did not stop within 0 s"):
+        down(tmp_path / "demo", deadline_seconds=0.1)

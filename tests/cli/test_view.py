@@ -1,0 +1,132 @@
+"""What the live view shows for a given moment."""
+
+import io
+
+import pytest
+from rich.console import Console
+from run_documents import part, progress, snapshot, step_metrics
+
+from shoal.cli.screen import render
+from shoal.cli.snapshot import Snapshot
+from shoal.cli.view import History, Model, eta_seconds, view_model
+
+
+def model_of(*snapshots: Snapshot) -> Model:
+    history = History()
+    for moment in snapshots:
+        history.add(moment)
+    return view_model(snapshots[-1], history)
+
+
+def drawn(model: Model, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(render(model))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_figures_are_those_of_the_last_step_and_of_the_run() -> None:
+    figures = dict(model_of(snapshot(progress=progress())).figures)
+    assert figures == {
+        "step": "7/60", "reward": "0.300", "task reward": "0.350", "gradient norm": "0.080", "clip ratio": "0.8 %",
+        "policy lag": "1.50", "entropy": "0.500", "version": "7", "accepted": "40", "rejected": "1", "pending": "2",
+        "groups": "12/32 +8 pending", "tokens/s": "-", "nodes": "2 Healthy", "time left": "-",
+    }  # fmt: skip
+
+
+def test_before_the_orchestrator_answers_nothing_is_invented() -> None:
+    model = model_of(snapshot(parts=(part(ready=False),)))
+    assert {value for label, value in model.figures if label != "step"} == {"-"}
+    assert model.headline == "starting"
+    assert model.waiting == "trainer-1/trainer to start"
+
+
+def test_tokens_per_second_are_a_mean_over_the_last_minute() -> None:
+    moments = [snapshot(2000.0 + t, progress=progress(completion_tokens_accepted=100 * t)) for t in range(0, 200, 10)]
+    assert dict(model_of(*moments).figures)["tokens/s"] == "100"
+
+
+def test_an_orchestrator_that_counts_anew_does_not_make_the_rate_negative() -> None:
+    moments = [
+        snapshot(2000, progress=progress(completion_tokens_accepted=5000)),
+        snapshot(2010, progress=progress(completion_tokens_accepted=100)),
+    ]
+    assert dict(model_of(*moments).figures)["tokens/s"] == "-"
+
+
+def test_time_left_is_the_pace_of_the_last_steps_times_what_remains() -> None:
+    steps = [step_metrics(step) for step in range(5)]  # one each 10 s, the last finished at 1048
+    assert eta_seconds(progress(), steps, now_unix=1052.0) == pytest.approx(55 * 10 - 4)
+
+
+def test_a_pause_between_two_attempts_is_not_pace() -> None:
+    steps = [step_metrics(0), step_metrics(1, finished_unix=90_000.0, attempt="demo-trainer-2")]
+    assert eta_seconds(progress(), steps, now_unix=90_000.0) is None
+
+
+def test_a_complete_run_has_no_time_left() -> None:
+    assert eta_seconds(progress(complete=True), [], 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({}, "20 more groups with signal for step 7, 2 files wait for a verdict"),
+        ({"files_pending": 0}, "20 more groups with signal for step 7"),
+        ({"open_step": None, "waiting_for": "version 5 of the trainer"}, "version 5 of the trainer"),
+        ({"complete": True}, ""),
+    ],
+)
+def test_it_says_what_the_run_waits_for(changes: dict, waits: str) -> None:
+    assert model_of(snapshot(progress=progress(**changes))).waiting == waits
+
+
+def test_a_pod_is_as_well_as_its_worst_container() -> None:
+    parts = (
+        part("demo-pool-0", "agent"),
+        part("demo-pool-0", "worker", phase="Waiting", restarts=2, last_exit=-9, address="127.17.0.4"),
+        part("demo-prepare", "prepare", phase="Succeeded"),
+    )
+    pool, prepare = model_of(snapshot(parts=parts)).rows
+    assert (pool.name, pool.state, pool.restarts, pool.note) == ("pool-0", "waiting", 2, "worker last exited -9")
+    assert pool.containers == (("agent", "ready"), ("worker", "waiting"))
+    assert (prepare.name, prepare.state) == ("prepare", "done")
+
+
+def test_the_curve_shows_steps_trained_before_this_program_started() -> None:
+    history = History()
+    history.seed([step_metrics(step, task_reward=step / 6) for step in range(6)])
+    history.add(snapshot(progress=progress()))
+    assert len(view_model(snapshot(progress=progress()), history).task_reward_curve) == 7
+
+
+def test_the_screen_shows_every_part_and_every_figure() -> None:
+    model = model_of(snapshot(parts=(part(), part(container="publisher")), progress=progress()))
+    screen = drawn(model)
+    for word in (
+        "trainer-1",
+        "publisher",
+        "127.17.0.9",
+        "task reward",
+        "0.350",
+        "clip ratio",
+        "rejected for",
+        "computation 1",
+    ):
+        assert word in screen
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_screen_fits_any_width(width: int) -> None:
+    screen = drawn(model_of(snapshot(parts=(part(),), progress=progress())), width)
+    assert max(len(line) for line in screen.splitlines()) <= width
+
+
+def test_text_that_a_stranger_could_choose_moves_no_cursor_and_is_no_markup() -> None:
+    evil = "\x1b[2J[red]x[/red]\u202e"
+    parts = (part(message=evil), part(pod=f"demo-{evil}", container=evil, address=evil))
+    model = model_of(snapshot(parts=parts, progress=progress(reject_reasons={evil: 3}, trainer_phase=evil)))
+    screen = drawn(model, 400)
+    assert "\x1b" not in screen
+    assert "\u202e" not in screen
+    assert "[red]x[/red]" in screen

@@ -1,0 +1,89 @@
+"""Between the operator's local run and the rest of the command line: the one module here that knows `shoal_operator.local`.
+
+`Driver` owns a `LocalRun` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from shoal.cli.progress import ProgressReader
+from shoal.cli.run_folders import METRICS_FILE
+from shoal.cli.snapshot import Part, Snapshot
+from shoal.report.sampler import METRIC_PORTS, Sampler, Target
+
+
+class LocalRun(Protocol):
+    """What is used of `shoal_operator.local.run.LocalRun`."""
+
+    run_dir: Path
+    name: str
+    steps: int
+
+    def start(self) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def parts(self) -> Iterable[Part]: ...
+
+    def message(self) -> str: ...
+
+    def finished(self) -> str | None:
+        """None, `complete`, or `failed: why`."""
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Driver:
+    """Runs one `LocalRun`. `start`, then `tick` some four times a second, then `end_readings` and `stop`."""
+
+    def __init__(self, local: LocalRun) -> None:
+        self._local = local
+        self._parts: tuple[Part, ...] = ()
+        self._progress = ProgressReader(self._orchestrator_url)
+        self._sampler = Sampler(local.run_dir / METRICS_FILE, self._targets)
+
+    def start(self) -> None:
+        self._local.start()
+        self._progress.start()
+        self._sampler.start()
+
+    def tick(self) -> Snapshot:
+        """Reconcile and supervise once, and tell how things are."""
+        self._local.tick()
+        self._parts = tuple(self._local.parts())
+        return Snapshot(
+            unix=time.time(),
+            run=self._local.name,
+            steps_total=self._local.steps,
+            parts=self._parts,
+            progress=self._progress.newest(),
+            message=self._local.message(),
+        )
+
+    def finished(self) -> str | None:
+        return self._local.finished()
+
+    def end_readings(self) -> None:
+        """Take a last reading while the parts still run."""
+        self._sampler.end_readings()
+        self._progress.stop()
+
+    def stop(self, outcome: str) -> None:
+        """Stop every part in order; no process is left."""
+        self._local.stop()
+        self._sampler.stop(outcome)
+
+    def kill(self) -> None:
+        self._local.kill()
+
+    def _orchestrator_url(self) -> str | None:
+        addresses = (part.address for part in self._parts if part.container == "orchestrator" and part.address)
+        address = next(addresses, None)
+        return None if address is None else f"http://{address}:{METRIC_PORTS['orchestrator']}"
+
+    def _targets(self) -> list[Target]:
+        return [Target(part.pod, part.container, part.address, part.pid) for part in self._parts if part.pid]

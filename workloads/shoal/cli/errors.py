@@ -1,0 +1,17 @@
+"""The ways in which a command ends badly; `main.py` turns them into one line a mistake and an exit code (DESIGN section 8)."""
+
+EXIT_DONE = 0
+EXIT_RUN_FAILED = 1
+EXIT_INPUT_WRONG = 2
+
+
+class InputWrong(Exception):
+    """What the user gave cannot be used: one line for each mistake, each saying what is allowed. Exit code 2."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+class RunFailed(Exception):
+    """The run, not the input, went wrong. Exit code 1."""

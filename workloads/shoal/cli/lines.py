@@ -1,0 +1,101 @@
+"""Plain lines in place of the live view: one for every event, and a status line every few seconds. Pure.
+
+For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; a line says what happened, never what is merely still so.
+"""
+
+from datetime import datetime
+
+from shoal.cli.snapshot import Part, Snapshot
+from shoal.cli.view import History, Model, eta_seconds, waiting_for
+from shoal.contracts.protocol import RunProgress
+from shoal.contracts.steps import StepMetrics
+from shoal.report.text import count, duration, number, percent, plain
+
+STATUS_SECONDS = 10.0
+"""A status line at least this often, so that a quiet run is told from a hung one."""
+
+
+def stamped(unix: float, text: str) -> str:
+    """`04:18:07 text`, in the time zone of the machine."""
+    return f"{datetime.fromtimestamp(unix).astimezone():%H:%M:%S} {text}"
+
+
+def events(before: Snapshot | None, after: Snapshot) -> list[str]:
+    """What happened between two snapshots, in words, without times."""
+    lines = _part_events(before, after)
+    if after.progress is not None:
+        lines += _progress_events(before.progress if before else None, after.progress)
+    if after.message and after.message != (before.message if before else ""):
+        lines.append(plain(after.message, 200))
+    return lines
+
+
+def _part_events(before: Snapshot | None, after: Snapshot) -> list[str]:
+    earlier = {part.name: part for part in before.parts} if before else {}
+    lines = [line for part in after.parts if (line := _part_event(earlier.get(part.name), part))]
+    present = {part.name for part in after.parts}
+    return lines + [f"{plain(name)}: gone" for name in earlier if name not in present]
+
+
+def _part_event(before: Part | None, after: Part) -> str | None:
+    name = plain(after.name)
+    if before is not None and after.restarts > before.restarts:
+        exited = "" if after.last_exit is None else f" after exit code {after.last_exit}"
+        return f"{name}: restarted{exited} (restarts: {after.restarts})"
+    if before is not None and after.state == before.state:
+        return None
+    where = f" at {plain(after.address, 40)}" if after.address and after.state in ("starting", "ready") else ""
+    why = f": {plain(after.message, 160)}" if after.message else ""
+    return f"{name}: {after.state}{where}{why}"
+
+
+def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str]:
+    """Nothing for the first answer: what it tells happened before this program could see it (`beginning` says where the run stands)."""
+    if before is None:
+        return []
+    lines = []
+    if after.latest_version is not None and after.latest_version != before.latest_version:
+        lines.append(f"version {after.latest_version} published")
+    if after.last_step is not None and (before.last_step is None or after.last_step.step > before.last_step.step):
+        lines.append(step_line(after.last_step, after.steps_total))
+    for reason, times in after.reject_reasons.items():
+        new = times - before.reject_reasons.get(reason, 0)
+        if new > 0:
+            lines.append(f"{new} file{'s' if new > 1 else ''} rejected: {plain(reason, 40)}")
+    if after.complete and not before.complete:
+        lines.append(f"run complete: {after.steps_total} steps")
+    return lines
+
+
+def step_line(metrics: StepMetrics, steps_total: int) -> str:
+    """One finished step."""
+    skipped = f", {metrics.skipped_updates} updates skipped" if metrics.skipped_updates else ""
+    return (
+        f"step {metrics.step + 1}/{steps_total} trained: reward {number(metrics.reward)}, "
+        f"task reward {number(metrics.task_reward)}, gradient norm {number(metrics.gradient_norm)}, "
+        f"clip ratio {percent(metrics.clip_ratio)}, policy lag {number(metrics.policy_lag_mean, 2)}, "
+        f"entropy {number(metrics.entropy)}, {count(metrics.completion_tokens)} tokens in "
+        f"{duration(metrics.finished_unix - metrics.started_unix)}{skipped}"
+    )
+
+
+def status_line(snapshot: Snapshot, history: History, model: Model) -> str:
+    """Where the run stands, in one line."""
+    ready = sum(part.state in ("ready", "done") for part in snapshot.parts)
+    pieces = [model.headline, f"{ready}/{len(snapshot.parts)} processes ready"]
+    progress = snapshot.progress
+    if progress is not None and not progress.complete:
+        rate = history.tokens_per_second()
+        pieces.append(
+            f"files {count(progress.files_accepted)} accepted, {count(progress.files_rejected)} rejected, "
+            f"{count(progress.files_pending)} pending"
+        )
+        if rate is not None:
+            pieces.append(f"{count(rate)} tokens/s")
+        left = eta_seconds(progress, history.ordered(), snapshot.unix)
+        if left is not None:
+            pieces.append(f"{duration(left)} left")
+    waits = waiting_for(snapshot)
+    if waits:
+        pieces.append(f"waits for {waits}")
+    return "status: " + "; ".join(pieces)

@@ -1,0 +1,123 @@
+"""`shoal logs`: the logs of all parts of a run, merged by time; with `--follow` also what comes.
+
+Files are `logs/<pod>/<container>.log`, older parts of them `<container>.log.1` and so on (the higher, the older).
+"""
+
+import heapq
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.cli.errors import InputWrong
+from shoal.cli.log_lines import LogLine, dated, line_time, show
+from shoal.report.text import plain
+
+FOLLOW_SECONDS = 0.3
+_NAME = re.compile(r"^(?P<container>[A-Za-z0-9_-]+)\.log(?:\.(?P<age>\d+))?$")
+
+
+def log_files(logs: Path, part: str | None) -> dict[str, list[Path]]:
+    """Files of every part (`pod/container`), oldest first; of those whose pod or container is `part`, or that end in it.
+
+    Raises `InputWrong` naming the parts when none fits.
+    """
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in sorted(logs.glob("*/*")):
+        if match := _NAME.match(path.name):
+            found.setdefault(f"{path.parent.name}/{match['container']}", []).append((int(match["age"] or 0), path))
+    chosen = {name: files for name, files in found.items() if part is None or fits(name, part)}
+    if not chosen:
+        known = ", ".join(sorted(found)) or "none yet"
+        raise InputWrong(
+            plain(f"no log of {part!r} in {logs}; parts: {known}" if part else f"there is no log in {logs}", 2000)
+        )
+    return {name: [path for _, path in sorted(files, reverse=True)] for name, files in chosen.items()}
+
+
+def fits(name: str, part: str) -> bool:
+    """Whether `pod/container` is what the user means by `part`: either one, both, or the pod without the run's name."""
+    pod, container = name.split("/")
+    return part in (name, pod, container) or name.endswith(f"-{part}") or pod.endswith(f"-{part}")
+
+
+def read_lines(path: Path, end: int | None = None) -> Iterator[str]:
+    """Lines of a file, up to byte `end` where given, whatever bytes are in it; a file that was rotated away is empty."""
+    try:
+        with path.open("rb") as file:
+            read = 0
+            for line in file:
+                if end is not None and read >= end:
+                    return
+                read += len(line)
+                yield line.decode("utf-8", errors="backslashreplace").rstrip("\r\n")
+    except FileNotFoundError:
+        return
+
+
+def merged(files: dict[str, list[Path]], since_unix: float, ends: dict[Path, int] | None = None) -> Iterator[LogLine]:
+    """All lines from `since_unix` on, by time; lines of one file keep their order. `ends` says where to stop in a file that still grows."""
+
+    def of_part(name: str, paths: list[Path]) -> Iterator[LogLine]:
+        lines = (line for path in paths for line in read_lines(path, (ends or {}).get(path)))
+        return (line for line in dated(name, lines) if line.unix >= since_unix)
+
+    return heapq.merge(*(of_part(name, paths) for name, paths in files.items()), key=lambda line: line.unix)
+
+
+@dataclass
+class Tail:
+    """Reads what is appended to one file, over rotation. A line without its end is kept until the end comes."""
+
+    part: str
+    path: Path
+    offset: int = 0
+    inode: int = 0
+    rest: bytes = field(default=b"")
+
+    def skip(self) -> int:
+        """Go to the end of the last whole line, and say where that is: what lies before is shown by other means."""
+        try:
+            with self.path.open("rb") as file:
+                self.inode = os.fstat(file.fileno()).st_ino
+                self.offset = sum(len(line) for line in file if line.endswith(b"\n"))
+        except FileNotFoundError:
+            return 0
+        return self.offset
+
+    def read(self, now_unix: float) -> list[LogLine]:
+        """New whole lines; a line without a time gets that of its receipt."""
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self.inode or stat.st_size < self.offset:
+                    self.offset, self.inode, self.rest = 0, stat.st_ino, b""
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self.offset += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        texts = (line.decode("utf-8", errors="backslashreplace").rstrip("\r") for line in lines)
+        return [LogLine(line_time(text) or now_unix, self.part, text) for text in texts]
+
+
+def print_logs(
+    logs: Path, part: str | None, since_unix: float, follow: bool, write: Callable[[str], None],
+    go_on: Callable[[], bool] = lambda: True,
+) -> None:  # fmt: skip
+    """Write the merged lines; with `follow` until `go_on` says no (Ctrl-C ends it as well). New parts are picked up."""
+    files = log_files(logs, part)
+    tails = {name: Tail(name, paths[-1]) for name, paths in files.items()}
+    ends = {tail.path: tail.skip() for tail in tails.values()} if follow else {}
+    for line in merged(files, since_unix, ends):
+        write(show(line))
+    while follow and go_on():
+        for name, paths in log_files(logs, part).items():
+            tails.setdefault(name, Tail(name, paths[-1]))
+        fresh = [line for tail in tails.values() for line in tail.read(time.time())]
+        for line in sorted(fresh, key=lambda line: line.unix):
+            write(show(line))
+        time.sleep(FOLLOW_SECONDS)

@@ -1,0 +1,160 @@
+"""The `shoal` program: verbs, options, help, exit codes. Thin: each verb calls one module of `cli`, imported when it is needed.
+
+Exit codes (DESIGN section 8): 0 done, 1 the run failed, 2 the input was wrong; 130 when Ctrl-C or SIGTERM stopped a run, which can be resumed.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_RUN_FAILED, InputWrong, RunFailed
+
+app = typer.Typer(
+    name="shoal",
+    help="Decentralised asynchronous reinforcement learning of language models. Example: shoal up -f examples/arithmetic/trainingrun.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
+RunArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; not needed if there is only one.")
+]
+DEFAULT_RUNS_DIR = Path("runs")
+
+
+@app.command()
+def up(
+    file: ManifestOption,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")] = False,
+) -> None:
+    """Run a manifest on this machine; resumes what an earlier `up` left.
+
+    Example: shoal up -f examples/arithmetic/trainingrun.yaml
+
+    Ctrl-C stops every part in order, a second one kills. Exit codes: 0 done, 1 the run failed, 2 the manifest is wrong, 130 stopped by you.
+    """
+    from rich.console import Console
+
+    from shoal.cli.local_run import read_manifest
+    from shoal.cli.up import up as run_up
+
+    manifest = read_manifest(file)
+    console = Console(highlight=False, markup=False, emoji=False)
+    raise typer.Exit(run_up(manifest, runs_dir, console, live=console.is_terminal and not no_tty, fresh=fresh))
+
+
+@app.command()
+def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) -> None:
+    """Stop a run that `up` has started, and wait until all its parts have ended.
+
+    Example: shoal down arithmetic
+    """
+    from shoal.cli.down import down as stop
+    from shoal.cli.local_run import clean_up
+    from shoal.cli.run_folders import find_run
+
+    run_dir = find_run(run, runs_dir)
+    if stop(run_dir):
+        typer.echo(f"{run_dir.name}: stopped; `shoal up` with its manifest resumes from the last version")
+        return
+    ended = clean_up(run_dir)
+    typer.echo(
+        f"{run_dir.name}: ended {ended} processes that a killed `shoal up` had left"
+        if ended
+        else f"{run_dir.name}: is not running"
+    )
+
+
+@app.command()
+def logs(
+    run: RunArgument = None,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="PART", help="Only this pod, container, or pod/container.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="90s, 10m, 2h, 1d ago, or an ISO time.")
+    ] = None,
+) -> None:
+    """Print the logs of all parts of a run, merged by time.
+
+    Example: shoal logs arithmetic --part trainer --since 10m --follow
+    """
+    from shoal.cli.log_lines import since_unix
+    from shoal.cli.logs import print_logs
+    from shoal.cli.run_folders import LOGS_FOLDER, find_run
+
+    try:
+        begin = since_unix(since, time.time()) if since else 0.0
+    except ValueError as error:
+        raise InputWrong(str(error)) from None
+    print_logs(find_run(run, runs_dir) / LOGS_FOLDER, part, begin, follow, typer.echo)
+
+
+@app.command()
+def render(file: ManifestOption) -> None:
+    """Print every object that the operator would apply, as YAML; applies nothing.
+
+    Example: shoal render -f examples/arithmetic/trainingrun.yaml
+    """
+    from shoal.cli.local_run import read_manifest, rendered
+
+    typer.echo(rendered(read_manifest(file)), nl=False)
+
+
+@app.command()
+def report(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) -> None:
+    """Write report.html and report.json of a run, and say where its model is and how to load it.
+
+    Example: shoal report arithmetic
+    """
+    from shoal.cli.reporting import last_words, write_report
+    from shoal.cli.run_folders import find_run
+
+    written, problem = write_report(find_run(run, runs_dir))
+    if written is None:
+        raise InputWrong(problem)
+    for line in last_words(written):
+        typer.echo(line)
+
+
+def main() -> int:
+    """Entry point: turns mistakes into one line each, and never shows a traceback for them."""
+    try:
+        return app(standalone_mode=False) or EXIT_DONE
+    except InputWrong as error:
+        return _say(EXIT_INPUT_WRONG, *error.lines)
+    except RunFailed as error:
+        return _say(EXIT_RUN_FAILED, str(error))
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`) has gone; flushing at exit would say so again.
+        sys.stdout = None  # type: ignore[assignment]
+        return EXIT_DONE
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's own: a missing option, an unknown verb
+            return _say(EXIT_INPUT_WRONG, f"{error.format_message()}; see `shoal --help`")
+        raise
+
+
+def _say(code: int, *lines: str) -> int:
+    for line in lines:
+        sys.stderr.write(line + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

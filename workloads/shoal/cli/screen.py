@@ -1,0 +1,87 @@
+"""Draws a `Model` with rich. No decisions here but colours and columns: what is shown is decided in `view.py`.
+
+Text goes into `rich.text.Text` objects and never through markup, so nothing in it is interpreted.
+"""
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.view import Model
+
+STATE_STYLES = {
+    "ready": "green", "done": "green", "starting": "yellow", "waiting": "yellow", "pending": "yellow",
+    "failed": "bold red", "crashed": "bold red",
+}  # fmt: skip
+STATE_MARKS = {
+    "ready": "●",
+    "done": "✓",
+    "starting": "◐",
+    "waiting": "◌",
+    "pending": "◌",
+    "failed": "✗",
+    "crashed": "✗",
+}
+FIGURE_COLUMNS = 3
+
+
+def render(model: Model) -> RenderableType:
+    """The whole screen: headline and bar, figures with curves, the table of parts, what the run waits for."""
+    title = Text.assemble(("shoal ", "dim"), (model.run, "bold"), ("  " + model.headline, ""))
+    body: list[RenderableType] = [
+        ProgressBar(total=1.0, completed=model.share_done, width=None, complete_style="cyan"),
+        _figures(model),
+    ]
+    for label, curve in (("reward", model.reward_curve), ("task reward", model.task_reward_curve)):
+        if curve:
+            body.append(Text.assemble((f"{label:<14}", "dim"), (curve, "cyan")))
+    if model.rejects:
+        body.append(Text.assemble(("rejected for  ", "dim"), (model.rejects, "red")))
+    body.append(_parts(model))
+    if model.waiting:
+        body.append(Text.assemble(("waits for     ", "dim"), (model.waiting, "yellow")))
+    body.append(Text("Ctrl-C stops every part in order; the same command resumes.", style="dim"))
+    return Panel(Group(*body), title=title, title_align="left", border_style="cyan", padding=(0, 1))
+
+
+def _figures(model: Model) -> Table:
+    table = Table.grid(padding=(0, 2), expand=False)
+    for _ in range(FIGURE_COLUMNS):
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(justify="left", no_wrap=True, min_width=9)
+    depth = -(-len(model.figures) // FIGURE_COLUMNS)
+    columns = [model.figures[start : start + depth] for start in range(0, len(model.figures), depth)]
+    for line in range(depth):
+        cells: list[Text] = []
+        for column in columns:
+            label, value = column[line] if line < len(column) else ("", "")
+            cells += [Text(label), Text(value, style="bold")]
+        table.add_row(*cells)
+    return table
+
+
+def _parts(model: Model) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=False, header_style="dim", pad_edge=False)
+    table.add_column("part", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("processes")
+    table.add_column("restarts", justify="right", no_wrap=True)
+    table.add_column("address", no_wrap=True, style="dim")
+    table.add_column("")
+    for row in model.rows:
+        processes = Text()
+        for name, state in row.containers:
+            processes.append(STATE_MARKS.get(state, "?"), style=STATE_STYLES.get(state, "red"))
+            processes.append(f" {name}  ")
+        restarts = Text(str(row.restarts), style="yellow" if row.restarts else "dim")
+        table.add_row(
+            Text(row.name, style="bold"),
+            Text(row.state, style=STATE_STYLES.get(row.state, "red")),
+            processes,
+            restarts,
+            Text(row.address),
+            Text(row.note, style="yellow"),
+        )
+    return table

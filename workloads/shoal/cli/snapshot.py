@@ -1,0 +1,47 @@
+"""What the local run looks like at one moment: the one input of the live view and of the plain lines.
+
+`Snapshot` is made by `driver.py` from the operator's `LocalRun` and the orchestrator's `/v1/run`; everything that shows something takes only this, so
+that views can be tested without a single process.
+"""
+
+from dataclasses import dataclass, field
+
+from shoal.contracts.protocol import RunProgress
+
+
+@dataclass(frozen=True)
+class Part:
+    """One container of one pod. `phase` is the local cluster's word: Pending, Starting, Running, Waiting, Succeeded, Failed."""
+
+    pod: str
+    container: str
+    phase: str
+    ready: bool = False
+    restarts: int = 0
+    address: str = ""
+    last_exit: int | None = None
+    pid: int | None = None
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.pod}/{self.container}"
+
+    @property
+    def state(self) -> str:
+        """One word for people: `ready`, `starting`, `done`, `waiting`, `failed`."""
+        if self.phase == "Running":
+            return "ready" if self.ready else "starting"
+        return {"Succeeded": "done"}.get(self.phase, self.phase.lower())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The whole run. `progress` is None while the orchestrator cannot be asked; `message` says what the operator waits for then."""
+
+    unix: float
+    run: str
+    steps_total: int
+    parts: tuple[Part, ...] = field(default_factory=tuple)
+    progress: RunProgress | None = None
+    message: str = ""

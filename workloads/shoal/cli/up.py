@@ -1,0 +1,125 @@
+"""`shoal up`: runs a manifest on this machine until it is done, fails or is stopped, and writes the report.
+
+Thin: `driver.py` runs, `output.py` shows, `report.write` reports; what is decided here is the order of things and the exit code.
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+import structlog
+from rich.console import Console
+
+from shoal.cli.driver import Driver
+from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED
+from shoal.cli.interrupts import EXIT_INTERRUPTED, Interrupts
+from shoal.cli.local_run import Manifest, open_local_run
+from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
+from shoal.cli.reporting import last_words, seen_steps, write_report
+from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
+from shoal.cli.view import History
+
+TICK_SECONDS = 0.25
+RESUME_HINT = "the same command resumes from the last version"
+
+
+def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fresh: bool) -> int:
+    """Run until the end; returns the exit code. Raises `InputWrong` when another `shoal up` has the run."""
+    run_dir = runs_dir / manifest.name
+    before = is_run(run_dir)
+    lock = RunLock(run_dir)
+    try:
+        if fresh and before:
+            empty(run_dir)
+            before = False
+        log_to_file(run_dir)
+        history = History()
+        history.seed(seen_steps(run_dir) if before else [])
+        driver = Driver(open_local_run(manifest, runs_dir))
+        interrupts = Interrupts(driver.kill)
+        output: Output = LiveOutput(console, history) if live else PlainOutput(console, history)
+        output.say(beginning(run_dir, history, before), time.time())
+        outcome = _drive(driver, output, interrupts)
+        return _end(outcome, run_dir, console)
+    finally:
+        lock.release()
+
+
+def _drive(driver: Driver, output: Output, interrupts: Interrupts) -> str:
+    """Run to the end and stop every part, whatever happens; returns `complete`, `failed: why` or `interrupted`."""
+    outcome = "failed: shoal up broke off"
+    try:
+        driver.start()
+        outcome = _follow(driver, output, interrupts)
+        if outcome == "interrupted":
+            output.say("stopping every part in order; Ctrl-C again kills them", time.time())
+        driver.end_readings()
+    except Exception as error:
+        structlog.get_logger().exception("shoal up broke off")
+        outcome = f"failed: {type(error).__name__}: {error}"
+    finally:
+        driver.stop(outcome)
+        output.close()
+    return outcome
+
+
+def _follow(driver: Driver, output: Output, interrupts: Interrupts) -> str:
+    while True:
+        output.show(driver.tick())
+        ended = driver.finished()
+        if ended is not None:
+            return ended
+        if interrupts.asked:
+            return "interrupted"
+        time.sleep(TICK_SECONDS)
+
+
+def _end(outcome: str, run_dir: Path, console: Console) -> int:
+    """Say how it ended, write the report, give the exit code."""
+    if outcome == "interrupted":
+        print_plain(console, f"stopped; no process is left, {RESUME_HINT}")
+    elif outcome == "complete":
+        print_plain(console, "the run is complete; writing the report")
+    else:
+        print_plain(console, f"the run {outcome}")
+        print_plain(console, f"logs: shoal logs {run_dir.name} --runs-dir {run_dir.parent}; {RESUME_HINT}")
+    report, problem = write_report(run_dir)
+    for line in last_words(report) if report is not None else [problem]:
+        print_plain(console, line)
+    if outcome == "interrupted":
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if outcome == "complete" else EXIT_RUN_FAILED
+
+
+def beginning(run_dir: Path, history: History, before: bool) -> str:
+    """The first line: where the run lies, and whether it goes on."""
+    steps = history.ordered()
+    if steps:
+        return f"{run_dir}: resumes after step {steps[-1].step + 1} with version {steps[-1].policy_version}"
+    return f"{run_dir}: resumes; no step was trained yet" if before else f"{run_dir}: a new run"
+
+
+def empty(run_dir: Path) -> None:
+    """Remove everything of an earlier run but the lock, which is held."""
+    for path in run_dir.iterdir():
+        if path.name == LOCK_FILE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def log_to_file(run_dir: Path) -> None:
+    """Our libraries' log lines go beside those of the parts, not through the live view."""
+    path = run_dir / LOGS_FOLDER / "shoal" / "up.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)),
+    )
