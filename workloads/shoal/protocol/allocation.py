@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OVERSHOOT = 1.25
-"""Expected groups with signal are planned to exceed the need by a quarter. With 16 pending groups of which half carry signal the standard deviation is
-2 groups, a quarter of the 8 expected: one such deviation is covered, and a step that still falls short gets more leases."""
+"""Expected groups with signal are planned to exceed the need by a quarter. With 16 pending groups of which half carry signal the standard deviation
+is 2 groups, a quarter of the 8 expected: one such deviation is covered, and a step that still falls short gets more leases."""
 PRIOR_RATE = 0.5
 """Share of groups with signal assumed before any were judged: the offline filter keeps problems of middling difficulty."""
 PRIOR_GROUPS = 8

@@ -61,5 +61,7 @@ def check_invite(signed: Signed[Invite], *, orchestrator_key: str, run: str, nod
     if invite.node != node:
         raise BadInvite(f"invite is for node {invite.node[:12]}..., not for {node[:12]}...")
     if invite.expires_unix < now_unix:
-        raise BadInvite(f"invite expired {now_unix - invite.expires_unix:.0f} s ago; register at discovery for a new one")
+        raise BadInvite(
+            f"invite expired {now_unix - invite.expires_unix:.0f} s ago; register at discovery for a new one"
+        )
     return invite

@@ -39,7 +39,9 @@ class LedgerWriter:
         with self._lock:
             numbers = [info.key for info in self._store.list(keys.LEDGER)]
             with ThreadPoolExecutor(READERS) as readers:
-                for number, data in enumerate(readers.map(self._store.get, numbers[self.view.next_number :]), self.view.next_number):
+                for number, data in enumerate(
+                    readers.map(self._store.get, numbers[self.view.next_number :]), self.view.next_number
+                ):
                     self.view.apply(self._verified(number, data))
 
     def catch_up(self) -> None:

@@ -37,7 +37,9 @@ class LeaseRecord(Contract):
     lease: Lease
     groups: int
     status: Literal["open", "submitted", "abandoned"] = "open"
-    sha256: Sha256Hex | None = Field(default=None, description="of the one file that this lease may hand in, once named")
+    sha256: Sha256Hex | None = Field(
+        default=None, description="of the one file that this lease may hand in, once named"
+    )
     size: int | None = None
 
 

@@ -96,7 +96,5 @@ def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Seque
             )
             taken += len(prompts)
         if taken == needed:
-            return StepBatch(
-                run=run, step=step, beacon=beacon_hex, groups=needed, groups_dropped=dropped, files=chosen
-            )
+            return StepBatch(run=run, step=step, beacon=beacon_hex, groups=needed, groups_dropped=dropped, files=chosen)
     return None

@@ -1,0 +1,130 @@
+"""What the orchestrator does by itself: rebuild when needed, invite, reap, end leases, settle what is too late, report.
+
+Two threads: the housekeeper and the inviter, which waits for discovery and must not hold the first up. Each task may fail (a peer is away); it is
+logged and tried again at the next round, so that every loop survives a restart of its peers.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+
+from prometheus_client import Gauge
+
+from shoal.protocol import leases, membership, recovery, work
+from shoal.protocol.progress import run_progress
+from shoal.protocol.run_state import RunState
+from shoal.protocol.verdicts import expire
+from shoal.telemetry import Liveness, get_logger
+from shoal.transport import SignedClient
+
+ROUND_SECONDS = 0.5
+"""Short against every time that it looks after (heartbeats 10 s, leases a minute); one round costs a few reads of Redis."""
+CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every append catches up anyway
+INVITE_SECONDS = 1.0  # a new node waits this long at most before its invite is there
+LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadline several times
+
+STEP = Gauge("shoal_open_step", "The open step, -1 while none is open.")
+VERSION = Gauge("shoal_latest_version", "The newest announced policy version, -1 before the first.")
+FILES = Gauge("shoal_files", "Submitted files by outcome.", ["outcome"])
+NODES = Gauge("shoal_nodes", "Nodes by state.", ["state"])
+GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
+
+
+class Background:
+    """Starts and stops the threads; `wake` asks for a rebuild soon."""
+
+    def __init__(self, state: RunState, discovery: SignedClient) -> None:
+        self._state = state
+        self._discovery = discovery
+        self._stop = threading.Event()
+        self._rebuild = threading.Event()
+        self._rebuild.set()
+        self._soon = threading.Event()
+        self.liveness = Liveness(LIVENESS_SECONDS)
+        self._threads = [
+            threading.Thread(target=self._housekeeping, name="housekeeping", daemon=True),
+            threading.Thread(target=self._inviting, name="inviting", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._soon.set()
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def wake(self) -> None:
+        """Something went wrong between store and Redis, or Redis is empty: rebuild at once."""
+        self._rebuild.set()
+        self._soon.set()
+
+    def _housekeeping(self) -> None:
+        rounds = 0
+        while not self._stop.is_set():
+            self._attempt("rebuild", self._rebuild_if_needed)
+            if not self._rebuild.is_set():
+                self._attempt("reap nodes", lambda: membership.reap(self._state))
+                self._attempt("end leases", lambda: work.end_overdue_leases(self._state))
+                self._attempt("settle late files", lambda: settle_late(self._state))
+                self._attempt("seal steps", self._seal)
+                self._attempt("report", lambda: report(self._state))
+                if rounds % CATCH_UP_ROUNDS == 0:
+                    self._attempt("read the ledger", self._state.ledger.catch_up)
+            rounds += 1
+            self.liveness.progress()
+            self._soon.wait(ROUND_SECONDS)
+            self._soon.clear()
+
+    def _rebuild_if_needed(self) -> None:
+        if self._rebuild.is_set() or not recovery.is_built(self._state):
+            self._rebuild.set()
+            recovery.rebuild(self._state)
+            self._rebuild.clear()
+
+    def _seal(self) -> None:
+        for step in self._state.openable_steps():
+            self._state.seal_if_full(step)
+
+    def _inviting(self) -> None:
+        while not self._stop.is_set():
+            if not self._rebuild.is_set():
+                self._attempt("invite nodes", lambda: membership.send_invites(self._state, self._discovery))
+            self._stop.wait(INVITE_SECONDS * random.uniform(0.8, 1.2))
+
+    def _attempt(self, what: str, task: Callable[[], object]) -> None:
+        """Run one task; whatever it raises is logged and left to the next round, because the other tasks must go on."""
+        try:
+            task()
+        except Exception as error:
+            if not self._stop.is_set():
+                get_logger().warning(
+                    "task failed, will be tried again", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"
+                )
+
+
+def settle_late(state: RunState) -> None:
+    """Settle waiting files of sealed steps as expired, and forget leases of sealed steps after a while."""
+    for job in state.queue.all():
+        if job.record.step in state.view.sealed:
+            expire(state, job.record, f"step {job.record.step} was sealed before this file was checked")
+    over = state.clock() - leases.MEMORY_SECONDS
+    for record in state.leases.all():
+        if record.lease.step in state.view.sealed and record.lease.expires_unix < over:
+            state.leases.forget(record.lease.lease)
+
+
+def report(state: RunState) -> None:
+    """Put the aggregates into the metrics."""
+    progress = run_progress(state)
+    STEP.set(progress.open_step if progress.open_step is not None else -1)
+    VERSION.set(progress.latest_version if progress.latest_version is not None else -1)
+    for outcome in ("accepted", "rejected", "expired", "inconclusive", "pending"):
+        FILES.labels(outcome).set(getattr(progress, f"files_{outcome}"))
+    for kind in ("accepted", "needed", "pending"):
+        GROUPS.labels(kind).set(getattr(progress, f"{kind}_groups"))
+    NODES.clear()
+    for state_name, count in progress.nodes.items():
+        NODES.labels(state_name).set(count)

@@ -1,0 +1,154 @@
+"""Discovery: where a node says that it exists, and waits for an invite. Knows no orchestrator address until an invite names one.
+
+Comes in: registrations signed by nodes, invites signed by the orchestrator. Goes out: registrations, to the orchestrator only; to each node its
+own invite, by long poll, so that nodes only ever dial out. All state is in Redis and may be lost: agents register again when they find themselves
+unknown.
+"""
+
+import asyncio
+import math
+import sys
+import time
+
+import redis.asyncio
+from fastapi import FastAPI, Request, Response
+
+from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
+from shoal.contracts.run import RunConfig, load_run_config
+from shoal.protocol.redis_access import RedisNonces, connect_async
+from shoal.protocol.service import (
+    Gate,
+    add_health,
+    add_peer_answers,
+    json_answer,
+    parse,
+    poll_seconds,
+    read_secret,
+    require_same,
+)
+from shoal.telemetry import start
+from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
+
+PORT = 8081
+MAX_BODY_BYTES = 64 << 10  # a registration has some hundred bytes
+MAX_NODES = 100_000
+"""Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis."""
+FORGET_SECONDS = 86_400.0
+"""A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
+POLL_SECONDS = 0.25  # how often a long poll looks for the invite
+
+
+class NodeBook:
+    """Registrations and waiting invites in Redis."""
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
+        self._redis = client
+        self._nodes = f"{prefix}:nodes"
+        self._invites = f"{prefix}:invite:"
+
+    async def register(self, known: KnownNode) -> None:
+        """Note a registration, newer than any before; an invite that still waits was not wanted and is dropped."""
+        node = known.registration.node
+        if not await self._redis.hexists(self._nodes, node) and await self._redis.hlen(self._nodes) >= MAX_NODES:
+            raise Problem(
+                503, "Too many nodes", f"{MAX_NODES} nodes are registered; try again later", {"Retry-After": "60"}
+            )
+        await self._redis.delete(self._invites + node)
+        await self._redis.hset(self._nodes, node, known.to_json())
+
+    async def require(self, node: str) -> None:
+        if not await self._redis.hexists(self._nodes, node):
+            raise Problem(404, "Not registered", f"node {node[:12]}... is not registered: POST /v1/nodes first")
+
+    async def all(self, now_unix: float) -> KnownNodes:
+        """Every registration, without those that are too old, which are forgotten."""
+        nodes = [KnownNode.from_json(data) for data in await self._redis.hvals(self._nodes)]
+        old = [known.registration.node for known in nodes if known.seen_unix < now_unix - FORGET_SECONDS]
+        if old:
+            await self._redis.hdel(self._nodes, *old)
+        return KnownNodes(nodes=[known for known in nodes if known.registration.node not in set(old)])
+
+    async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
+        await self._redis.set(self._invites + node, invite.to_json(), ex=seconds)
+
+    async def invite(self, node: str) -> str | None:
+        found = await self._redis.get(self._invites + node)
+        return str(found) if found is not None else None
+
+
+def make_app(config: RunConfig, client: redis.asyncio.Redis) -> FastAPI:
+    """The application over one run's configuration and Redis."""
+    roster = config.trusted_roster()
+    prefix = f"shoal:{config.run}:discovery"
+    book = NodeBook(client, prefix)
+    gate = Gate(SignatureGate(config.addresses.discovery, RedisNonces(client, prefix)), roster)
+    app = FastAPI(title="Shoal discovery", docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    add_problem_answers(app)
+    add_peer_answers(app, lambda: None)
+    add_health(app, alive=lambda: None, ready=lambda: None)
+
+    @app.post("/v1/nodes")
+    async def register(request: Request) -> Response:
+        registration = await gate.speaks_for(request, Registration)
+        if registration.run != config.run:
+            raise Problem(409, "Another run", f"this discovery serves run {config.run!r}, not {registration.run!r}")
+        address = request.client.host if request.client is not None else ""
+        await book.register(KnownNode(registration=registration, address=address, seen_unix=time.time()))
+        return json_answer(Registered(node=registration.node, invited=False))
+
+    @app.get("/v1/nodes")
+    async def nodes(request: Request) -> Response:
+        await gate.role(request, "orchestrator")
+        return json_answer(await book.all(time.time()))
+
+    @app.get("/v1/nodes/{node}/invite")
+    async def invite(node: str, request: Request) -> Response:
+        require_same(await gate.node(request), node)
+        ends = time.monotonic() + poll_seconds(request)
+        while True:
+            await book.require(node)
+            found = await book.invite(node)
+            if found is not None:
+                return Response(found, media_type="application/json")
+            if time.monotonic() >= ends or await request.is_disconnected():
+                return Response(status_code=204)
+            await asyncio.sleep(POLL_SECONDS)
+
+    @app.put("/v1/nodes/{node}/invite")
+    async def leave_invite(node: str, request: Request) -> Response:
+        orchestrator = await gate.role(request, "orchestrator")
+        signed = await parse(request, Signed[Invite])
+        try:
+            document = signed.verified(orchestrator)
+        except BadSignature as error:
+            raise Problem(422, "Invite is not signed as required", str(error)) from error
+        if document.node != node or document.run != config.run:
+            raise Problem(
+                409, "Invite of another node", f"invite is for node {document.node[:12]}... of run {document.run!r}"
+            )
+        seconds = math.ceil(document.expires_unix - time.time())
+        if seconds <= 0:
+            raise Problem(409, "Invite has expired", "make a new one; check that the clocks of both machines agree")
+        await book.require(node)
+        await book.leave_invite(node, signed, seconds)
+        return Response(status_code=204)
+
+    return app
+
+
+def main() -> None:
+    """Entry point of the discovery container."""
+    log = start("discovery")
+    config = load_run_config()
+    key = PrivateKey.from_pem(read_secret("role.pem"))
+    if config.trusted_roster().keys["discovery"] != key.public:
+        sys.exit("secrets/role.pem is not discovery's key of the roster in config/run.json")
+    log.info("discovery starts", run=config.run, port=PORT)
+    serve(make_app(config, connect_async(config.addresses.redis)), PORT)
+
+
+if __name__ == "__main__":
+    main()

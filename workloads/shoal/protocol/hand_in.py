@@ -1,0 +1,121 @@
+"""Handing in a file: hash, grant, upload, confirm. The same for an S3 store and for a folder store, because a grant is a form either way.
+
+Comes in: `LocalSubmission` from the worker, a plain file name under the pod's `tmp/`. Goes out: the orchestrator's receipt. Every part may be
+repeated, so a lost connection, an expired grant or a restarted orchestrator only costs another try. Called by `agent_socket`.
+"""
+
+import hashlib
+import os
+import random
+import stat
+import time
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from shoal.contracts.protocol import (
+    LocalSubmission,
+    SubmissionNotice,
+    SubmissionReceipt,
+    UploadGrant,
+    UploadRequest,
+)
+from shoal.telemetry import busy, get_logger
+from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.server import Problem
+
+CHUNK_BYTES = 1 << 20
+CALL_SECONDS = 60.0  # one question to the orchestrator; hashing a gigabyte in the store lies within
+HAND_IN_SECONDS = 280.0  # less than the 300 s that the worker waits
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # between bytes, not for the whole file
+
+
+def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubmission) -> SubmissionReceipt:
+    """Upload and confirm one file; raises `Problem` for a file that is not there, `Refused` and `Unavailable` as the client does."""
+    deadline = time.monotonic() + HAND_IN_SECONDS
+    with open_plain(folder / submission.file) as file, busy("upload"):
+        sha256, size = digest(file)
+        request = UploadRequest(node=node, lease=submission.lease, size=size, sha256=sha256)
+        notice = SubmissionNotice(node=node, lease=submission.lease, size=size, sha256=sha256, groups=submission.groups)
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                grant = _ask_grant(client, request)
+                if grant is not None:
+                    _post(grant, file)
+                receipt = client.call(
+                    "POST",
+                    "/v1/submissions",
+                    notice,
+                    SubmissionReceipt,
+                    deadline_seconds=CALL_SECONDS,
+                    timeout_seconds=CALL_SECONDS,
+                )
+                if receipt is not None:
+                    return receipt
+                reason = "no receipt"
+            except (httpx.HTTPError, UploadFailedError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            except Refused as refused:
+                if refused.title != "Nothing was uploaded":
+                    raise
+                reason = str(refused)
+            if time.monotonic() + pause > deadline:
+                raise Unavailable(
+                    f"could not upload {submission.file} in {HAND_IN_SECONDS:.0f} s; last: {reason[:300]}"
+                )
+            get_logger().info("upload will be tried again", file=submission.file, reason=reason[:300])
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+class UploadFailedError(Exception):
+    """The store did not take the upload; a new grant and another try may help."""
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a worker's file, a regular one and no link, so that nothing else of this pod can be handed in; raises `Problem` 404 or 422."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise Problem(404, "No such file", f"{path.name} is not in tmp/") from error
+    except OSError as error:
+        raise Problem(422, "Not a plain file", f"{path.name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Problem(422, "Not a plain file", f"{path.name} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def digest(file: IO[bytes]) -> tuple[str, int]:
+    """SHA-256 (hex) and size (bytes) of a file; raises `Problem` 422 for an empty one."""
+    running, size = hashlib.sha256(), 0
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        running.update(chunk)
+        size += len(chunk)
+    if size == 0:
+        raise Problem(422, "Empty file", "a submission has at least one row")
+    return running.hexdigest(), size
+
+
+def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | None:
+    """A grant, or None when the file is there already and only the receipt is missing."""
+    try:
+        return client.call("POST", "/v1/uploads", request, UploadGrant, deadline_seconds=CALL_SECONDS)
+    except Refused as refused:
+        if refused.title == "Already submitted":
+            return None
+        raise
+
+
+def _post(grant: UploadGrant, file: IO[bytes]) -> None:
+    """Post the form: the grant's fields first, then the file, streamed."""
+    file.seek(0)
+    with httpx.Client(trust_env=False, follow_redirects=False, timeout=UPLOAD_TIMEOUT) as http:
+        answer = http.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", file)})
+    if answer.status_code >= 300:
+        raise UploadFailedError(f"the store answered {answer.status_code}: {answer.text[:300]}")

@@ -1,0 +1,132 @@
+"""Membership: invites for registered nodes, heartbeats, relay tokens, and the end of nodes that fell silent.
+
+Comes in: registrations from discovery, heartbeats. Goes out: invites to discovery, `HeartbeatReply`, entries node-joined and node-dead in the ledger.
+A node is admitted once its invite's nonce is in the ledger, which also makes invites single use across restarts.
+"""
+
+import math
+import secrets
+
+from shoal.contracts.canonical import sign
+from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, Heartbeat, HeartbeatReply, KnownNodes, RelayToken
+from shoal.contracts.relay_token import encode
+from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, wants_invite
+from shoal.protocol.leases import is_open
+from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
+from shoal.protocol.records import NodeRecord
+from shoal.protocol.run_state import RunState
+from shoal.telemetry import get_logger
+from shoal.transport import Refused, SignedClient
+from shoal.transport.server import Problem
+
+
+def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
+    """Note that a node lives; admit it when it brings a good invite. Raises `Problem` 403 for strangers, the excluded, and bad invites."""
+    now = state.clock()
+    record = state.nodes.get(beat.node)
+    if beat.invite is not None and not _is_used(state, beat):
+        record = _admit(state, beat, record)
+    record = state.nodes.require_known(beat.node)
+    fields: dict[str, object] = {"last_heartbeat_unix": now, "policy_version": beat.policy_version}
+    if beat.metrics:
+        fields["metrics"] = beat.metrics
+    record = state.nodes.change(record, "heartbeat", **fields)
+    token = None
+    if record.state == "Healthy":
+        # The token carries whole seconds: rounding up keeps its life at least what the constant says.
+        expires = math.ceil(now) + RELAY_TOKEN_SECONDS
+        token = encode(RelayToken(run=state.config.run, node=beat.node, expires_unix=expires), state.key)
+    return HeartbeatReply(
+        state=record.state,
+        relay_token=token,
+        relays=state.config.addresses.relays,
+        latest_version=state.view.latest_version,
+    )
+
+
+def _is_used(state: RunState, beat: Heartbeat) -> bool:
+    """A node repeats its first heartbeat when the answer was lost: its own used invite is then no offence and no new admission."""
+    assert beat.invite is not None
+    return state.view.invite_nonces.get(beat.invite.document.nonce) == beat.node
+
+
+def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeRecord:
+    assert beat.invite is not None
+    if beat.node in state.view.evicted or (record is not None and record.state in EXCLUDED):
+        raise Problem(403, "Evicted", f"node {beat.node[:12]}... was evicted from this run; the ledger has the reason")
+    try:
+        invite = check_invite(
+            beat.invite,
+            orchestrator_key=state.key.public,
+            run=state.config.run,
+            node=beat.node,
+            now_unix=state.clock(),
+        )
+    except BadInvite as error:
+        raise Problem(403, "Invite is not valid", str(error)) from error
+    state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
+    if state.view.invite_nonces.get(invite.nonce) != beat.node:
+        raise Problem(403, "Invite is not valid", "this invite was used before; register at discovery for a new one")
+    record = record or NodeRecord(node=beat.node, state="Invited")
+    joined = state.nodes.change(record, "joined", pool=invite.pool, last_heartbeat_unix=state.clock())
+    get_logger().info("node joined", node=beat.node, pool=invite.pool)
+    return joined
+
+
+def send_invites(state: RunState, discovery: SignedClient) -> int:
+    """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
+    known_nodes = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+    terms = InviteTerms(run=state.config.run, orchestrator_url=state.config.addresses.orchestrator)
+    invited = 0
+    for known in known_nodes.nodes if known_nodes is not None else []:
+        node = known.registration.node
+        record = state.nodes.get(node)
+        if node in state.view.evicted or not wants_invite(known, record, state.config.run):
+            continue
+        invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
+        try:
+            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(invite, state.key), deadline_seconds=5.0)
+        except Refused as refused:  # the registration ended meanwhile
+            get_logger().info("invite not delivered", node=node, problem=str(refused))
+            continue
+        state.nodes.change(
+            record or NodeRecord(node=node),
+            "invited",
+            pool=known.registration.pool,
+            answered_seen_unix=known.seen_unix,
+            invite_nonce=invite.nonce,
+            invite_expires_unix=float(invite.expires_unix),
+        )
+        invited += 1
+    return invited
+
+
+def reap(state: RunState) -> None:
+    """Mark members that fell silent, give their leases up when they are dead, and take back invites that nobody used."""
+    now = state.clock()
+    for record in state.nodes.all():
+        if record.state == "Invited" and record.invite_expires_unix < now:
+            state.nodes.change(record, "invite-expired")
+        if record.state not in MEMBERS:
+            continue
+        event = silence_event(now - record.last_heartbeat_unix)
+        if event is None:
+            continue
+        changed = state.nodes.change(record, event)
+        if changed.state == "Dead":
+            state.ledger.append("node-dead", node=record.node)
+            abandoned = _give_up_leases(state, record.node)
+            state.nodes.change(changed, abandoned_leases=changed.abandoned_leases + abandoned)
+            get_logger().warning(
+                "node is dead", node=record.node, silent_seconds=round(now - record.last_heartbeat_unix)
+            )
+
+
+def _give_up_leases(state: RunState, node: str) -> int:
+    now, count = state.clock(), 0
+    with state.lease_lock:
+        for lease in state.leases.all():
+            if lease.lease.node == node and is_open(lease, now):
+                state.leases.put(lease.model_copy(update={"status": "abandoned"}))
+                count += 1
+    return count

@@ -1,0 +1,267 @@
+"""The orchestrator's HTTP service (docs/architecture.md, "HTTP interfaces"): routes, who may call them, and the process.
+
+Every route is thin: it finds the signer, parses the body, and calls one function of `membership`, `work`, `uploads`, `verdicts` or `progress` on a
+worker thread. Until Redis holds what the store says (at start, and after Redis was lost) requests get 503 and callers try again.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import (
+    ClaimRequest,
+    Heartbeat,
+    LeaseRequest,
+    SubmissionNotice,
+    TrainerProgress,
+    UploadRequest,
+    VersionAnnouncement,
+)
+from shoal.contracts.run import PublicRun, home, load_run_config
+from shoal.contracts.verdicts import Verdict
+from shoal.protocol import membership, progress, recovery, uploads, verdicts, work
+from shoal.protocol.background import Background
+from shoal.protocol.redis_access import RedisNonces, connect, connect_async
+from shoal.protocol.run_state import RunState
+from shoal.protocol.service import (
+    Gate,
+    add_health,
+    add_peer_answers,
+    json_answer,
+    parse,
+    poll_seconds,
+    read_secret,
+)
+from shoal.protocol.staging import receive_form, temporary_file
+from shoal.storage import StoreUnavailable, open_store
+from shoal.storage.grants import BadGrant, check_folder_grant
+from shoal.telemetry import install_signals, start, wait_for
+from shoal.transport import SignedClient
+from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
+
+PORT = 8080
+STORE_SECONDS = 20.0
+"""A request waits this long for the store, less than its caller's 30 s; then it gets 503 and comes again."""
+LEDGER_SECONDS = 600.0
+"""At start the store may be away for longer: nothing can be served without the ledger."""
+CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
+MAX_BODY_BYTES = 16 << 20
+"""Greatest JSON body: a verdict has some 80 bytes for each row, and the largest files have some 100,000 rows."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def make_app(state: RunState, background: Background, nonces: RedisNonces, temporary: Path) -> FastAPI:
+    """The application over a run's state. `temporary` is where uploads lie while they come in."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        background.start()
+        yield
+        await run_in_threadpool(background.stop)
+
+    app = FastAPI(title="Shoal orchestrator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, exempt=("/v1/staging",))
+    add_problem_answers(app)
+    add_peer_answers(app, background.wake)
+    live = background.liveness
+    add_health(
+        app,
+        alive=lambda: None if live.alive() else live.describe(),
+        ready=lambda: None if recovery.is_built(state) else "state is being rebuilt from the store",
+    )
+    gate = Gate(SignatureGate(state.config.addresses.orchestrator, nonces), state.roster)
+
+    async def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function of ours on a worker thread, once Redis holds this run's state."""
+
+        def guarded() -> R:
+            if not recovery.is_built(state):
+                background.wake()
+                raise Problem(
+                    503,
+                    "State is being rebuilt",
+                    "the run's state is read from the store; try again in a second",
+                    {"Retry-After": "0.5"},
+                )
+            return function(*args, **kwargs)
+
+        return await run_in_threadpool(guarded)
+
+    _add_run_routes(app, state, gate, call)
+    _add_node_routes(app, state, gate, call)
+    _add_validator_routes(app, state, gate, call)
+    if state.store.kind == "folder":
+        _add_staging_route(app, state, temporary)
+    return app
+
+
+def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+    """The run in aggregates, and what the trainer's pod says."""
+
+    @app.get("/v1/run")
+    async def run() -> Response:
+        return json_answer(await call(progress.run_progress, state))
+
+    @app.post("/v1/versions")
+    async def announce(request: Request) -> Response:
+        await gate.role(request, "trainer")
+        await call(progress.announce_version, state, await parse(request, VersionAnnouncement))
+        return Response(status_code=204)
+
+    @app.post("/v1/progress")
+    async def trainer_progress(request: Request) -> Response:
+        await gate.role(request, "trainer")
+        await call(progress.note_progress, state, await parse(request, TrainerProgress))
+        return Response(status_code=204)
+
+
+def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+    """What nodes ask for, in the order in which they do."""
+
+    @app.post("/v1/heartbeats")
+    async def heartbeat(request: Request) -> Response:
+        return json_answer(await call(membership.heartbeat, state, await gate.speaks_for(request, Heartbeat)))
+
+    @app.get("/v1/public")
+    async def public(request: Request) -> Response:
+        node = await gate.node(request)
+
+        def answer() -> PublicRun:
+            state.nodes.require_member(node)
+            return public_run(state)
+
+        return json_answer(await call(answer))
+
+    @app.get("/v1/tasks")
+    async def tasks(request: Request) -> Response:
+        node = await gate.node(request)
+
+        def answer() -> bytes:
+            state.nodes.require_member(node)
+            return state.store.get(keys.task_table(state.prepared().tasks_digest))
+
+        return Response(await call(answer), media_type="application/vnd.apache.parquet")
+
+    @app.get("/v1/step")
+    async def step(request: Request) -> Response:
+        return json_answer(await call(work.step_for, state, await gate.node(request)))
+
+    @app.post("/v1/leases")
+    async def lease(request: Request) -> Response:
+        return json_answer(await call(work.lease_for, state, await gate.speaks_for(request, LeaseRequest)))
+
+    @app.post("/v1/uploads")
+    async def upload(request: Request) -> Response:
+        return json_answer(await call(uploads.grant_upload, state, await gate.speaks_for(request, UploadRequest)))
+
+    @app.post("/v1/submissions")
+    async def submission(request: Request) -> Response:
+        return json_answer(await call(uploads.submit, state, await gate.speaks_for(request, SubmissionNotice)))
+
+
+def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+    """Claims by long poll, and verdicts."""
+
+    @app.post("/v1/claims")
+    async def claim(request: Request) -> Response:
+        await gate.role(request, "validator")
+        wanted = await parse(request, ClaimRequest)
+        ends = asyncio.get_running_loop().time() + poll_seconds(request)
+        while True:
+            job = await call(work.claim, state, wanted)
+            if job is not None or asyncio.get_running_loop().time() >= ends or await request.is_disconnected():
+                return json_answer(job)
+            await asyncio.sleep(CLAIM_POLL_SECONDS)
+
+    @app.post("/v1/verdicts")
+    async def verdict(request: Request) -> Response:
+        validator = await gate.role(request, "validator")
+        signed = await parse(request, Signed[Verdict])
+        try:
+            signed.verified(validator)
+        except BadSignature as error:
+            raise Problem(422, "Verdict is not signed as required", str(error)) from error
+        await call(verdicts.receive, state, signed)
+        return Response(status_code=204)
+
+
+def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
+    """Uploads into a folder store; the policy in the form is the permission."""
+
+    def check(fields: dict[str, str]) -> tuple[str, int]:
+        try:
+            return check_folder_grant(fields, now_unix=state.clock(), run_secret=state.run_secret)
+        except BadGrant as error:
+            raise Problem(403, "Grant is not valid", str(error)) from error
+
+    @app.post("/v1/staging")
+    async def staging(request: Request) -> Response:
+        with temporary_file(temporary) as file:
+            content_type = request.headers.get("content-type", "")
+            key, _ = await receive_form(content_type, request.stream(), check, file)
+            await run_in_threadpool(state.store.put_file, key, Path(file.name))
+        return Response(status_code=204)
+
+
+def public_run(state: RunState) -> PublicRun:
+    """What an admitted node is told about the run."""
+    config, prepared = state.config, state.prepared()
+    return PublicRun(
+        run=config.run,
+        steps=config.steps,
+        async_level=config.async_level,
+        model_id=config.model_id,
+        environment=prepared.environment,
+        environment_digest=prepared.environment_digest,
+        tasks_digest=prepared.tasks_digest,
+        task_count=prepared.task_count,
+        group_size=config.recipe.group_size,
+        max_sequence_length=config.recipe.max_sequence_length,
+        sampling=config.sampling,
+        length_reward=config.length_reward,
+    )
+
+
+def load_ledger(state: RunState) -> bool | None:
+    """Read the ledger; None while the store is away."""
+    try:
+        state.ledger.load()
+    except StoreUnavailable:
+        return None
+    return True
+
+
+def main() -> None:
+    """Entry point of the orchestrator container."""
+    log = start("orchestrator")
+    config = load_run_config()
+    key = PrivateKey.from_pem(read_secret("role.pem"))
+    secret = read_secret("run_secret")
+    if len(secret) < 16:
+        sys.exit("secrets/run_secret has fewer than 16 bytes: beacons and upload grants would be guessable")
+    if config.trusted_roster().keys["orchestrator"] != key.public:
+        sys.exit("secrets/role.pem is not the orchestrator's key of the roster in config/run.json")
+    client = connect(config.addresses.redis)
+    store = open_store(config, deadline_seconds=STORE_SECONDS)
+    state = RunState(config, store, client, key, secret)
+    install_signals()
+    wait_for("the ledger in the object store", lambda: load_ledger(state), deadline_seconds=LEDGER_SECONDS)
+    nonces = RedisNonces(connect_async(config.addresses.redis), state.prefix)
+    background = Background(state, SignedClient(config.addresses.discovery, key))
+    log.info("orchestrator starts", run=config.run, port=PORT, store=store.kind, ledger_entries=state.view.next_number)
+    serve(make_app(state, background, nonces, home() / "tmp"), PORT)
+
+
+if __name__ == "__main__":
+    main()

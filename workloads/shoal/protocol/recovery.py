@@ -1,0 +1,145 @@
+"""Recovery: everything in Redis made again from the object store, and whatever a crash left half done finished.
+
+`rebuild` is called when the orchestrator starts, when Redis lost its memory, and after an error in the middle of a write. It only adds what is
+missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed, document_digest
+from shoal.contracts.steps import StepMetrics
+from shoal.contracts.verdicts import Verdict
+from shoal.protocol.records import Job, LeaseRecord, NodeRecord, Opinion, OpinionNote, SubmissionRecord
+from shoal.protocol.run_state import RunState
+from shoal.protocol.uploads import find_record
+from shoal.protocol.verdicts import evict, record_verdict
+from shoal.telemetry import get_logger
+
+READERS = 16  # parallel reads of small objects; the time is the store's latency
+
+BUILT = "built"
+"""Key in Redis whose absence says that Redis lost its memory."""
+
+
+def is_built(state: RunState) -> bool:
+    """Whether Redis still has what `rebuild` put there."""
+    return bool(state.redis.exists(f"{state.prefix}:{BUILT}"))
+
+
+def rebuild(state: RunState) -> None:
+    """Bring Redis and the ledger in line with the store."""
+    state.ledger.catch_up()
+    verdicts = _names(state, keys.VERDICTS)
+    _conclude_verdicts(state, verdicts)
+    for node in state.view.rejected_nodes - state.view.evicted:
+        evict(state, node, "a file was rejected")
+    _restore_nodes(state)
+    submissions = _names(state, keys.SUBMISSIONS)
+    for job in state.queue.all():
+        if (job.record.node, job.record.sha256) in verdicts:
+            state.queue.discard(job.record.node, job.record.sha256)
+    _restore_queue(state, sorted(submissions - verdicts))
+    _restore_leases(state, submissions)
+    for step in state.openable_steps():
+        state.seal_if_full(step)
+    state.commit_beacons(state.config.async_level + 1)
+    _restore_last_step(state)
+    state.redis.set(f"{state.prefix}:{BUILT}", "1")
+    get_logger().info(
+        "state rebuilt from the store",
+        ledger_entries=state.view.next_number,
+        files_waiting=state.queue.size(),
+        nodes=len(state.view.joined),
+    )
+
+
+def _names(state: RunState, folder: str) -> set[tuple[str, str]]:
+    """(node, file digest) of every object `<folder>/<node>/<sha256>.json`."""
+    found = set()
+    for info in state.store.list(folder):
+        _, node, file = info.key.split("/")
+        found.add((node, file.removesuffix(".json")))
+    return found
+
+
+def _conclude_verdicts(state: RunState, verdicts: set[tuple[str, str]]) -> None:
+    """Finish verdicts that the ledger does not know: their writer stopped between the object and the entry. Expired ones have no entry."""
+    unknown = sorted(verdicts - set(state.view.settled))
+    with ThreadPoolExecutor(READERS) as readers:
+        found = [
+            Signed[Verdict].from_json(data)
+            for data in readers.map(lambda n: state.store.get(keys.verdict(*n)), unknown)
+        ]
+    with state.settle_lock:
+        expired = [signed for signed in found if signed.document.outcome == "expired"]
+        state.files_expired = max(state.files_expired, len(expired))
+        for signed in found:
+            if signed.document.outcome != "expired":
+                record_verdict(state, signed)
+
+
+def _restore_nodes(state: RunState) -> None:
+    """Admitted nodes get the benefit of the doubt: Healthy as of now, so that a node that is gone is found silent again in due time."""
+    now = state.clock()
+    for node in list(state.view.joined):
+        if node in state.view.evicted:
+            state.nodes.put(NodeRecord(node=node, state="Evicted"))
+        elif node in state.view.dead:
+            state.nodes.put_if_absent(NodeRecord(node=node, state="Dead"))
+        else:
+            state.nodes.put_if_absent(NodeRecord(node=node, state="Healthy", last_heartbeat_unix=now))
+
+
+def _restore_queue(state: RunState, waiting: list[tuple[str, str]]) -> None:
+    """Queue every submission without a verdict, in the order received, with the opinions already given on it."""
+    with ThreadPoolExecutor(READERS) as readers:
+        records = [r for r in readers.map(lambda n: find_record(state, *n), waiting) if r is not None]
+    for record in sorted(records, key=lambda record: record.received_unix):
+        if state.queue.get(record.node, record.sha256) is None:
+            state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
+
+
+def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
+    notes = []
+    for info in state.store.list(keys.opinions(record.node, record.sha256)):
+        opinion = Opinion.from_json(state.store.get(info.key))
+        verdict = opinion.verdict.document
+        if verdict.reason is not None:
+            notes.append(
+                OpinionNote(validator=opinion.validator, reason=verdict.reason, digest=document_digest(verdict))
+            )
+    return notes
+
+
+def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
+    """Leases of steps that are not sealed; those whose file came are closed. Submission numbers go on after the highest."""
+    wanted = [info.key for step in state.openable_steps() for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
+    if not wanted:
+        return
+    with ThreadPoolExecutor(READERS) as readers:
+        leases = [LeaseRecord.from_json(data) for data in readers.map(state.store.get, wanted)]
+        nodes = {record.lease.node for record in leases}
+        handed_in = [name for name in sorted(submissions) if name[0] in nodes]
+        records = [r for r in readers.map(lambda n: find_record(state, *n), handed_in) if r is not None]
+    files = {record.lease: record for record in records}
+    for lease in leases:
+        file = files.get(lease.lease.lease)
+        if file is not None:
+            lease = lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
+        state.leases.put_if_absent(lease)
+        state.leases.number_is_taken(lease.lease)
+
+
+def _restore_last_step(state: RunState) -> None:
+    """The metrics of the newest trained step, for those who ask before the trainer speaks again."""
+    if state.last_step is not None:
+        return
+    written = [info.key for info in state.store.list(keys.STEPS) if info.key.endswith("/metrics.json")]
+    if written:
+        try:
+            state.last_step = StepMetrics.from_json(state.store.get(written[-1]))
+        except ValidationError as error:
+            get_logger().warning("step metrics are not readable", key=written[-1], problem=str(error)[:300])

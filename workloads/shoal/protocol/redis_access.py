@@ -1,0 +1,46 @@
+"""Redis as discovery and orchestrator use it: connections with short timeouts, key names of a run, and the memory of nonces.
+
+Nothing in Redis is the only copy of anything that matters; a server that is away turns into 503 with Retry-After, and callers try again.
+"""
+
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
+
+TIMEOUT_SECONDS = 5.0  # Redis answers in under a millisecond; one that does not within seconds is away
+RETRIES = 2  # enough for a connection that broke; a longer absence is the caller's to wait out
+
+
+def connect(url: str) -> redis.Redis:
+    """A thread-safe client. Connects on first use, so that a service starts while Redis is still away."""
+    return redis.Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=TIMEOUT_SECONDS,
+        socket_connect_timeout=TIMEOUT_SECONDS,
+        retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), RETRIES),
+    )
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """The same for coroutines."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=TIMEOUT_SECONDS,
+        socket_connect_timeout=TIMEOUT_SECONDS,
+        retry=redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), RETRIES),
+    )
+
+
+class RedisNonces:
+    """`transport.server.NonceMemory`: a nonce is new once, for all replicas of a service."""
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    async def first_use(self, key: str, nonce: str, seconds: int) -> bool:
+        return bool(await self._client.set(f"{self._prefix}:nonce:{key}:{nonce}", "1", nx=True, ex=seconds))

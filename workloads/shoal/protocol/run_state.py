@@ -1,0 +1,225 @@
+"""Everything that the orchestrator's services share: configuration, store, ledger, Redis, and what follows from them.
+
+`RunState` answers the questions that several services ask (which steps are openable, what is pending, what was accepted) and seals full steps. It
+decides nothing by itself: the pure modules do. Made once by `orchestrator`; `recovery` fills it.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.protocol import TrainerProgress
+from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.seeds import beacon, beacon_commitment, draw_submission
+from shoal.contracts.steps import StepBatch, StepMetrics
+from shoal.contracts.verdicts import Verdict
+from shoal.protocol import allocation, step_counter
+from shoal.protocol.leases import LeaseBook, is_open
+from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.protocol.nodes import NodeRegistry
+from shoal.protocol.records import LeaseRecord
+from shoal.protocol.validation_queue import ValidationQueue
+from shoal.storage import NotFound, Store
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+RATE_STEPS = 4
+"""Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
+
+
+class RunState:
+    """One run as its orchestrator knows it. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: Store,
+        client: redis.Redis,
+        key: PrivateKey,
+        run_secret: bytes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.redis = client
+        self.key = key
+        self.run_secret = run_secret
+        self.clock = clock
+        self.roster = config.trusted_roster()
+        self.prefix = f"shoal:{config.run}:orchestrator"
+        self.ledger = LedgerWriter(store, config.run, key, clock)
+        self.view = self.ledger.view
+        self.nodes = NodeRegistry(client, self.prefix)
+        self.leases = LeaseBook(client, self.prefix, store)
+        self.queue = ValidationQueue(client, self.prefix)
+        self.lease_lock = threading.Lock()  # room is looked at and taken by one thread at a time
+        self.settle_lock = threading.RLock()  # a step is sealed and files settle one at a time
+        self.trainer: TrainerProgress | None = None
+        self.last_step: StepMetrics | None = None
+        self.files_expired = 0
+        self._prepared: Prepared | None = None
+        self._accepted: dict[tuple[str, str], step_counter.AcceptedFile] = {}
+
+    # What prepare left
+
+    def prepared(self) -> Prepared:
+        """`prepared.json`; raises `Problem` 503 while prepare has not finished."""
+        if self._prepared is None:
+            try:
+                self._prepared = Prepared.from_json(self.store.get(keys.PREPARED))
+            except NotFound as error:
+                raise Problem(
+                    503, "Not prepared", "the run's base model and tasks are still being made", {"Retry-After": "2"}
+                ) from error
+        return self._prepared
+
+    # Steps
+
+    def open_step(self) -> int | None:
+        return step_counter.open_step(
+            self.view.sealed, self.view.latest_version, self.config.async_level, self.config.steps
+        )
+
+    def openable_steps(self) -> list[int]:
+        return step_counter.openable_steps(
+            self.view.sealed, self.view.latest_version, self.config.async_level, self.config.steps
+        )
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        return step_counter.version_window(step, self.config.async_level)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last step was trained and its version announced."""
+        latest = self.view.latest_version
+        return latest is not None and latest >= self.config.steps
+
+    def beacon(self, step: int) -> bytes:
+        return beacon(self.run_secret, self.config.run, step)
+
+    def commit_beacons(self, through: int) -> None:
+        """Put the commitments of all steps up to `through` into the ledger."""
+        for step in range(min(through + 1, self.config.steps)):
+            if step not in self.view.committed:
+                self.ledger.append("beacon-committed", step=step, digest=beacon_commitment(self.beacon(step)))
+
+    def reveal(self, step: int) -> None:
+        """Record that the beacon of `step` becomes known, after its commitment and those of the steps that may follow soon."""
+        if step not in self.view.revealed:
+            self.commit_beacons(step + 1 + self.config.async_level)
+            self.ledger.append("beacon-revealed", step=step, digest=beacon_commitment(self.beacon(step)))
+
+    def load(self, step: int, records: list[LeaseRecord], job_groups: dict[int, int]) -> allocation.StepLoad:
+        now = self.clock()
+        leased = sum(r.groups for r in records if r.lease.step == step and is_open(r, now))
+        return allocation.StepLoad(
+            step=step,
+            needed_groups=self.config.recipe.prompts_per_step,
+            accepted_groups=self.accepted_groups(step),
+            pending_groups=leased + job_groups.get(step, 0),
+        )
+
+    def loads(self, steps: list[int]) -> list[allocation.StepLoad]:
+        """The load of each of `steps`, from one look at leases and queue."""
+        records, job_groups = self.leases.all(), self._queued_groups()
+        return [self.load(step, records, job_groups) for step in steps]
+
+    def _queued_groups(self) -> dict[int, int]:
+        groups: dict[int, int] = {}
+        for job in self.queue.all():
+            groups[job.record.step] = groups.get(job.record.step, 0) + job.record.groups
+        return groups
+
+    def accepted_groups(self, step: int) -> int:
+        """Accepted groups that carry signal."""
+        return sum(entry.signal_groups or 0 for entry in list(self.view.accepted.get(step, ())))
+
+    def signal_rate(self) -> float:
+        """Estimated share of groups that carry signal, from the newest steps."""
+        newest = sorted(self.view.accepted)[-RATE_STEPS:]
+        entries = [entry for step in newest for entry in list(self.view.accepted.get(step, ()))]
+        return allocation.signal_rate(
+            sum(entry.groups or 0 for entry in entries), sum(entry.signal_groups or 0 for entry in entries)
+        )
+
+    # Accepted files and batches
+
+    def accepted_file(self, verdict: Verdict) -> step_counter.AcceptedFile:
+        """An accepted file with its groups told apart by signal; prompts are drawn again from the beacon."""
+        name = (verdict.node, verdict.sha256)
+        if name not in self._accepted:
+            groups, size = self.config.sampling.groups_per_submission, self.config.recipe.group_size
+            lengths = self.config.length_reward
+            drawn = draw_submission(
+                beacon=self.beacon(verdict.step),
+                run=self.config.run,
+                step=verdict.step,
+                node=verdict.node,
+                submission=verdict.submission,
+                task_count=self.prepared().task_count,
+                groups=groups,
+                group_size=size,
+                targets=lengths.targets if lengths is not None else None,
+            )
+            prompts = [group.prompt_index for group in drawn]
+            carrying = step_counter.signal_groups(verdict.rewards, prompts, size, self.config.recipe.online_filter)
+            assert verdict.policy_version is not None  # an accept has one
+            self._accepted[name] = step_counter.AcceptedFile(
+                node=verdict.node,
+                submission=verdict.submission,
+                sha256=verdict.sha256,
+                policy_version=verdict.policy_version,
+                rows=verdict.rows,
+                signal_prompts=tuple(carrying),
+                dropped_groups=groups - len(carrying),
+            )
+        return self._accepted[name]
+
+    def _accepted_files(self, step: int) -> list[step_counter.AcceptedFile]:
+        """All accepted files of a step in the ledger's order, from memory or from their verdicts in the store."""
+        files = []
+        for entry in list(self.view.accepted.get(step, ())):
+            assert entry.node is not None
+            assert entry.digest is not None
+            known = self._accepted.get((entry.node, entry.digest))
+            if known is None:
+                data = self.store.get(keys.verdict(entry.node, entry.digest))
+                known = self.accepted_file(Signed[Verdict].from_json(data).document)
+            files.append(known)
+        return files
+
+    def seal_if_full(self, step: int) -> StepBatch | None:
+        """Write `batch.json` of a step that has enough groups, once; the batch, or None when it is not full or was sealed before.
+
+        The object comes first and the ledger second: after a crash between the two, the object that is there is what the ledger will name.
+        """
+        with self.settle_lock:
+            needed = self.config.recipe.prompts_per_step
+            if step in self.view.sealed or self.accepted_groups(step) < needed:
+                return None
+            batch = step_counter.select_batch(
+                self.config.run, step, self.beacon(step).hex(), needed, self._accepted_files(step)
+            )
+            if batch is None:
+                return None
+            data = batch.to_json()
+            if not self.store.create(keys.step_batch(step), data):
+                data = self.store.get(keys.step_batch(step))
+                batch = StepBatch.from_json(data)
+            self.ledger.append("batch-sealed", step=step, digest=hashlib.sha256(data).hexdigest(), groups=batch.groups)
+            self._accepted = {
+                name: file for name, file in self._accepted.items() if name not in _names(self.view.accepted[step])
+            }
+            get_logger().info("step sealed", step=step, files=len(batch.files), groups_dropped=batch.groups_dropped)
+            return batch
+
+
+def _names(entries: list[LedgerEntry]) -> set[tuple[str | None, str | None]]:
+    return {(entry.node, entry.digest) for entry in entries}

@@ -1,0 +1,132 @@
+"""What discovery and orchestrator share as HTTP services: signed bodies, who signed them, health and metrics, errors of store and Redis.
+
+A handler asks for the signer first and parses the body after, so that nobody unsigned learns more than that.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from shoal.contracts.base import Contract
+from shoal.contracts.identity import Role, Roster
+from shoal.contracts.run import home
+from shoal.storage import StoreUnavailable
+from shoal.telemetry import get_logger, render_metrics
+from shoal.transport.server import Problem, SignatureGate, problem_response
+
+Body = TypeVar("Body", bound=Contract)
+
+LONGEST_POLL_SECONDS = 25.0
+"""A long poll ends before the usual 30 s of clients and of proxies between."""
+
+
+class Gate:
+    """Says who signed a request, as a node or as a role of the roster."""
+
+    def __init__(self, signatures: SignatureGate, roster: Roster) -> None:
+        self._signatures = signatures
+        self._roster = roster
+
+    async def node(self, request: Request) -> str:
+        """The key that signed; raises `Problem` 401. Whether the key may do anything is decided by its record."""
+        return (await self._signatures.signer(request)).key
+
+    async def speaks_for(self, request: Request, body: type[Body]) -> Body:
+        """The body, whose field `node` must be the signer; raises `Problem` 401, 403 or 422."""
+        signer = await self.node(request)
+        document = await parse(request, body)
+        require_same(signer, getattr(document, "node", ""))
+        return document
+
+    async def role(self, request: Request, role: Role) -> str:
+        """The signer, which must be `role` of the roster; raises `Problem` 401 or 403."""
+        signer = await self.node(request)
+        if self._roster.role_of(signer) != role:
+            raise Problem(403, "Wrong role", f"{request.method} {request.url.path} is for the {role} of this run only")
+        return signer
+
+
+def require_same(signer: str, node: str) -> None:
+    """The signer must be the node that the request speaks for; raises `Problem` 403."""
+    if signer != node:
+        raise Problem(
+            403,
+            "Signer is not the node",
+            f"the request speaks for node {node[:12]}... and is signed by {signer[:12]}...",
+        )
+
+
+async def parse(request: Request, body: type[Body]) -> Body:
+    """The request's JSON body as a contract; raises `Problem` 422 naming every wrong field."""
+    try:
+        return body.from_json(await request.body())
+    except ValidationError as error:
+        mistakes = "; ".join(
+            f"{'.'.join(str(part) for part in mistake['loc']) or 'body'}: {mistake['msg']}"
+            for mistake in error.errors(include_url=False, include_input=False)[:10]
+        )
+        raise Problem(422, f"Not a valid {body.__name__}", mistakes) from error
+
+
+def json_answer(document: Contract | None) -> Response:
+    """200 with the document, or 204 without one."""
+    if document is None:
+        return Response(status_code=204)
+    return Response(document.to_json(), media_type="application/json")
+
+
+def poll_seconds(request: Request) -> float:
+    """`wait_seconds` of a long poll; raises `Problem` 422 outside 0 to the longest."""
+    text = request.query_params.get("wait_seconds", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= LONGEST_POLL_SECONDS:
+        raise Problem(422, "Wrong wait_seconds", f"given {text[:20]!r}, allowed are 0 to {LONGEST_POLL_SECONDS:.0f}")
+    return seconds
+
+
+def add_health(app: FastAPI, alive: Callable[[], str | None], ready: Callable[[], str | None]) -> None:
+    """`/healthz`, `/readyz`, `/metrics`; the functions give None, or what is wrong."""
+
+    def answer(problem: str | None) -> Response:
+        return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
+
+    @app.get("/healthz", include_in_schema=False)
+    def _healthz() -> Response:
+        return answer(alive())
+
+    @app.get("/readyz", include_in_schema=False)
+    def _readyz() -> Response:
+        return answer(ready())
+
+    @app.get("/metrics", include_in_schema=False)
+    def _metrics() -> Response:
+        body, content_type = render_metrics()
+        return Response(body, media_type=content_type)
+
+
+def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:
+    """Answer 503 with Retry-After while store or Redis is away; `failed` is told, because a write may be half done."""
+
+    async def away(_: Request, error: Exception) -> Response:
+        failed()
+        what = "The object store is away" if isinstance(error, StoreUnavailable) else "Redis is away"
+        get_logger().warning("peer away", problem=what, error=f"{type(error).__name__}: {str(error)[:300]}")
+        return problem_response(503, what, "nothing is lost: try again in a second", {"Retry-After": "1"})
+
+    app.add_exception_handler(RedisError, away)
+    app.add_exception_handler(StoreUnavailable, away)
+
+
+def read_secret(name: str) -> bytes:
+    """A file of this pod's Secret; exits with its path when it is missing."""
+    path = home() / "secrets" / name
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SystemExit(f"cannot read {path}: {error.strerror}; it comes from the Secret of this role") from error

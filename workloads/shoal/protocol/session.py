@@ -1,0 +1,256 @@
+"""The agent's membership: registers at discovery, takes the invite, heartbeats, and starts again whenever the run has forgotten it.
+
+Comes in: `NodeConfig`, the node's key. Goes out: `AgentState` for the pod, and `orchestrator()`, the client for requests of the pod. One thread runs
+`run`; it survives restarts of discovery, orchestrator and Redis. Only a slash (Evicted, Banned) is final.
+"""
+
+import random
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import (
+    HEARTBEAT_SECONDS,
+    Heartbeat,
+    HeartbeatReply,
+    Invite,
+    NodeState,
+    Registered,
+    Registration,
+)
+from shoal.contracts.run import AgentState, NodeConfig, PublicRun, home
+from shoal.protocol import hardware
+from shoal.protocol.node_states import EXCLUDED, MEMBERS
+from shoal.telemetry import Liveness, get_logger
+from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.server import Problem
+
+INVITE_POLL_SECONDS = 20
+DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop starts over and says so
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+"""Pauses between failed attempts to join double up to this: a run that comes back finds its nodes within seconds, and is not flooded."""
+SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
+MAX_METRICS = 64  # the contract's bound of a heartbeat
+LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
+
+
+class MustJoinError(Exception):
+    """The run does not know this node (any more): register again."""
+
+
+class ExcludedError(Exception):
+    """The node was evicted or banned; there is no way back."""
+
+    def __init__(self, state: NodeState, detail: str) -> None:
+        super().__init__(detail)
+        self.state: NodeState = state
+
+
+class Session:
+    """Membership of one node in one run."""
+
+    def __init__(self, config: NodeConfig, key: PrivateKey) -> None:
+        self.config = config
+        self.key = key
+        self.liveness = Liveness(LIVENESS_SECONDS)
+        self._roster = config.trusted_roster()
+        self._discovery = SignedClient(config.discovery, key)
+        self._lock = threading.Lock()
+        self._orchestrator: SignedClient | None = None
+        self._orchestrator_url = ""
+        self._metrics: dict[str, float] = {}
+        self._state = AgentState(node=key.public, state="Discovered", trainer_key=self._roster.keys["trainer"])
+
+    # For the pod
+
+    def state(self) -> AgentState:
+        with self._lock:
+            return self._state
+
+    def orchestrator(self) -> SignedClient:
+        """The client for requests of this pod; raises `Problem` 403 when excluded and 503 while not a member."""
+        with self._lock:
+            state, client = self._state.state, self._orchestrator
+        if state in EXCLUDED:
+            raise Problem(
+                403, state, f"this node is {state.lower()} from run {self.config.run!r} and does not come back"
+            )
+        if client is None or state not in MEMBERS:
+            raise Problem(503, "Not a member yet", f"node is {state}; the agent is joining", {"Retry-After": "1"})
+        return client
+
+    def note_metrics(self, metrics: dict[str, float]) -> None:
+        """Keep numbers of worker and fetch for the next heartbeat; raises `Problem` 422 when they are too many."""
+        with self._lock:
+            merged = {**self._metrics, **metrics}
+            if len(merged) > MAX_METRICS:
+                raise Problem(
+                    422, "Too many metrics", f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}"
+                )
+            self._metrics = merged
+
+    def note_latest_version(self, latest: int) -> None:
+        """A version that the orchestrator named outside a heartbeat: passed on at once, so that nobody waits for the next one."""
+        with self._lock:
+            if self._state.latest_version is None or latest > self._state.latest_version:
+                self._state = self._state.model_copy(update={"latest_version": latest})
+
+    # The loop
+
+    def run(self, stop: threading.Event) -> None:
+        """Join and stay joined until `stop` is set."""
+        pause = FIRST_PAUSE_SECONDS
+        while not stop.is_set():
+            try:
+                invite = self._join(stop)
+                pause = FIRST_PAUSE_SECONDS
+                self._stay(stop, invite)
+                return
+            except MustJoinError as error:
+                get_logger().info("joining again", reason=str(error))
+                wait = FIRST_PAUSE_SECONDS
+            except ExcludedError as error:
+                self._exclude(error)
+                while not stop.wait(1.0):
+                    self.liveness.progress()
+                return
+            except Exception as error:  # whatever a peer did, the node keeps trying, slower each time
+                get_logger().warning("cannot join yet", error=f"{type(error).__name__}: {str(error)[:300]}")
+                wait, pause = pause, min(pause * 2, LONGEST_PAUSE_SECONDS)
+            else:
+                wait = FIRST_PAUSE_SECONDS
+            self.liveness.progress()
+            stop.wait(wait * random.uniform(0.5, 1.0))
+
+    def _join(self, stop: threading.Event) -> Signed[Invite]:
+        """Register and wait for a good invite."""
+        self._set_state("Discovered")
+        registration = Registration(
+            node=self.key.public,
+            run=self.config.run,
+            pool=self.config.pool,
+            software_version=software_version(),
+            hardware=hardware.detect(home()),
+        )
+        self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
+        get_logger().info("registered, waiting for an invite", node=self.key.public)
+        while not stop.is_set():
+            self.liveness.progress()
+            try:
+                signed = self._discovery.call(
+                    "GET",
+                    f"/v1/nodes/{self.key.public}/invite?wait_seconds={INVITE_POLL_SECONDS}",
+                    reply=Signed[Invite],
+                    deadline_seconds=DISCOVERY_SECONDS,
+                    timeout_seconds=INVITE_POLL_SECONDS + 10.0,
+                )
+            except Refused as refused:
+                if refused.status == 404:
+                    raise MustJoinError("discovery has forgotten this node") from refused
+                raise
+            if signed is not None:
+                return self._checked(signed)
+        raise MustJoinError("asked to stop")
+
+    def _checked(self, signed: Signed[Invite]) -> Signed[Invite]:
+        """The invite, if it is from this run's orchestrator and for this node; what discovery says is not trusted further."""
+        try:
+            invite = signed.verified(self._roster.keys["orchestrator"])
+        except BadSignature as error:
+            raise MustJoinError(f"discovery gave an invite that is not the orchestrator's: {error}") from error
+        if (invite.run, invite.node) != (self.config.run, self.key.public) or invite.expires_unix < time.time():
+            raise MustJoinError("discovery gave an invite for another run or node, or an old one")
+        if invite.orchestrator_url != self._orchestrator_url:
+            client = SignedClient(invite.orchestrator_url, self.key)
+            with self._lock:
+                self._orchestrator, self._orchestrator_url = client, invite.orchestrator_url
+        self._set_state("Invited")
+        return signed
+
+    def _stay(self, stop: threading.Event, invite: Signed[Invite] | None) -> None:
+        """Heartbeat until asked to stop; raises when the run does not want this node as it is."""
+        interval = HEARTBEAT_SECONDS
+        while not stop.is_set():
+            self.liveness.progress()
+            try:
+                reply = self._beat(invite)
+                interval = reply.heartbeat_seconds
+                if reply.state not in MEMBERS:
+                    raise MustJoinError(f"this node is {reply.state} at the orchestrator")
+                invite = None
+                self._learn_run()
+                settled = self.state().public is not None
+            except Unavailable as error:
+                get_logger().warning("orchestrator away, heartbeat will be tried again", error=str(error)[:300])
+                settled = False
+            stop.wait(interval if settled else SETTLING_SECONDS)
+
+    def _beat(self, invite: Signed[Invite] | None) -> HeartbeatReply:
+        assert self._orchestrator is not None  # set with the invite
+        with self._lock:
+            metrics = dict(self._metrics)
+        beat = Heartbeat(node=self.key.public, invite=invite, policy_version=held_version(), metrics=metrics)
+        try:
+            reply = self._orchestrator.call(
+                "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
+            )
+        except Refused as refused:
+            if refused.title in EXCLUDED:
+                raise ExcludedError("Evicted" if refused.title == "Evicted" else "Banned", refused.detail) from refused
+            if refused.status == 403:
+                raise MustJoinError(str(refused)) from refused
+            raise
+        if reply is None:
+            raise Unavailable("the orchestrator answered a heartbeat without content")
+        with self._lock:
+            known = [v for v in (self._state.latest_version, reply.latest_version) if v is not None]
+            if reply.state != self._state.state:
+                get_logger().info("node state", state=reply.state)
+            self._state = self._state.model_copy(
+                update={
+                    "state": reply.state,
+                    "relays": reply.relays,
+                    "relay_token": reply.relay_token,
+                    "latest_version": max(known, default=None),
+                }
+            )
+        return reply
+
+    def _learn_run(self) -> None:
+        """Ask once what the run is; while its tasks are not ready the next heartbeat asks again."""
+        if self.state().public is not None or self._orchestrator is None:
+            return
+        try:
+            public = self._orchestrator.call("GET", "/v1/public", reply=PublicRun, deadline_seconds=5.0)
+        except Refused as refused:
+            raise MustJoinError(str(refused)) from refused
+        with self._lock:
+            self._state = self._state.model_copy(update={"public": public})
+
+    def _exclude(self, error: ExcludedError) -> None:
+        get_logger().error("this node is excluded from the run", state=error.state, detail=str(error))
+        self._set_state(error.state)
+
+    def _set_state(self, state: NodeState) -> None:
+        with self._lock:
+            self._state = self._state.model_copy(update={"state": state, "relay_token": None})
+
+
+def held_version() -> int | None:
+    """The newest version in this pod's `weights/`."""
+    folder = home() / "weights"
+    if not folder.is_dir():
+        return None
+    return max((v for path in folder.iterdir() if (v := keys.parse_version(path.name)) is not None), default=None)
+
+
+def software_version() -> str:
+    """Version of the installed distribution, for the registration."""
+    try:
+        return f"shoal {version('shoal')}"
+    except PackageNotFoundError:  # run from a source tree
+        return "shoal source"

@@ -1,0 +1,164 @@
+"""Uploads: from a lease to a file in the validators' queue.
+
+Comes in: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is there). The file is promoted to its final name first
+and hashed there, because a staging object may change until its grant expires. Then the submission record is created, then the job is queued, then
+staging is cleared: after a crash at any point the repeated notice, or `recovery`, finishes the rest, and nothing is queued twice.
+"""
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed
+from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
+from shoal.contracts.rollouts import MAX_FILE_BYTES
+from shoal.contracts.run import RunConfig
+from shoal.contracts.verdicts import Outcome, Verdict
+from shoal.protocol.leases import is_open, upload_seconds
+from shoal.protocol.records import Job, LeaseRecord, SubmissionRecord
+from shoal.protocol.run_state import RunState
+from shoal.storage import NotFound
+from shoal.storage.grants import make_grant
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+BYTES_A_TOKEN = 4 + 4 + 1
+"""Token id, log-prob and mask in the rollout schema, uncompressed."""
+PROOF_BYTES, PROOF_TOKENS = 258, 32  # DESIGN section 4, TOPLOC proof
+ROW_BYTES = 4096
+"""Everything else in a row, with room to spare."""
+FILE_BYTES = 1 << 20
+"""Parquet's own structures and the file's metadata."""
+
+_STATUS: dict[Outcome, str] = {
+    "accept": "accepted",
+    "reject": "rejected",
+    "expired": "expired",
+    "inconclusive": "queued",
+}
+
+
+def largest_file(config: RunConfig) -> int:
+    """Bytes that an honest file cannot exceed, from the recipe; what is larger is refused before it is uploaded."""
+    tokens = config.recipe.max_sequence_length
+    proofs = -(-config.sampling.max_completion_tokens // PROOF_TOKENS) * PROOF_BYTES
+    rows = config.sampling.groups_per_submission * config.recipe.group_size
+    return min(MAX_FILE_BYTES, FILE_BYTES + rows * (tokens * BYTES_A_TOKEN + proofs + ROW_BYTES))
+
+
+def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
+    """A grant for the staging key of the node's lease; raises `Problem`."""
+    state.nodes.require_member(request.node)
+    limit = largest_file(state.config)
+    if request.size > limit:
+        raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
+    record = state.leases.require(request.lease, request.node)
+    now = state.clock()
+    if record.status == "submitted":
+        raise Problem(409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt")
+    _require_time_left(record, now)
+    expires = now + upload_seconds(request.size)
+    state.leases.name_file(record, request.sha256, request.size, expires)
+    return make_grant(
+        state.config,
+        keys.staging(request.node, request.lease),
+        max_bytes=request.size,
+        expires_unix=expires,
+        run_secret=state.run_secret,
+    )
+
+
+def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
+    """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Problem`."""
+    state.nodes.require_member(notice.node)
+    lease = state.leases.require(notice.lease, notice.node)
+    groups = state.config.sampling.groups_per_submission
+    if notice.groups != groups:
+        raise Problem(
+            422, "Wrong number of groups", f"file is said to have {notice.groups} groups, a submission has {groups}"
+        )
+    record = find_record(state, notice.node, notice.sha256)
+    if record is not None:
+        if record.lease != notice.lease:
+            raise Problem(
+                409,
+                "File was submitted before",
+                f"the same bytes were handed in for lease {record.lease}: make new rollouts",
+            )
+        return _finish(state, record, lease)
+    _require_time_left(lease, state.clock())
+    # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
+    lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
+    if lease.lease.step in state.view.sealed:
+        state.leases.put(lease.model_copy(update={"status": "submitted"}))
+        state.store.delete(keys.staging(notice.node, notice.lease))
+        return SubmissionReceipt(lease=notice.lease, sha256=notice.sha256, status="expired")
+    _promote(state, notice)
+    record = SubmissionRecord(
+        run=state.config.run,
+        node=notice.node,
+        lease=notice.lease,
+        step=lease.lease.step,
+        submission=lease.lease.submission,
+        sha256=notice.sha256,
+        size=notice.size,
+        groups=groups,
+        received_unix=state.clock(),
+    )
+    if not state.store.create(keys.submission(notice.node, notice.sha256), record.to_json()):
+        return submit(state, notice)  # another thread was first: its record decides
+    get_logger().info(
+        "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
+    )
+    return _finish(state, record, lease)
+
+
+def find_record(state: RunState, node: str, sha256: str) -> SubmissionRecord | None:
+    try:
+        return SubmissionRecord.from_json(state.store.get(keys.submission(node, sha256)))
+    except NotFound:
+        return None
+
+
+def find_verdict(state: RunState, node: str, sha256: str) -> Signed[Verdict] | None:
+    """The recorded verdict on a file, if there is one."""
+    try:
+        return Signed[Verdict].from_json(state.store.get(keys.verdict(node, sha256)))
+    except NotFound:
+        return None
+
+
+def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> SubmissionReceipt:
+    """What follows the record: queue the file unless it has its verdict, close the lease, clear staging. Idempotent."""
+    verdict = find_verdict(state, record.node, record.sha256)
+    if verdict is None:
+        state.queue.add(Job(record=record), state.clock())
+    if lease.status != "submitted":
+        state.leases.put(lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size}))
+    state.store.delete(keys.staging(record.node, record.lease))
+    status = _STATUS[verdict.document.outcome] if verdict is not None else "queued"
+    return SubmissionReceipt.model_validate({"lease": record.lease, "sha256": record.sha256, "status": status})
+
+
+def _promote(state: RunState, notice: SubmissionNotice) -> None:
+    """Give the staged bytes their final name if they are what was announced; raises `Problem` 409 or 422."""
+    target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
+    size = state.store.size(staged)
+    if size is not None and size != notice.size:
+        state.store.delete(staged)
+        raise Problem(422, "Wrong size", f"the uploaded file has {size} bytes, announced were {notice.size}")
+    try:
+        state.store.copy_if_absent(staged, target)
+        found = state.store.sha256(target)
+    except NotFound as error:
+        raise Problem(409, "Nothing was uploaded", "post the file to the grant's URL first, then confirm") from error
+    if found != (notice.sha256, notice.size):
+        state.store.delete(target)
+        state.store.delete(staged)
+        raise Problem(
+            422,
+            "Wrong digest",
+            f"the uploaded file has SHA-256 {found[0]} and {found[1]} bytes, announced were {notice.sha256} and {notice.size}",
+        )
+
+
+def _require_time_left(record: LeaseRecord, now_unix: float) -> None:
+    if record.status == "abandoned" or not (is_open(record, now_unix) or record.status == "submitted"):
+        raise Problem(409, "Lease is over", f"lease {record.lease.lease} expired or was given up: ask for a new one")
