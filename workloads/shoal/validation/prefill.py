@@ -17,6 +17,10 @@ from shoal.contracts.rollouts import Rollout
 
 LOW_PROBABILITY = 0.05
 """A sampled token with less is improbable; the token-sampling check counts them."""
+SURPRISE_CAP = 7.0
+"""Surprise (negative log-probability) is counted up to this many nats, so that one unlikely token cannot decide for a
+file.
+"""
 TILE_ELEMENTS = 1 << 24
 """Logits held at once (64 MiB in float32): 10,000 tokens times 150,000 words would be 6 GB."""
 
@@ -29,13 +33,16 @@ class Prefill:
 
     `states` [n, hidden size]; `logprobs` [n] of the chosen tokens, natural logarithms; `eos` [n] probability of
     ending there; `low` [n] sum of all probabilities below LOW_PROBABILITY, that is the chance that an honest sample
-    is improbable there.
+    is improbable there; `surprise_mean` and `surprise_variance` [n] of an honest sample's surprise, capped at
+    SURPRISE_CAP nats.
     """
 
     states: Float32
     logprobs: Float32
     eos: Float32
     low: Float32
+    surprise_mean: Float32
+    surprise_variance: Float32
 
 
 @torch.inference_mode()
@@ -54,17 +61,18 @@ def prefill(model: Any, row: Rollout, eos_token_ids: frozenset[int]) -> Prefill:
         _distribution(model.lm_head(states[start : start + tile]), chosen[start : start + tile], row.temperature, eos)
         for start in range(0, count, tile)
     ]
-    logprobs, eos_probability, low = (torch.cat(column).float().cpu().numpy() for column in zip(*parts, strict=True))
-    return Prefill(states.float().cpu().numpy(), logprobs, eos_probability, low)
+    columns = [torch.cat(column).float().cpu().numpy() for column in zip(*parts, strict=True)]
+    return Prefill(states.float().cpu().numpy(), *columns)
 
 
 def _distribution(
     logits: torch.Tensor, chosen: torch.Tensor, temperature: float, eos: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From logits [n, vocabulary]: log-probabilities of `chosen` [n], probability of `eos` [n], sum of low
-    probabilities [n].
-    """
+) -> tuple[torch.Tensor, ...]:
+    """The columns of `Prefill` after `states`, each [n], from logits [n, vocabulary]."""
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     probabilities = logprobs.exp()
-    low = torch.where(probabilities < LOW_PROBABILITY, probabilities, torch.zeros_like(probabilities)).sum(dim=-1)
-    return logprobs.gather(1, chosen[:, None])[:, 0], probabilities[:, eos].sum(dim=-1), low
+    low = torch.where(probabilities < LOW_PROBABILITY, probabilities, 0.0).sum(dim=-1)
+    surprise = (-logprobs).clamp(max=SURPRISE_CAP)
+    mean = (probabilities * surprise).sum(dim=-1)
+    variance = (probabilities * (surprise - mean[:, None]).square()).sum(dim=-1)
+    return logprobs.gather(1, chosen[:, None])[:, 0], probabilities[:, eos].sum(dim=-1), low, mean, variance

@@ -65,21 +65,14 @@ def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Fact
 
 
 def at_least(count: int, expected: float) -> float:
-    """Chance of `count` or more Poisson events of which `expected` are expected.
+    """Upper bound on the chance of `count` or more events where `expected` are expected.
 
-    An upper bound for rare events of differing chances, one after the other, in the tail above their mean, which is
-    where it is used.
+    The chances may differ and depend on what came before, as they do along a completion: Chernoff's bound for a
+    counting martingale, `exp(count - expected) * (expected / count)**count` (Freedman, On tail probabilities for
+    martingales, 1975).
     """
-    if count == 0:
-        return 1.0
     if count <= expected:
         return 1.0
     if expected <= 0.0:
         return 0.0
-    term = math.exp(-expected + count * math.log(expected) - math.lgamma(count + 1))
-    total, number = 0.0, count
-    while term > total * 1e-12:
-        total += term
-        number += 1
-        term *= expected / number
-    return min(total, 1.0)
+    return math.exp(count - expected + count * math.log(expected / count))
