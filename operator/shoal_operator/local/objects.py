@@ -1,0 +1,121 @@
+"""The objects of a run on this machine: a small API server's worth of storage, one JSON file, written atomically.
+
+Keeps `generation` (grows when the spec changes) and `resourceVersion`, because reconcile and status refer to them. Kinds that are not known here
+are refused by name.
+"""
+
+import copy
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal_operator.local.expand import UnsupportedField
+
+KINDS = frozenset(
+    {
+        "TrainingRun", "InferencePool", "RelayServer", "Validator",
+        "ConfigMap", "Secret", "PersistentVolumeClaim", "Service", "StatefulSet", "Deployment", "Job",
+    }
+)  # fmt: skip
+
+Object = dict[str, Any]
+
+
+class Objects:
+    """Objects by (kind, name). All of one namespace; the file is readable by its owner only, as it holds secrets."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._objects: dict[tuple[str, str], Object] = {}
+        self._revision = 0
+        if path.is_file():
+            saved = json.loads(path.read_text())
+            self._revision = saved["revision"]
+            self._objects = {(each["kind"], each["metadata"]["name"]): each for each in saved["objects"]}
+
+    def get(self, kind: str, name: str) -> Object | None:
+        found = self._objects.get((kind, name))
+        return copy.deepcopy(found) if found is not None else None
+
+    def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+        """Objects of a kind that carry all of `labels`, by name."""
+        wanted = (labels or {}).items()
+        return [
+            copy.deepcopy(each)
+            for (found, _), each in sorted(self._objects.items())
+            if found == kind and wanted <= each["metadata"].get("labels", {}).items()
+        ]
+
+    def apply(self, wanted: Mapping[str, Any]) -> Object:
+        """Create the object or replace everything but its status; returns what is stored."""
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        if kind not in KINDS:
+            raise UnsupportedField(
+                f"{kind} {name}: kind {kind} is not available on one machine; known are {sorted(KINDS)}"
+            )
+        before = self._objects.get((kind, name))
+        new = copy.deepcopy(dict(wanted))
+        new.pop("status", None)
+        metadata = new["metadata"]
+        if before is None:
+            metadata["uid"] = str(uuid.uuid4())
+            metadata["generation"] = 1
+        else:
+            old = before["metadata"]
+            metadata["uid"] = old["uid"]
+            changed = _content(before) != _content(new)
+            metadata["generation"] = old["generation"] + int(changed)
+            if "status" in before:
+                new["status"] = before["status"]
+            if (
+                not changed
+                and metadata.get("labels") == old.get("labels")
+                and metadata.get("annotations") == old.get("annotations")
+            ):
+                return copy.deepcopy(before)
+        return self._store(new)
+
+    def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        """Replace the status; nothing is written when it is the same, and a deleted object is left deleted."""
+        found = self._objects.get((kind, name))
+        if found is not None and found.get("status") != status:
+            self._store({**found, "status": copy.deepcopy(dict(status))})
+
+    def delete(self, kind: str, name: str) -> bool:
+        """Remove an object and all that it owns; False when it was not there."""
+        found = self._objects.pop((kind, name), None)
+        if found is None:
+            return False
+        uid = found["metadata"]["uid"]
+        self._revision += 1
+        owned = [
+            key
+            for key, each in self._objects.items()
+            if any(owner.get("uid") == uid for owner in each["metadata"].get("ownerReferences", []))
+        ]
+        for key in owned:
+            self.delete(*key)
+        self._save()
+        return True
+
+    def _store(self, new: Object) -> Object:
+        self._revision += 1
+        new["metadata"]["resourceVersion"] = str(self._revision)
+        self._objects[(new["kind"], new["metadata"]["name"])] = new
+        self._save()
+        return copy.deepcopy(new)
+
+    def _save(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"revision": self._revision, "objects": list(self._objects.values())}, file)
+        partial.replace(self._path)
+
+
+def _content(each: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation counts: everything but metadata and status."""
+    return {key: value for key, value in each.items() if key not in ("metadata", "status")}

@@ -1,0 +1,117 @@
+"""A pod's folder (its `SHOAL_HOME`) and what is mounted in it: secrets, config maps, empty folders and claims.
+
+Every mount lies under `/shoal`, and all containers of a pod see all of its mounts here: one machine's user has no walls between processes of
+its own. Claims are folders of the run that outlive pods.
+"""
+
+import base64
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal_operator.local.expand import UnsupportedField
+
+MOUNT_ROOT = "/shoal"
+
+Lookup = Callable[[str, str], Mapping[str, Any] | None]
+"""(kind, name) -> object, or None when it does not exist (yet)."""
+
+
+class NotThere(LookupError):
+    """A Secret, ConfigMap or claim that a pod needs does not exist yet: the pod waits, as on a cluster."""
+
+
+def prepare_home(
+    home: Path,
+    pod_spec: Mapping[str, Any],
+    *,
+    claims: Mapping[str, str],
+    volumes_folder: Path,
+    lookup: Lookup,
+    where: str,
+) -> None:
+    """Make the pod's folder with all of its mounts, new except for claims.
+
+    `claims` maps names of `volumeClaimTemplates` to the claims made from them for this pod. Raises `NotThere` and `UnsupportedField`.
+    """
+    if home.exists():
+        shutil.rmtree(home)  # links into claims are removed, not followed
+    home.mkdir(parents=True)
+    for name in ("run", "tmp"):
+        (home / name).mkdir()
+    volumes = {volume["name"]: volume for volume in pod_spec.get("volumes", [])}
+    for mount_path, name in sorted(_mounts(pod_spec, where).items()):
+        target = home / mount_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            target.rmdir()
+        if name in claims:
+            _link_claim(target, volumes_folder / claims[name], create=True, where=where)
+        elif name in volumes:
+            _mount(target, volumes[name], volumes_folder, lookup, where)
+        else:
+            raise UnsupportedField(f"{where}: mounts volume {name!r}, which the pod does not have")
+
+
+def _mounts(pod_spec: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Path below the pod's folder -> volume name, over all containers."""
+    found: dict[str, str] = {}
+    for container in pod_spec["containers"]:
+        for mount in container.get("volumeMounts", []):
+            path = mount["mountPath"]
+            if not path.startswith(MOUNT_ROOT + "/") or ".." in path.split("/"):
+                raise UnsupportedField(f"{where}: mounts {path}; here every mount lies under {MOUNT_ROOT}")
+            if "subPath" in mount:
+                raise UnsupportedField(f"{where}: mount {path} has a subPath, which is not available here")
+            relative = path[len(MOUNT_ROOT) + 1 :]
+            if found.setdefault(relative, mount["name"]) != mount["name"]:
+                raise UnsupportedField(
+                    f"{where}: two containers mount different volumes at {path}; here they share one folder"
+                )
+    return found
+
+
+def _mount(target: Path, volume: Mapping[str, Any], volumes_folder: Path, lookup: Lookup, where: str) -> None:
+    if "emptyDir" in volume:
+        target.mkdir()
+    elif "persistentVolumeClaim" in volume:
+        claim = volume["persistentVolumeClaim"]["claimName"]
+        exists = lookup("PersistentVolumeClaim", claim) is not None
+        if not exists:
+            raise NotThere(f"{where}: waits for PersistentVolumeClaim {claim}")
+        _link_claim(target, volumes_folder / claim, create=True, where=where)
+    elif "secret" in volume:
+        name = volume["secret"]["secretName"]
+        secret = lookup("Secret", name)
+        if secret is None:
+            raise NotThere(f"{where}: waits for Secret {name}")
+        data = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
+        data |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
+        _write_files(target, data, 0o600)
+    elif "configMap" in volume:
+        name = volume["configMap"]["name"]
+        config = lookup("ConfigMap", name)
+        if config is None:
+            raise NotThere(f"{where}: waits for ConfigMap {name}")
+        _write_files(target, {key: value.encode() for key, value in config.get("data", {}).items()}, 0o644)
+    else:
+        kinds = sorted(set(volume) - {"name"})
+        raise UnsupportedField(
+            f"{where}: volume {volume['name']!r} is a {kinds}; here: emptyDir, persistentVolumeClaim, secret, configMap"
+        )
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
+    folder.mkdir(mode=0o700)
+    for name, data in files.items():
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+
+
+def _link_claim(target: Path, folder: Path, *, create: bool, where: str) -> None:
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+    target.symlink_to(folder.resolve(), target_is_directory=True)
