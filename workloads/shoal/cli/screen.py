@@ -25,25 +25,36 @@ STATE_MARKS = {
     "crashed": "✗",
 }
 FIGURE_COLUMNS = 3
+LABEL_WIDTH = 13  # the longest label of the first column of figures, so that curves stand below values
 
 
 def render(model: Model) -> RenderableType:
     """The whole screen: headline and bar, figures with curves, the table of parts, what the run waits for."""
     title = Text.assemble(("shoal ", "dim"), (model.run, "bold"), ("  " + model.headline, ""))
-    body: list[RenderableType] = [
-        ProgressBar(total=1.0, completed=model.share_done, width=None, complete_style="cyan"),
-        _figures(model),
-    ]
+    body: list[RenderableType] = [_bar(model.share_done), _figures(model)]
     for label, curve in (("reward", model.reward_curve), ("task reward", model.task_reward_curve)):
         if curve:
-            body.append(Text.assemble((f"{label:<14}", "dim"), (curve, "cyan")))
+            body.append(_line(label, curve, "cyan"))
     if model.rejects:
-        body.append(Text.assemble(("rejected for  ", "dim"), (model.rejects, "red")))
-    body.append(_parts(model))
+        body.append(_line("rejected for", model.rejects, "red"))
     if model.waiting:
-        body.append(Text.assemble(("waits for     ", "dim"), (model.waiting, "yellow")))
+        body.append(_line("waits for", model.waiting, "yellow"))
+    body.append(Text())
+    body.append(_parts(model))
+    body += [_line(row.name, row.note, "yellow") for row in model.rows if row.note]
     body.append(Text("Ctrl-C stops every part in order; the same command resumes.", style="dim"))
     return Panel(Group(*body), title=title, title_align="left", border_style="cyan", padding=(0, 1))
+
+
+def _bar(share_done: float) -> Table:
+    """In a table, because a bar by itself does not end its line."""
+    table = Table.grid(expand=True)
+    table.add_row(ProgressBar(total=1.0, completed=share_done, complete_style="cyan"))
+    return table
+
+
+def _line(label: str, text: str, style: str) -> Text:
+    return Text.assemble((f"{label:<{LABEL_WIDTH}}  ", "dim"), (text, style))
 
 
 def _figures(model: Model) -> Table:
@@ -69,12 +80,11 @@ def _parts(model: Model) -> Table:
     table.add_column("processes")
     table.add_column("restarts", justify="right", no_wrap=True)
     table.add_column("address", no_wrap=True, style="dim")
-    table.add_column("")
     for row in model.rows:
         processes = Text()
         for name, state in row.containers:
             processes.append(STATE_MARKS.get(state, "?"), style=STATE_STYLES.get(state, "red"))
-            processes.append(f" {name}  ")
+            processes.append(f"{name} ")
         restarts = Text(str(row.restarts), style="yellow" if row.restarts else "dim")
         table.add_row(
             Text(row.name, style="bold"),
@@ -82,6 +92,5 @@ def _parts(model: Model) -> Table:
             processes,
             restarts,
             Text(row.address),
-            Text(row.note, style="yellow"),
         )
     return table

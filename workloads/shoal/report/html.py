@@ -22,7 +22,7 @@ h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; } h2 { font-size
 p.lead { margin: 0 0 24px; color: var(--soft); }
 dl.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin: 0; }
 dl.cards div { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
-dt { color: var(--soft); font-size: 12.5px; } dd { margin: 2px 0 0; font-size: 20px; font-variant-numeric: tabular-nums; }
+dt { color: var(--soft); font-size: 12.5px; } dd { margin: 2px 0 0; font-size: 20px; white-space: nowrap; font-variant-numeric: tabular-nums; }
 dd small { display: block; color: var(--soft); font-size: 12.5px; }
 div.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 16px; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px 8px; }
@@ -67,25 +67,21 @@ def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand
 
 
 def _lead(data: ReportData) -> str:
-    parts = [f"{len(data.steps)} of {data.steps_total} steps trained"]
-    if data.wall_seconds is not None:
-        parts.append(f"in {duration(data.wall_seconds)}")
-    if data.engine:
-        parts.append(f"with rollouts by {data.engine}")
-    if data.relay:
-        parts.append(f"weights through {data.relay}")
-    return ", ".join(parts) + f"; object store: {data.store}."
+    time = f" in {duration(data.wall_seconds)}" if data.wall_seconds is not None else ""
+    parts = [f"{len(data.steps)} of {data.steps_total} steps trained{time}"]
+    parts += [f"rollouts by {data.engine}"] if data.engine else []
+    parts += [f"weights through {data.relay}"] if data.relay else []
+    return ", ".join([*parts, f"object store: {data.store}"]) + "."
 
 
 def _cards(data: ReportData) -> str:
     gain = None if data.reward_start is None or data.reward_end is None else data.reward_end - data.reward_start
     cards = [
         ("Task reward", f"{number(data.reward_start, 2)} → {number(data.reward_end, 2)}", f"change {gain:+.3f}" if gain is not None else ""),
-        ("Steps", f"{len(data.steps)} / {data.steps_total}", f"{len(data.versions)} versions published"),
+        ("Steps", f"{len(data.steps)} / {data.steps_total}", f"newest version {data.versions[-1]}" if data.versions else "no version published"),
         ("Files accepted", count(data.files["accept"]), f"{count(data.files['reject'])} rejected, {count(data.files['expired'])} expired"),
-        ("Groups trained on", count(data.groups_used), f"{count(data.groups_dropped)} without signal"),
-        ("Completion tokens", count(data.completion_tokens), "trained on"),
-        ("Weights broadcast", size(data.bytes_broadcast), "served by relays to nodes"),
+        ("Groups trained on", count(data.groups_used), f"{count(data.completion_tokens)} completion tokens"),
+        ("Weights broadcast", size(data.bytes_broadcast), "served by relays"),
         ("Wall time", duration(data.wall_seconds), f"{duration(_per_step(data))} per step"),
     ]  # fmt: skip
     body = "".join(f"<div><dt>{text(t)}</dt><dd>{text(v)}<small>{text(s)}</small></dd></div>" for t, v, s in cards)
@@ -115,14 +111,14 @@ def _time(data: ReportData) -> str:
             (part, f"{seconds:,.1f}", percent(seconds / data.wall_seconds if data.wall_seconds else None))
             for part, seconds in _largest_first(data.busy_seconds)
         ]
-        pieces += ["<h2>Where the time went</h2>", _table(("part", "CPU seconds", "of wall time, one core"), rows)]
+        pieces += ["<h2>Where the time went</h2>", _table(("part", "CPU seconds", "of one core"), rows)]
     if data.phase_seconds:
         phases = [
-            (part, f"{seconds:,.1f}", phase)
+            (f"{part}: {phase}", f"{seconds:,.1f}", percent(seconds / data.wall_seconds if data.wall_seconds else None))
             for part, found in data.phase_seconds.items()
             for phase, seconds in _largest_first(found)
         ]
-        pieces += ["<h2>Phases</h2>", _table(("part", "wall seconds", "phase"), phases)]
+        pieces += ["<h2>Phases</h2>", _table(("part and phase", "seconds", "of wall time"), phases)]
     return "\n".join(pieces)
 
 

@@ -79,15 +79,22 @@ def draw(
                 axes.plot(line.x, line.y, color=line.colour, linewidth=1.6, label=line.label, marker=marker)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=whole_x))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=whole_x))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
         axes.margins(x=0.02, y=0.12)
         if from_zero:
             axes.set_ylim(bottom=0.0)
         if top is not None:
             axes.set_ylim(top=top)
         if len(lines) > 1:
-            axes.legend(loc="best", fontsize=8.5, handlelength=1.4)
+            axes.legend(
+                loc="lower left",
+                bbox_to_anchor=(0.0, 1.0),
+                ncols=len(lines),
+                fontsize=8.5,
+                handlelength=1.4,
+                borderpad=0.2,
+            )
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return inline(buffer.getvalue(), name)
