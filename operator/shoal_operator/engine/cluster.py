@@ -1,0 +1,70 @@
+"""The one interface between reconcile and where objects live: an API server, or this machine.
+
+A `Cluster` speaks for one namespace. Objects are plain dicts as Kubernetes writes them (camelCase, `apiVersion`, `kind`, `metadata`, `spec`, `status`).
+Calls block; each raises `ClusterError` when the other side does not answer in time, and reconcile is then tried again later: it is level-triggered,
+so a call that was lost is made again.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+from shoal.contracts.protocol import RunProgress
+from shoal.contracts.run import Addresses
+
+Object = dict[str, Any]
+"""A Kubernetes object."""
+
+CHILD_KINDS = {
+    "ConfigMap": "v1",
+    "Secret": "v1",
+    "Service": "v1",
+    "PersistentVolumeClaim": "v1",
+    "StatefulSet": "apps/v1",
+    "Deployment": "apps/v1",
+    "Job": "batch/v1",
+}
+"""Kinds that builders use beside our own four, with their API versions. A `Cluster` refuses others."""
+
+
+class ClusterError(RuntimeError):
+    """The cluster could not be asked, or refused; the text says what and why."""
+
+
+class Cluster(Protocol):
+    """Get, list, apply and delete in one namespace; and what else reconcile must know about the world."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that all names below are in."""
+
+    @property
+    def bind(self) -> str | None:
+        """Address that containers bind: `0.0.0.0` in a cluster; None where each pod must bind its own (`status.podIP`)."""
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        """Live objects of a kind that carry all these labels, by name."""
+
+    def apply(self, wanted: Object) -> Object:
+        """Create the object, or make the live one contain it, keeping fields that others own; the status is left alone.
+
+        Sets `metadata.uid` and `metadata.generation` (which grows when the spec changes).
+        """
+
+    def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
+        """Delete in the foreground: the object stays visible until everything that it owns is gone. With `orphan`, its pods stay."""
+
+    def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        """Replace the status of one of our own objects."""
+
+    def addresses(self, run: str, relays: int) -> Addresses:
+        """Where the parts of a run are or will be; the same answer every time."""
+
+    def run_progress(self, orchestrator_url: str) -> RunProgress | None:
+        """`GET /v1/run` of a run's orchestrator, within a second or two; None when it does not answer."""
+
+    def now(self) -> datetime:
+        """The time, with its zone, for transition times in conditions."""
