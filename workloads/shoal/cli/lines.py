@@ -33,8 +33,8 @@ def events(before: Snapshot | None, after: Snapshot) -> list[str]:
 def _part_events(before: Snapshot | None, after: Snapshot) -> list[str]:
     earlier = {part.name: part for part in before.parts} if before else {}
     lines = [line for part in after.parts if (line := _part_event(earlier.get(part.name), part))]
-    present = {part.name for part in after.parts}
-    return lines + [f"{plain(name)}: gone" for name in earlier if name not in present]
+    present = {part.pod for part in after.parts}
+    return lines + [f"{plain(name)}: gone" for name, part in earlier.items() if part.pod not in present]
 
 
 def _part_event(before: Part | None, after: Part) -> str | None:

@@ -1,11 +1,10 @@
 """`shoal logs`: the logs of all parts of a run, merged by time; with `--follow` also what comes.
 
-Files are `logs/<pod>/<container>.log`, older parts of them `<container>.log.1` and so on (the higher, the older).
+Files are `logs/<pod>/<container>.log`. A file that grew too large is cut to its newer half in place, because its process holds it open.
 """
 
 import heapq
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,25 +15,17 @@ from shoal.cli.log_lines import LogLine, dated, line_time, show
 from shoal.report.text import plain
 
 FOLLOW_SECONDS = 0.3
-_NAME = re.compile(r"^(?P<container>[A-Za-z0-9_-]+)\.log(?:\.(?P<age>\d+))?$")
 
 
-def log_files(logs: Path, part: str | None) -> dict[str, list[Path]]:
-    """Files of every part (`pod/container`), oldest first; of those whose pod or container is `part`, or that end in it.
-
-    Raises `InputWrong` naming the parts when none fits.
-    """
-    found: dict[str, list[tuple[int, Path]]] = {}
-    for path in sorted(logs.glob("*/*")):
-        if match := _NAME.match(path.name):
-            found.setdefault(f"{path.parent.name}/{match['container']}", []).append((int(match["age"] or 0), path))
-    chosen = {name: files for name, files in found.items() if part is None or fits(name, part)}
+def log_files(logs: Path, part: str | None) -> dict[str, Path]:
+    """The file of every part (`pod/container`); of those that `part` means, when it is given. Raises `InputWrong` naming the parts when none fits."""
+    found = {f"{path.parent.name}/{path.stem}": path for path in sorted(logs.glob("*/*.log"))}
+    chosen = {name: path for name, path in found.items() if part is None or fits(name, part)}
     if not chosen:
         known = ", ".join(sorted(found)) or "none yet"
-        raise InputWrong(
-            plain(f"no log of {part!r} in {logs}; parts: {known}" if part else f"there is no log in {logs}", 2000)
-        )
-    return {name: [path for _, path in sorted(files, reverse=True)] for name, files in chosen.items()}
+        what = f"no log of {part!r} in {logs}; parts: {known}" if part else f"there is no log in {logs}"
+        raise InputWrong(plain(what, 2000))
+    return chosen
 
 
 def fits(name: str, part: str) -> bool:
@@ -44,7 +35,7 @@ def fits(name: str, part: str) -> bool:
 
 
 def read_lines(path: Path, end: int | None = None) -> Iterator[str]:
-    """Lines of a file, up to byte `end` where given, whatever bytes are in it; a file that was rotated away is empty."""
+    """Lines of a file, up to byte `end` where given, whatever bytes are in it; a file that is gone is empty."""
     try:
         with path.open("rb") as file:
             read = 0
@@ -57,19 +48,19 @@ def read_lines(path: Path, end: int | None = None) -> Iterator[str]:
         return
 
 
-def merged(files: dict[str, list[Path]], since_unix: float, ends: dict[Path, int] | None = None) -> Iterator[LogLine]:
+def merged(files: dict[str, Path], since_unix: float, ends: dict[Path, int] | None = None) -> Iterator[LogLine]:
     """All lines from `since_unix` on, by time; lines of one file keep their order. `ends` says where to stop in a file that still grows."""
 
-    def of_part(name: str, paths: list[Path]) -> Iterator[LogLine]:
-        lines = (line for path in paths for line in read_lines(path, (ends or {}).get(path)))
-        return (line for line in dated(name, lines) if line.unix >= since_unix)
+    def of_part(name: str, path: Path) -> Iterator[LogLine]:
+        lines = dated(name, read_lines(path, (ends or {}).get(path)))
+        return (line for line in lines if line.unix >= since_unix)
 
-    return heapq.merge(*(of_part(name, paths) for name, paths in files.items()), key=lambda line: line.unix)
+    return heapq.merge(*(of_part(name, path) for name, path in files.items()), key=lambda line: line.unix)
 
 
 @dataclass
 class Tail:
-    """Reads what is appended to one file, over rotation. A line without its end is kept until the end comes."""
+    """Reads what is appended to one file. A line without its end is kept until the end comes."""
 
     part: str
     path: Path
@@ -92,8 +83,10 @@ class Tail:
         try:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_ino != self.inode or stat.st_size < self.offset:
+                if stat.st_ino != self.inode:
                     self.offset, self.inode, self.rest = 0, stat.st_ino, b""
+                elif stat.st_size < self.offset:
+                    self.offset, self.rest = stat.st_size, b""  # cut in place: what is left in it was shown
                 file.seek(self.offset)
                 data = file.read()
         except FileNotFoundError:
@@ -110,13 +103,13 @@ def print_logs(
 ) -> None:  # fmt: skip
     """Write the merged lines; with `follow` until `go_on` says no (Ctrl-C ends it as well). New parts are picked up."""
     files = log_files(logs, part)
-    tails = {name: Tail(name, paths[-1]) for name, paths in files.items()}
+    tails = {name: Tail(name, path) for name, path in files.items()}
     ends = {tail.path: tail.skip() for tail in tails.values()} if follow else {}
     for line in merged(files, since_unix, ends):
         write(show(line))
     while follow and go_on():
-        for name, paths in log_files(logs, part).items():
-            tails.setdefault(name, Tail(name, paths[-1]))
+        for name, path in log_files(logs, part).items():
+            tails.setdefault(name, Tail(name, path))
         fresh = [line for tail in tails.values() for line in tail.read(time.time())]
         for line in sorted(fresh, key=lambda line: line.unix):
             write(show(line))

@@ -13,7 +13,7 @@ from shoal.cli.view import Model
 
 STATE_STYLES = {
     "ready": "green", "done": "green", "starting": "yellow", "waiting": "yellow", "pending": "yellow",
-    "failed": "bold red", "crashed": "bold red",
+    "stopping": "yellow", "failed": "bold red",
 }  # fmt: skip
 STATE_MARKS = {
     "ready": "●",
@@ -22,7 +22,7 @@ STATE_MARKS = {
     "waiting": "◌",
     "pending": "◌",
     "failed": "✗",
-    "crashed": "✗",
+    "stopping": "◌",
 }
 FIGURE_COLUMNS = 3
 LABEL_WIDTH = 13  # the longest label of the first column of figures, so that curves stand below values

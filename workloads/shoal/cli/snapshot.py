@@ -11,7 +11,7 @@ from shoal.contracts.protocol import RunProgress
 
 @dataclass(frozen=True)
 class Part:
-    """One container of one pod. `phase` is the local cluster's word: Pending, Starting, Running, Waiting, Succeeded, Failed."""
+    """One container of one pod; `container` is empty for a pod that has none yet. `phase`: Pending, Running, Waiting, Stopping, Succeeded, Failed."""
 
     pod: str
     container: str
@@ -25,11 +25,11 @@ class Part:
 
     @property
     def name(self) -> str:
-        return f"{self.pod}/{self.container}"
+        return f"{self.pod}/{self.container}" if self.container else self.pod
 
     @property
     def state(self) -> str:
-        """One word for people: `ready`, `starting`, `done`, `waiting`, `failed`."""
+        """One word for people: `ready`, `starting`, `waiting`, `pending`, `stopping`, `done`, `failed`."""
         if self.phase == "Running":
             return "ready" if self.ready else "starting"
         return {"Succeeded": "done"}.get(self.phase, self.phase.lower())

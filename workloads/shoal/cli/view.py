@@ -101,7 +101,7 @@ class Model:
     complete: bool
 
 
-_WORST_FIRST = ("failed", "crashed", "waiting", "pending", "starting", "ready", "done")
+_WORST_FIRST = ("failed", "waiting", "pending", "starting", "stopping", "ready", "done")
 
 
 def _worst(states: Iterable[str]) -> str:
@@ -118,7 +118,7 @@ def pod_rows(parts: Iterable[Part], run: str) -> tuple[PodRow, ...]:
         pods.setdefault(part.pod, []).append(part)
     rows = []
     for pod, containers in pods.items():
-        notes = [f"{part.container}: {part.message}" for part in containers if part.message]
+        notes = [f"{part.container}: {part.message}".removeprefix(": ") for part in containers if part.message]
         notes += [
             f"{part.container} last exited {part.last_exit}"
             for part in containers
@@ -128,7 +128,7 @@ def pod_rows(parts: Iterable[Part], run: str) -> tuple[PodRow, ...]:
             PodRow(
                 name=plain(pod.removeprefix(f"{run}-"), 40),
                 state=_worst(part.state for part in containers),
-                containers=tuple((plain(part.container, 24), part.state) for part in containers),
+                containers=tuple((plain(part.container, 24), part.state) for part in containers if part.container),
                 restarts=sum(part.restarts for part in containers),
                 address=plain(containers[0].address, 40),
                 note=plain("; ".join(notes), 80),

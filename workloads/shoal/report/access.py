@@ -32,10 +32,9 @@ class RunAccess:
 
 def open_run(run_dir: Path) -> RunAccess:
     """Open the run in `run_dir`; raises `NoRun` saying what is missing."""
-    homes = sorted((run_dir / "pods").glob("*-orchestrator*"), key=lambda home: home.stat().st_mtime)
-    for home in reversed(homes):
-        if (home / "config" / "run.json").is_file():
-            return open_home(home)
+    home = run_dir / "pods" / f"{run_dir.name}-orchestrator-0"
+    if (home / "config" / "run.json").is_file():
+        return open_home(home)
     raise NoRun(
         f"{run_dir} has no orchestrator yet: the run ended before its base model was prepared, so there is nothing to report"
     )
