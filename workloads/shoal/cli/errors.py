@@ -3,6 +3,8 @@
 EXIT_DONE = 0
 EXIT_RUN_FAILED = 1
 EXIT_INPUT_WRONG = 2
+EXIT_INTERRUPTED = 130
+"""Stopped by Ctrl-C or SIGTERM, as shells say it (128 + SIGINT): neither done nor failed, and can be resumed."""
 
 
 class InputWrong(Exception):

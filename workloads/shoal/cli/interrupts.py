@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-"""What shells use for a program that Ctrl-C ended. Neither done (0) nor failed (1): the run can be resumed."""
+from shoal.cli.errors import EXIT_INTERRUPTED
 
 
 class Interrupts:

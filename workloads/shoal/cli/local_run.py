@@ -5,14 +5,20 @@ The operator is imported when a verb needs it. What it refuses comes back as `In
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.errors import InputWrong
+from shoal.cli.snapshot import Part
 
 if TYPE_CHECKING:
+    from shoal_operator.local.run import LocalRun
+
     from shoal_operator.api.training_run import TrainingRun
+    from shoal_operator.local.containers import ContainerView
+    from shoal_operator.local.pods import PodView
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,96 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: holds {kinds}; this machine runs exactly one TrainingRun, which makes the other kinds itself"
         )
     return Manifest(path, runs[0])
+
+
+def rendered(manifest: Manifest) -> str:
+    """Every object that the operator would apply for a manifest, as YAML documents; nothing is applied and no secret is made."""
+    import yaml
+    from shoal_operator.local.run import render
+
+    return yaml.safe_dump_all(render(manifest.run), sort_keys=False, allow_unicode=True, explicit_start=True)
+
+
+def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
+    """The operator's run of a manifest on this machine; nothing is started yet."""
+    from shoal_operator.local.run import LocalRun
+
+    return OperatorRun(manifest, LocalRun(manifest.path, runs_dir), runs_dir)
+
+
+def clean_up(run_dir: Path) -> int:
+    """End processes that a killed `shoal up` left in `run_dir`; returns how many there were."""
+    from shoal_operator.local.run import clean_up as end_left_over
+
+    return len(end_left_over(run_dir))
+
+
+class OperatorRun:
+    """The operator's `LocalRun` as `driver.LocalRun`: its pods become parts, its conditions one sentence."""
+
+    def __init__(self, manifest: Manifest, local: LocalRun, runs_dir: Path) -> None:
+        self._local = local
+        self.name = manifest.name
+        self.steps = manifest.run.spec.steps
+        self.run_dir = runs_dir / manifest.name
+
+    def start(self) -> None:
+        self._local.start()
+
+    def tick(self) -> None:
+        self._local.tick()
+
+    def parts(self) -> tuple[Part, ...]:
+        return parts_of(self._local.pods())
+
+    def message(self) -> str:
+        return message_of(self._local.status())
+
+    def finished(self) -> str | None:
+        return self._local.finished()
+
+    def stop(self) -> None:
+        self._local.stop()
+
+    def kill(self) -> None:
+        self._local.kill()
+
+
+def parts_of(pods: Iterable[PodView]) -> tuple[Part, ...]:
+    """One part for every container, in the order of the pods; a pod without containers yet is one part."""
+    parts: list[Part] = []
+    for pod in pods:
+        if not pod.containers:
+            parts.append(Part(pod.name, "", pod.phase, address=pod.address, message=pod.message))
+        parts += [
+            Part(
+                pod=pod.name,
+                container=container.name,
+                phase=_phase(pod.phase, container),
+                ready=container.ready,
+                restarts=container.restarts,
+                address=pod.address,
+                last_exit=container.last_exit,
+                pid=container.pid,
+                message="" if container.ready or container.last_exit == 0 else container.message,
+            )
+            for container in pod.containers
+        ]
+    return tuple(parts)
+
+
+def _phase(pod_phase: str, container: ContainerView) -> str:
+    if container.state == "Exited":
+        return "Succeeded" if container.last_exit == 0 else "Failed"
+    return "Stopping" if pod_phase == "Stopping" else container.state
+
+
+CONDITIONS_TOLD = (("Failed", "True"), ("Suspended", "True"), ("Ready", "False"))
+"""Which conditions say what a run waits for, most telling first."""
+
+
+def message_of(status: Mapping[str, Any]) -> str:
+    """What the operator says of a run, from its conditions; empty when there is nothing to say."""
+    conditions = {(each["type"], each["status"]): each for each in status.get("conditions", [])}
+    told = (conditions[wanted] for wanted in CONDITIONS_TOLD if wanted in conditions)
+    return next((str(each.get("message") or each["reason"]) for each in told), "")

@@ -3,6 +3,7 @@
 Exit codes (DESIGN section 8): 0 done, 1 the run failed, 2 the input was wrong; 130 when Ctrl-C or SIGTERM stopped a run, which can be resumed.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_RUN_FAILED, InputWrong, RunFailed
+from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 
 app = typer.Typer(
     name="shoal",
@@ -98,7 +99,7 @@ def logs(
         begin = since_unix(since, time.time()) if since else 0.0
     except ValueError as error:
         raise InputWrong(str(error)) from None
-    print_logs(find_run(run, runs_dir) / LOGS_FOLDER, part, begin, follow, typer.echo)
+    print_logs(find_run(run, runs_dir) / LOGS_FOLDER, part, begin, follow, _print)
 
 
 @app.command()
@@ -109,7 +110,7 @@ def render(file: ManifestOption) -> None:
     """
     from shoal.cli.local_run import read_manifest, rendered
 
-    typer.echo(rendered(read_manifest(file)), nl=False)
+    _print(rendered(read_manifest(file)).rstrip())
 
 
 @app.command()
@@ -128,6 +129,16 @@ def report(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) 
         typer.echo(line)
 
 
+def _print(text: str) -> None:
+    """A line to standard output; a reader that has left (`| head`) ends the program in peace."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail again
+        raise typer.Exit(EXIT_DONE) from None
+
+
 def main() -> int:
     """Entry point: turns mistakes into one line each, and never shows a traceback for them."""
     try:
@@ -136,14 +147,8 @@ def main() -> int:
         return _say(EXIT_INPUT_WRONG, *error.lines)
     except RunFailed as error:
         return _say(EXIT_RUN_FAILED, str(error))
-    except typer.Abort:
-        return 130
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader (`head`) has gone; flushing at exit would say so again.
-        sys.stdout = None  # type: ignore[assignment]
-        return EXIT_DONE
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a missing option, an unknown verb
             return _say(EXIT_INPUT_WRONG, f"{error.format_message()}; see `shoal --help`")

@@ -11,8 +11,8 @@ import structlog
 from rich.console import Console
 
 from shoal.cli.driver import Driver
-from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED
-from shoal.cli.interrupts import EXIT_INTERRUPTED, Interrupts
+from shoal.cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
+from shoal.cli.interrupts import Interrupts
 from shoal.cli.local_run import Manifest, open_local_run
 from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report

@@ -1,0 +1,134 @@
+"""The program as a person meets it: help with examples, one line a mistake, exit codes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_documents import RunFolder, step_metrics
+from typer.testing import CliRunner
+
+from shoal.cli.main import app
+
+VERBS = ("up", "down", "logs", "render", "report")
+GOOD = """
+apiVersion: shoal.dev/v1alpha1
+kind: TrainingRun
+metadata: {name: demo}
+spec:
+  model: {generated: {name: arithmetic}}
+  tasks: {environment: arithmetic}
+  steps: 10
+"""
+
+
+def shoal(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli.main", *arguments],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def failed(tmp_path: Path, *arguments: str) -> list[str]:
+    """Lines on standard error of a command that must end with exit code 2 and nothing on standard output."""
+    done = shoal(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
+    result = CliRunner().invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: shoal {verb}" in result.output
+
+
+def test_help_lists_every_verb_and_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from shoal.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'matplotlib', 'pyarrow', 'obstore', 'transformers', 'vllm', 'shoal_operator'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n  {verb} " in done.stdout for verb in VERBS)
+
+
+def test_a_missing_option_and_an_unknown_verb_are_wrong_input(tmp_path: Path) -> None:
+    assert failed(tmp_path, "up")[0].startswith("Missing option '-f' / '--file'")
+    assert failed(tmp_path, "upp")[0].startswith("No such command 'upp'")
+
+
+def test_a_manifest_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert failed(tmp_path, "up", "-f", "run.yaml") == [
+        "run.yaml: cannot be read: No such file or directory; give the path of a manifest"
+    ]
+
+
+def test_a_manifest_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"kind: \xff")
+    assert failed(tmp_path, "render", "-f", "run.yaml") == [
+        "run.yaml: is not UTF-8 text (byte 6); give the path of a manifest"
+    ]
+
+
+def test_every_mistake_in_a_manifest_is_one_line_with_the_nearest_key(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(GOOD.replace("steps: 10", "stepz: 10\n  asyncLevel: 9"))
+    lines = failed(tmp_path, "up", "-f", "run.yaml")
+    assert len(lines) == 3
+    assert any("spec.stepz: unknown key" in line and "did you mean steps?" in line for line in lines)
+    assert any("spec.asyncLevel: given 9; allowed: integer, 0 to 4" in line for line in lines)
+    assert any("spec.steps: missing" in line for line in lines)
+
+
+def test_two_runs_in_one_manifest_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(GOOD + "---" + GOOD.replace("name: demo", "name: other"))
+    assert failed(tmp_path, "up", "-f", "run.yaml") == [
+        "run.yaml: holds TrainingRun demo, TrainingRun other; this machine runs exactly one TrainingRun, which makes the other kinds itself"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["down", "logs", "report"])
+def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
+    assert failed(tmp_path, verb, "demo") == [
+        "no run 'demo' in runs; there are none; give --runs-dir, or start one with `shoal up -f FILE`"
+    ]
+
+
+def test_a_wrong_since_says_what_is_allowed(tmp_path: Path) -> None:
+    assert failed(tmp_path, "logs", "demo", "--since", "soon") == [
+        "--since 'soon': allowed are 90s, 10m, 2h, 1d, or a time such as 2026-11-21T04:15:00"
+    ]
+
+
+def test_report_writes_both_files_and_says_where_they_are(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "runs").add_step(step_metrics(0))
+    done = shoal("report", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "report: runs/demo/report.html and runs/demo/report.json" in done.stdout
+    assert (tmp_path / "runs/demo/report.html").is_file()
+
+
+def test_a_report_of_a_run_that_was_never_prepared_says_why_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "runs/demo").mkdir(parents=True)
+    (tmp_path / "runs/demo/up.lock").touch()
+    assert failed(tmp_path, "report") == [
+        "runs/demo has no orchestrator yet: the run ended before its base model was prepared, so there is nothing to report"
+    ]
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    log = tmp_path / "runs/demo/logs/demo-pool-0/worker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("line\n" * 100_000)
+    (tmp_path / "runs/demo/up.lock").touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m shoal.cli.main logs | head -1"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
