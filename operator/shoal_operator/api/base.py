@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
+
 from shoal.contracts.base import RunName, SpecModel
 
 GROUP = "shoal.dev"
@@ -46,11 +47,11 @@ Quantity = Annotated[
 ResourceList = Annotated[dict[str, Quantity], Field(max_length=16)]
 """Quantities by resource name (`cpu`, `memory`, `nvidia.com/gpu`)."""
 
-Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$")]
-"""Part of a child's name: at most 20 characters, so that `<run>-<part>-<ordinal>` stays a DNS label."""
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,9}[a-z0-9])?$")]
+"""Name of a pool, at most 11 characters, so that `<run>-<pool>` fits an `ObjectName`."""
 
-ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,59}[a-z0-9])?$")]
-"""Name of a child object: a DNS label that leaves room for an ordinal."""
+ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")]
+"""Name of a child object, at most 52 characters: a StatefulSet labels its pods with `<name>-<10 hex digits>`, and a label has at most 63."""
 
 
 class Resources(SpecModel):
@@ -80,7 +81,7 @@ class ObjectMeta(SpecModel):
 class ChildMeta(ObjectMeta):
     """Metadata of a kind that a `TrainingRun` makes: its name is longer, as it starts with the name of the run."""
 
-    name: ObjectName = Field(..., description="Name of the object: lower-case letters, digits and '-', at most 61.")
+    name: ObjectName = Field(..., description="Name of the object: lower-case letters, digits and '-', at most 52.")
 
 
 class Condition(SpecModel):

@@ -114,8 +114,8 @@ def crd(kind: str) -> dict[str, Any]:
 
 
 def _field_schema(model: type[BaseModel], field: str) -> dict[str, Any]:
-    annotation = model.model_fields[field].annotation
-    members = [member for member in getattr(annotation, "__args__", (annotation,)) if member is not type(None)]
+    annotation: Any = model.model_fields[field].annotation
+    members: list[Any] = [found for found in getattr(annotation, "__args__", (annotation,)) if found is not type(None)]
     return structural_schema(members[0])
 
 

@@ -102,7 +102,7 @@ def _parse(text: str, source: str) -> list[Any]:
     if len(text.encode()) > MAX_BYTES:
         raise wrong(f"is larger than {MAX_BYTES} bytes, the most that an API server takes")
     try:
-        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]  # noqa: S506
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from pydantic import Field
-from shoal.contracts.base import RunName, SpecModel
 
+from shoal.contracts.base import RunName, SpecModel
 from shoal_operator.api.base import ChildMeta, Quantity, Resources, ScaledStatus
 
 

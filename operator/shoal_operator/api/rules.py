@@ -111,14 +111,6 @@ RULES: tuple[Rule, ...] = (
         bad={"endpoint": "minio:9000"},
     ),
     Rule(
-        model="InferencePoolSpec",
-        expression="self.discoveryUrl.startsWith('http://') || self.discoveryUrl.startsWith('https://')",
-        message="must start with http:// or https://",
-        field="discoveryUrl",
-        good={"discoveryUrl": "https://discovery.example.org"},
-        bad={"discoveryUrl": "discovery.example.org"},
-    ),
-    Rule(
         model="TrainingRunSpec",
         expression="self.sampling.maxCompletionTokens < self.recipe.maxSequenceLength",
         message="must be less than recipe.maxSequenceLength, which counts the prompt too",

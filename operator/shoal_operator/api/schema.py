@@ -108,10 +108,8 @@ def _resolve(node: Schema, definitions: Mapping[str, Schema], where: str) -> tup
 def schema_at(schema: Schema, path: tuple[str | int, ...]) -> Schema | None:
     """The part of a structural schema at a path of keys and list indexes, or None where there is none."""
     for part in path:
-        if isinstance(part, int):
-            found = schema.get("items")
-        else:
-            found = schema.get("properties", {}).get(part) or schema.get("additionalProperties")
+        below = schema.get("properties", {}).get(part) or schema.get("additionalProperties")
+        found = schema.get("items") if isinstance(part, int) else below
         if not isinstance(found, dict):
             return None
         schema = found
@@ -124,9 +122,8 @@ def describe(schema: Schema) -> str:
         return "one of " + ", ".join(str(value) for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
         return "a quantity such as 500m, 2 or 4Gi"
-    kind = {"object": "a mapping", "array": "a list", "boolean": "true or false", "string": "text"}.get(
-        schema.get("type", ""), schema.get("type", "anything")
-    )
+    words_for = {"object": "a mapping", "array": "a list", "boolean": "true or false", "string": "text"}
+    kind = str(words_for.get(schema.get("type", ""), schema.get("type", "anything")))
     parts = [kind]
     low, high = schema.get("minimum"), schema.get("maximum")
     more, less = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")

@@ -3,22 +3,25 @@
 from typing import Literal
 
 from pydantic import Field
+
 from shoal.contracts.base import SpecModel
 from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
-
-from shoal_operator.api.base import Conditions, Label, ObjectMeta, Quantity, Resources
+from shoal_operator.api.base import Conditions, ObjectMeta, PoolName, Quantity, Resources
 
 
 class TrainerTemplate(SpecModel):
     """The trainer: one Job that does the updates."""
 
     resources: Resources = Field(default_factory=Resources, description="Resources of the trainer's container.")
+    scratch_size: Quantity = Field(
+        "20Gi", description="Volumes for checkpoints that wait to be published, and the origin."
+    )
 
 
 class InferencePoolTemplate(SpecModel):
     """The run's own pool of rollout workers."""
 
-    name: Label = Field("pool", description="Name of the pool; its object is `<run>-<name>`.")
+    name: PoolName = Field("pool", description="Name of the pool; its object is `<run>-<name>`.")
     replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
     weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
@@ -30,6 +33,7 @@ class RelayServerTemplate(SpecModel):
     replicas: int = Field(2, ge=0, le=256, description="Relays; each is listed singly, nothing balances between them.")
     resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
     cache_size: Quantity = Field("20Gi", description="Volume of each relay for the last five versions.")
+    shard_bytes: int = Field(16_777_216, ge=1024, le=1 << 34, description="Size of a shard of a policy version.")
 
 
 class ValidatorTemplate(SpecModel):
@@ -45,6 +49,7 @@ class TrainingRunSpec(SpecModel):
     model: ModelSource = Field(..., description="Base model.")
     tasks: TaskSource = Field(..., description="Tasks to learn.")
     steps: int = Field(..., ge=1, le=999_999, description="Rollout steps; each makes one policy version.")
+    seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of everything that the run itself draws.")
     recipe: Recipe = Field(default_factory=Recipe, description="The GRPO recipe.")
     sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
     length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")

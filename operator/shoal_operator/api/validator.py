@@ -3,9 +3,9 @@
 from typing import Literal
 
 from pydantic import Field
+
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.recipe import StorageSpec
-
 from shoal_operator.api.base import ChildMeta, Resources, ScaledStatus
 
 

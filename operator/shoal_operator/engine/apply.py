@@ -99,7 +99,9 @@ def contains(live: Any, wanted: Any) -> bool:
 
 def _same_quantity(one: str | int, other: str | int) -> bool:
     try:
-        return not isinstance(one, bool) and not isinstance(other, bool) and quantity_value(one) == quantity_value(other)
+        return (
+            not isinstance(one, bool) and not isinstance(other, bool) and quantity_value(one) == quantity_value(other)
+        )
     except ValueError:
         return False
 

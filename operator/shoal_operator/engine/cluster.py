@@ -1,6 +1,6 @@
 """The one interface between reconcile and where objects live: an API server, or this machine.
 
-A `Cluster` speaks for one namespace. Objects are plain dicts as Kubernetes writes them (camelCase, `apiVersion`, `kind`, `metadata`, `spec`, `status`).
+A `Cluster` speaks for one namespace. Objects are plain dicts as Kubernetes writes them (`apiVersion`, `kind`, `metadata`, `spec`, `status`).
 Calls block; each raises `ClusterError` when the other side does not answer in time, and reconcile is then tried again later: it is level-triggered,
 so a call that was lost is made again.
 """
@@ -37,10 +37,6 @@ class Cluster(Protocol):
     @property
     def namespace(self) -> str:
         """The namespace that all names below are in."""
-
-    @property
-    def bind(self) -> str | None:
-        """Address that containers bind: `0.0.0.0` in a cluster; None where each pod must bind its own (`status.podIP`)."""
 
     def get(self, kind: str, name: str) -> Object | None:
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""

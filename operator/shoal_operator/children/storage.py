@@ -1,0 +1,27 @@
+"""How a trusted pod reaches the object store: a claim for the folder store, credentials for an S3-compatible one. Pure."""
+
+from shoal.contracts.identity import Role
+from shoal.contracts.recipe import StorageSpec
+from shoal_operator.children import names
+from shoal_operator.children.pods import Mount, claim, secrets, store_credentials, volume_claim
+from shoal_operator.engine.cluster import Object
+
+
+def role_and_store(run: str, role: Role | None, storage: StorageSpec) -> tuple[Mount, ...]:
+    """Mounts of a role's key and of what it needs for the store; without a role, of the store only."""
+    credentials = storage.s3.credentials_secret if storage.s3 else None
+    mounts: list[Mount] = []
+    if role is not None:
+        mounts.append(secrets(names.role_secret(run, role), credentials))
+    elif credentials is not None:
+        mounts.append(store_credentials(credentials))
+    if storage.s3 is None:
+        mounts.append(claim("store", names.store(run)))
+    return tuple(mounts)
+
+
+def store_claim(run: str, storage: StorageSpec) -> list[Object]:
+    """The claim of the folder store; several pods mount it, so it is `ReadWriteMany`."""
+    if storage.s3 is not None:
+        return []
+    return [volume_claim(names.store(run), run, "store", storage.folder_size, "ReadWriteMany")]

@@ -1,0 +1,26 @@
+"""Children of a Validator: a Deployment. Validators hold no state: a claim that one drops is given to another. Pure."""
+
+from shoal_operator.api import Validator
+from shoal_operator.children import names
+from shoal_operator.children.pods import Container, config_map, deployment, http_probes, pod_template
+from shoal_operator.children.storage import role_and_store
+from shoal_operator.engine.cluster import Object
+
+COMPONENT = "validator"
+
+
+def validator_children(validator: Validator, config_hash: str | None) -> list[Object]:
+    """The Deployment of a run's validators; `config_hash` as for relays."""
+    name, run, spec = validator.metadata.name, validator.spec.run, validator.spec
+    container = Container(
+        name="validator",
+        image=names.IMAGES["validator"],
+        command=["python", "-m", "shoal.validation"],
+        role="validator",
+        mounts=(config_map(names.config(run)), *role_and_store(run, "validator", spec.storage)),
+        port=names.PORTS["validator"],
+        probes=http_probes(names.PORTS["validator"]),
+        resources=spec.resources,
+    )
+    template = pod_template(run, COMPONENT, [container], grace_seconds=20, config_hash=config_hash)
+    return [deployment(name, run, COMPONENT, spec.replicas, template, single=False)]
