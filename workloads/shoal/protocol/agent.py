@@ -37,6 +37,7 @@ def main() -> None:
     )
     server.run(sockets=[listener])
     stop.set()
+    session.check_soon()
     joining.join(timeout=2.0)
 
 

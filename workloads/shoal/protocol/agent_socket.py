@@ -36,6 +36,8 @@ def make_app(session: Session) -> FastAPI:
 
     @app.exception_handler(Refused)
     async def _refused(_: Request, refused: Refused) -> Response:
+        if refused.status == 403:
+            session.check_soon()
         return problem_response(refused.status, refused.title, refused.detail)
 
     @app.exception_handler(Unavailable)

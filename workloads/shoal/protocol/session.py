@@ -63,6 +63,7 @@ class Session:
         self._orchestrator: SignedClient | None = None
         self._orchestrator_url = ""
         self._metrics: dict[str, float] = {}
+        self._soon = threading.Event()
         self._state = AgentState(node=key.public, state="Discovered", trainer_key=self._roster.keys["trainer"])
 
     # For the pod
@@ -98,6 +99,10 @@ class Session:
         with self._lock:
             if self._state.latest_version is None or latest > self._state.latest_version:
                 self._state = self._state.model_copy(update={"latest_version": latest})
+
+    def check_soon(self) -> None:
+        """Heartbeat at once: a request of this pod was refused, so what the orchestrator thinks of this node may have changed."""
+        self._soon.set()
 
     # The loop
 
@@ -187,7 +192,10 @@ class Session:
             except Unavailable as error:
                 get_logger().warning("orchestrator away, heartbeat will be tried again", error=str(error)[:300])
                 settled = False
-            stop.wait(interval if settled else SETTLING_SECONDS)
+            self._soon.wait(interval if settled else SETTLING_SECONDS)
+            if self._soon.is_set():
+                stop.wait(SETTLING_SECONDS)  # a worker that asks again and again makes no storm of heartbeats
+                self._soon.clear()
 
     def _beat(self, invite: Signed[Invite] | None) -> HeartbeatReply:
         assert self._orchestrator is not None  # set with the invite
