@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_documents import sample
 
-from shoal.report.records import SessionRecord, increases, metric_key, metric_labels, parse_records, total_increase
+from shoal.report.records import (
+    SessionRecord,
+    increases,
+    metric_key,
+    metric_labels,
+    parse_records,
+    part_of,
+    total_increase,
+)
 
 
 def test_records_come_back_as_they_were_written() -> None:
@@ -45,3 +53,16 @@ def test_the_total_is_the_sum_of_what_every_process_reached(lives: list[list[flo
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(max_size=20), max_size=4))
 def test_labels_survive_the_key_whatever_is_in_them(labels: dict[str, str]) -> None:
     assert metric_labels(metric_key("shoal_x", labels)) == ("shoal_x", labels)
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "part"),
+    [
+        ("demo-relay-1", "nginx", "relay nginx"),
+        ("demo-trainer-1-0", "nginx", "origin nginx"),
+        ("my-relay-trainer-1-0", "nginx", "origin nginx"),  # a run may be called my-relay
+        ("demo-pool-0", "worker", "worker"),
+    ],
+)
+def test_a_part_is_its_container_and_the_two_kinds_of_nginx_are_told_apart(pod: str, container: str, part: str) -> None:
+    assert part_of(pod, container) == part

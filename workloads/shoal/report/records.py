@@ -5,6 +5,7 @@ with the process, so totals are sums of *increases*: `total_increase` knows a re
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
@@ -82,11 +83,14 @@ def metric_labels(key: str) -> tuple[str, dict[str, str]]:
     return name, labels
 
 
+RELAY_POD = re.compile(r"-relay-\d+$")
+
+
 def part_of(pod: str, container: str) -> str:
     """Name of a part in the report: the container's, and for nginx which one: it stands in the trainer's pod and in every relay's."""
     if container != "nginx":
         return container
-    return "relay nginx" if "-relay" in pod else "origin nginx"
+    return "relay nginx" if RELAY_POD.search(pod) else "origin nginx"
 
 
 Reading = tuple[float, int | None, float]

@@ -1,0 +1,161 @@
+"""`shoal up` from start to end: exit codes, Ctrl-C in order, a second Ctrl-C, no process left, resuming."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from run_documents import RunFolder, step_metrics
+
+from shoal.cli.errors import InputWrong
+from shoal.cli.run_folders import RunLock
+from shoal.cli.up import beginning, empty
+from shoal.cli.view import History
+from shoal.report.records import SessionRecord, parse_records
+
+PROGRAM = Path(__file__).with_name("up_program.py")
+
+
+class Up:
+    """One running `shoal up`; reads its lines as they come."""
+
+    def __init__(self, runs_dir: Path, behaviour: str, *more: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(runs_dir), behaviour, *more],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.child = 0
+
+    def until(self, words: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith("pid "):
+                self.child = int(line.split()[1])
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} was never said; said was: {self.lines}")
+
+    def end(self) -> int:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.wait(timeout=60)
+
+    def left(self) -> bool:
+        """Whether the part's process still runs."""
+        return Path(f"/proc/{self.child}").exists()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(behaviour: str, *more: str) -> Up:
+        started.append(Up(tmp_path, behaviour, *more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+        if each.child and each.left():
+            os.kill(each.child, signal.SIGKILL)
+
+
+def sessions(tmp_path: Path) -> list[tuple[str, str]]:
+    records, _ = parse_records((tmp_path / "demo" / "metrics.jsonl").read_text().splitlines())
+    return [(each.event, each.outcome) for each in records if isinstance(each, SessionRecord)]
+
+
+def test_a_run_that_completes_exits_with_0_and_leaves_no_process(tmp_path: Path, up) -> None:
+    run = up("complete")
+    assert run.end() == 0
+    assert not run.left()
+    assert any("demo-trainer-1-0/trainer: ready at 127.17.0.8" in line for line in run.lines)
+    assert sessions(tmp_path) == [("start", ""), ("stop", "complete")]
+
+
+def test_a_run_that_fails_exits_with_1_and_says_why_and_where_to_look(tmp_path: Path, up) -> None:
+    run = up("failed")
+    assert run.end() == 1
+    assert "the run failed: the trainer gave up" in run.lines
+    assert f"logs: shoal logs demo --runs-dir {tmp_path}; the same command resumes from the last version" in run.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_every_part_in_order_and_say_how_to_resume(tmp_path: Path, up, number) -> None:
+    run = up("forever")
+    run.until("trainer: ready")
+    run.process.send_signal(number)
+    assert run.end() == 130
+    assert not run.left()
+    assert sum("stopping every part in order; Ctrl-C again kills them" in line for line in run.lines) == 1
+    assert "stopped; no process is left, the same command resumes from the last version" in run.lines
+    assert sessions(tmp_path)[-1] == ("stop", "interrupted")
+
+
+def test_a_second_ctrl_c_kills_at_once(up) -> None:
+    run = up("hangs")
+    run.until("trainer: ready")
+    run.process.send_signal(signal.SIGINT)
+    run.until("stopping every part in order")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert not run.left()
+    assert any(line.startswith("killed; nothing was waited for") for line in run.lines)
+
+
+def test_a_mistake_of_ours_stops_every_part_and_is_one_line_with_the_rest_in_the_log(tmp_path: Path, up) -> None:
+    run = up("breaks")
+    assert run.end() == 1
+    assert not run.left()
+    assert "the run failed: RuntimeError: the disk is on fire" in run.lines
+    assert "Traceback" not in "\n".join(run.lines)
+    assert "the disk is on fire" in (tmp_path / "demo/logs/shoal/up.log").read_text()
+
+
+def test_the_end_has_a_report_of_what_the_store_holds(tmp_path: Path, up) -> None:
+    RunFolder(tmp_path).add_step(step_metrics(0))
+    run = up("complete")
+    assert run.end() == 0
+    assert f"report: {tmp_path}/demo/report.html and {tmp_path}/demo/report.json" in run.lines
+
+
+def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) -> None:
+    RunFolder(tmp_path).add_step(step_metrics(4))
+    run = up("complete")
+    run.end()
+    assert run.lines[0].endswith(f"{tmp_path}/demo: resumes after step 5 with version 5")
+
+
+def test_the_beginning_of_a_new_run_and_of_one_without_steps_is_told_apart(tmp_path: Path) -> None:
+    assert beginning(tmp_path, History(), before=False).endswith(": a new run")
+    assert beginning(tmp_path, History(), before=True).endswith(": resumes; no step was trained yet")
+
+
+def test_fresh_removes_what_the_earlier_run_left_but_follows_no_link(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").touch()
+    (run.path / "link").symlink_to(outside)
+    lock = RunLock(run.path)
+    empty(run.path)
+    lock.release()
+    assert [path.name for path in run.path.iterdir()] == ["up.lock"]
+    assert (outside / "keep").exists()
+
+
+def test_a_second_up_of_the_same_run_is_refused_and_harms_nothing(tmp_path: Path, up) -> None:
+    run = up("forever")
+    run.until("trainer: ready")
+    with pytest.raises(InputWrong, match=rf"is in use by `shoal up` \(process {run.process.pid}\)"):
+        RunLock(tmp_path / "demo")
+    assert run.process.poll() is None
+    assert run.left()

@@ -1,0 +1,69 @@
+"""A program for tests: `shoal.cli.up.up` with real processes in place of the operator's pods, so that signals and exit codes can be seen.
+
+Arguments: runs-dir, behaviour (`complete`, `failed`, `forever`, `hangs` on stop, `breaks` in a tick).
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from rich.console import Console
+
+from shoal.cli import up as module
+from shoal.cli.snapshot import Part
+
+
+class SmallRun:
+    """One process that sleeps; what it does at the end is the test's choice."""
+
+    name, steps = "demo", 3
+
+    def __init__(self, runs_dir: Path, behaviour: str) -> None:
+        self.run_dir = runs_dir / self.name
+        self.behaviour = behaviour
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ticks = 0
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print(f"pid {self.process.pid}", flush=True)
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.behaviour == "breaks":
+            raise RuntimeError("the disk is on fire")
+
+    def parts(self) -> tuple[Part, ...]:
+        assert self.process is not None
+        return (Part("demo-trainer-1-0", "trainer", "Running", True, pid=self.process.pid, address="127.17.0.8"),)
+
+    def message(self) -> str:
+        return ""
+
+    def finished(self) -> str | None:
+        done = self.ticks > 2
+        return {"complete": "complete", "failed": "failed: the trainer gave up"}.get(self.behaviour) if done else None
+
+    def stop(self) -> None:
+        if self.behaviour == "hangs":
+            time.sleep(600)
+        self.kill()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def main() -> int:
+    runs_dir, behaviour = Path(sys.argv[1]), sys.argv[2]
+    module.open_local_run = lambda manifest, where: SmallRun(where, behaviour)  # type: ignore[assignment]
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    fresh = "--fresh" in sys.argv
+    return module.up(SimpleNamespace(name="demo"), runs_dir, console, live=False, fresh=fresh)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
