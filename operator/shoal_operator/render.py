@@ -54,7 +54,7 @@ def render(run: TrainingRun) -> list[Object]:
 
 def secret_placeholders(run: str) -> list[Object]:
     """The Secrets of a run, without what they hold."""
-    secrets = [names.run_secret(run), *(names.role_secret(run, role) for role in ROLES)]
+    secrets = [names.run_key_secret(run), *(names.role_secret(run, role) for role in ROLES)]
     return [child("Secret", secret, run, "keys", {"type": "Opaque"}) for secret in secrets]
 
 

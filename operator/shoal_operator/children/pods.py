@@ -228,7 +228,7 @@ def stateful_set(
 
 def _pods_of(name: str, run: str, component: str, template: Object) -> dict[str, str]:
     """Selector of a StatefulSet: a run may have several pools, so its own name is part of it."""
-    own = {"shoal.dev/set": name}
+    own = {names.SET_LABEL: name}
     template["metadata"]["labels"] |= own
     return names.selector(run, component) | own
 
