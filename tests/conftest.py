@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from minio import Minio as MinioClient
+
 from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
 
 

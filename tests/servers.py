@@ -179,7 +179,7 @@ class Minio(Server):
     """A MinIO with one bucket. The keys are made up for this run."""
 
     access_key: str = "shoal-test"
-    secret_key: str = "shoal-test-secret"  # noqa: S105
+    secret_key: str = "shoal-test-secret"
     bucket: str = "rollouts"
 
     @property

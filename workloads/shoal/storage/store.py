@@ -25,11 +25,13 @@ from shoal.contracts.run import RunConfig, home
 
 Answer = TypeVar("Answer")
 
-KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$")
+KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+S3_CODE = re.compile(r"<Code>(\w+)</Code>")
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
 
 class NotFound(KeyError):
@@ -67,6 +69,7 @@ class Store:
         self._prefix = prefix.strip("/")
         self._root = root
         self._deadline_seconds = deadline_seconds
+        self._bucket_seen = False
 
     @property
     def kind(self) -> str:
@@ -84,10 +87,28 @@ class Store:
         return self._call(f"read {key}", key, lambda full: bytes(obstore.get(self._backend, full).bytes()))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of an object; raises `NotFound`."""
-        return self._call(
-            f"read {key}", key, lambda full: bytes(obstore.get_range(self._backend, full, start=start, end=end))
-        )
+        """Bytes [start, end) of an object, fewer when it ends before; raises `NotFound`, and ValueError when `start` lies outside of it."""
+        wrong = f"range {start} to {end} of {key} is outside of the object"
+        if not 0 <= start <= end:
+            raise ValueError(wrong)
+
+        def read(full: str) -> bytes:
+            try:
+                if start < end:
+                    return bytes(obstore.get_range(self._backend, full, start=start, end=end))
+                size = int(obstore.head(self._backend, full)["size"])
+            except NotFoundError:
+                raise
+            except BaseError:
+                # Both kinds of store report a start past the end as an error like any other; asking again would not mend it.
+                size = int(obstore.head(self._backend, full)["size"])
+                if start < size:
+                    raise
+            if start == end <= size:
+                return b""
+            raise ValueError(wrong)
+
+        return self._call(f"read {key}", key, read)
 
     def get_to_file(self, key: str, path: Path) -> None:
         """Copy an object to a file, a chunk at a time; the file appears whole or not at all."""
@@ -98,15 +119,20 @@ class Store:
                 for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
                     file.write(chunk)
 
-        self._call(f"read {key}", key, download)
-        partial.replace(path)
+        try:
+            self._call(f"read {key}", key, download)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, replacing what was there; readers see the old or the new bytes, never a mixture."""
         self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, data))
 
     def put_file(self, key: str, path: Path) -> None:
-        """Write an object from a file, in parts when it is large."""
+        """Write an object from a file, in parts when it is large; raises FileNotFoundError when there is no such file."""
+        if not path.is_file():
+            raise FileNotFoundError(f"cannot write {key}: there is no file {path}")
         self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, path))
 
     def create(self, key: str, data: bytes) -> bool:
@@ -188,7 +214,7 @@ class Store:
         return self._call(f"hash {key}", key, digest)
 
     def _full(self, key: str) -> str:
-        if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.match(key):
+        if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
             raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
         return f"{self._prefix}/{key}" if self._prefix else key
 
@@ -204,13 +230,15 @@ class Store:
                     raise OSError(f"the store's folder {self._root.name!r} is not there")
                 return action(full)
             except (NotFoundError, FileNotFoundError) as error:
-                if self._root is None or self._root.is_dir():
+                problem: Exception | None = self._why_not_there(error)
+                if problem is None:
                     raise NotFound(key) from error
-                problem: Exception = error
-            except (PermissionDeniedError, UnauthenticatedError) as error:
-                raise StoreUnavailable(f"cannot {what}: the store refuses our credentials") from error
             except (BaseError, OSError) as error:
                 problem = error
+            if isinstance(problem, PermissionDeniedError | UnauthenticatedError) or "403 Forbidden" in str(problem):
+                code = S3_CODE.search(str(problem))
+                reason = f" ({code[1]})" if code else ""
+                raise StoreUnavailable(f"cannot {what}: the store refuses our credentials{reason}") from problem
             waited = time.monotonic() - started
             if waited + pause > self._deadline_seconds:
                 raise StoreUnavailable(
@@ -221,6 +249,19 @@ class Store:
             )
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _why_not_there(self, error: Exception) -> Exception | None:
+        """What is wrong with the store when an object is missing only because the store is; None when the object alone is missing."""
+        if self._root is not None:
+            return None if self._root.is_dir() else error
+        if not self._bucket_seen:
+            try:
+                # Looking at an object in a bucket that does not exist gives the same answer as a missing object; listing does not.
+                next(iter(obstore.list(self._backend, self._prefix)), None)
+            except (BaseError, OSError) as missing:
+                return missing
+            self._bucket_seen = True
+        return None
 
 
 def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
@@ -240,7 +281,7 @@ def open_folder(root: Path, prefix: str, *, deadline_seconds: float = 120.0) -> 
 def open_s3(
     spec: S3Storage, prefix: str, access_key: str, secret_key: str, *, deadline_seconds: float = 120.0
 ) -> Store:
-    """An S3-compatible store, path-style (MinIO). obstore's own retries are short: ours say what they wait for."""
+    """An S3-compatible store, path-style (MinIO). obstore's own retries are off: ours say what they wait for, and `create` counts them."""
     backend = S3Store(
         bucket=spec.bucket,
         endpoint=spec.endpoint,
@@ -250,10 +291,12 @@ def open_s3(
         virtual_hosted_style_request=False,
         client_options={
             "allow_http": spec.endpoint.startswith("http://"),
-            "timeout": timedelta(seconds=60),
-            "connect_timeout": timedelta(seconds=5),
+            # Of one request, body included: a checkpoint may be large, so only silence is bounded closely.
+            "timeout": timedelta(hours=1),
+            "read_timeout": timedelta(seconds=min(SILENCE_SECONDS, deadline_seconds)),
+            "connect_timeout": timedelta(seconds=min(5.0, deadline_seconds)),
         },
-        retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+        retry_config={"max_retries": 0},
     )
     return Store(backend, prefix, deadline_seconds=deadline_seconds)
 

@@ -1,0 +1,203 @@
+"""One valid sample of every document that crosses a process boundary, and the keys that sign them.
+
+Tests take a sample and change one thing. Nothing here is random, so that a failure names the same bytes every time.
+"""
+
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from shoal.contracts.base import Contract
+from shoal.contracts.canonical import document_digest, sign
+from shoal.contracts.identity import ROLES, PrivateKey, Roster
+from shoal.contracts.ledger import GENESIS, LedgerEntry
+from shoal.contracts.protocol import (
+    ClaimRequest,
+    Hardware,
+    Heartbeat,
+    HeartbeatReply,
+    Invite,
+    KnownNode,
+    KnownNodes,
+    Lease,
+    LeaseRequest,
+    LocalSubmission,
+    Registered,
+    Registration,
+    RelayToken,
+    RunProgress,
+    StepInfo,
+    SubmissionNotice,
+    SubmissionReceipt,
+    TrainerProgress,
+    UploadGrant,
+    UploadRequest,
+    ValidationJob,
+    VersionAnnouncement,
+)
+from shoal.contracts.recipe import (
+    GeneratedModel,
+    LengthReward,
+    ModelSource,
+    Recipe,
+    S3Storage,
+    Sampling,
+    StorageSpec,
+    TaskSource,
+    Validation,
+)
+from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.run import Addresses, AgentState, NodeConfig, Prepared, PublicRun, RunConfig
+from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
+from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
+
+RUN = "arithmetic"
+LEASE = "ab" * 16
+DIGEST = "0123456789abcdef" * 4
+NOW = 1_795_000_000
+
+
+def key(number: int) -> PrivateKey:
+    """The same key for the same number, always."""
+    return PrivateKey(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big")))
+
+
+RUN_KEY, NODE_KEY, TRAINER_KEY, ORCHESTRATOR_KEY = key(1), key(2), key(3), key(4)
+NODE = NODE_KEY.public
+ROLE_KEYS = {role: key(100 + number) for number, role in enumerate(ROLES)} | {
+    "trainer": TRAINER_KEY,
+    "orchestrator": ORCHESTRATOR_KEY,
+}
+ROSTER = sign(Roster(run=RUN, keys={role: held.public for role, held in ROLE_KEYS.items()}), RUN_KEY)
+
+
+def run_config(s3: S3Storage | None = None, **changes: Any) -> RunConfig:
+    """Configuration of a small run; a folder store unless `s3` is given."""
+    return RunConfig(
+        **{
+            "run": RUN,
+            "steps": 60,
+            "async_level": 2,
+            "model_id": "arithmetic-tiny",
+            "model": ModelSource(generated=GeneratedModel()),
+            "tasks": TaskSource(environment="arithmetic"),
+            "recipe": Recipe(),
+            "sampling": Sampling(),
+            "length_reward": LengthReward(),
+            "validation": Validation(),
+            "storage": StorageSpec(s3=s3),
+            "addresses": Addresses(
+                discovery="http://127.0.0.1:8081",
+                orchestrator="http://127.0.0.1:8080",
+                origin="http://127.0.0.1:8090",
+                relays=["http://127.0.0.2:8090", "http://127.0.0.3:8090"],
+                redis="redis://127.0.0.1:6379/0",
+            ),
+            "roster": ROSTER,
+            "run_key": RUN_KEY.public,
+            **changes,
+        }
+    )
+
+
+METADATA = RolloutMetadata(
+    model="arithmetic-tiny", weights_digest=DIGEST, environment_digest="1" * 64, software_version="0.1.0"
+)
+
+
+def rollout(**changes: Any) -> Rollout:
+    """One row: three prompt tokens, four completion tokens, one proof."""
+    fields: dict[str, Any] = {
+        "run": RUN, "step": 7, "policy_version": 6, "node": NODE, "submission": 2,
+        "problem_id": "add-12-34", "prompt_index": 11, "sample_index": 0,
+        "prompt_tokens": [49, 50, 43], "completion_tokens": [60, 50, 43, 257],
+        "completion_logprobs": [-0.5, -0.25, -1.5, -0.125], "completion_mask": [True, True, True, True],
+        "finish_reason": "stop", "task_type": "arithmetic", "target_length": 32,
+        "task_reward": 1.0, "length_penalty": 0.25, "reward": 0.75,
+        "seed": 2**62 + 1, "temperature": 1.0, "proofs": bytes(258),
+    }  # fmt: skip
+    return Rollout(**(fields | changes))
+
+
+METRICS = StepMetrics(
+    run=RUN, step=7, policy_version=8, attempt="arithmetic-trainer-0", started_unix=NOW, finished_unix=NOW + 20.5,
+    reward=0.5, task_reward=0.625, length_penalty=0.125, loss=-0.01, gradient_norm=0.3, gradient_norm_max=0.4,
+    skipped_updates=0, clip_low=0.01, clip_high=0.02, clip_delta=0.0, entropy=0.7, kl=0.001, mismatch_kl=1e-6,
+    policy_lag_mean=1.5, policy_lag_max=2, rows=128, completion_tokens=4096, completion_length_mean=32.0,
+    packing_density=0.97, learning_rate=1e-4, phase_seconds={"update": 12.5, "wait": 3.0},
+)  # fmt: skip
+
+OPEN = VersionOpen(
+    run=RUN, version=7, shard_size=1024, shard_count=3,
+    files=[CheckpointFile(name="config.json", size=100), CheckpointFile(name="model.safetensors", size=2400)],
+)  # fmt: skip
+HARDWARE = Hardware(cpus=2, memory_bytes=1 << 30, disk_free_bytes=1 << 34, gpus=1, gpu_type="H200")
+REGISTRATION = Registration(node=NODE, run=RUN, pool="workers", software_version="0.1.0", hardware=HARDWARE)
+INVITE = Invite(
+    run=RUN, pool="workers", node=NODE, orchestrator_url="http://127.0.0.1:8080", nonce=LEASE, expires_unix=NOW + 60
+)
+PUBLIC = PublicRun(
+    run=RUN, steps=60, async_level=2, model_id="arithmetic-tiny", environment="arithmetic",
+    environment_digest=DIGEST, tasks_digest=DIGEST, task_count=4096, group_size=16, max_sequence_length=256,
+    sampling=Sampling(), length_reward=LengthReward(),
+)  # fmt: skip
+
+DOCUMENTS: list[Contract] = [
+    HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
+    Registered(node=NODE, invited=True),
+    KnownNode(registration=REGISTRATION, address="127.0.0.9", seen_unix=NOW),
+    KnownNodes(nodes=[KnownNode(registration=REGISTRATION, address="127.0.0.9", seen_unix=NOW)]),
+    Heartbeat(node=NODE, invite=sign(INVITE, ORCHESTRATOR_KEY), policy_version=6, metrics={"tokens_per_second": 900.5}),
+    RelayToken(run=RUN, node=NODE, expires_unix=NOW + 30),
+    HeartbeatReply(state="Healthy", relay_token="a.b", relays=["http://127.0.0.2:8090"], latest_version=7),
+    StepInfo(
+        run=RUN, step=7, beacon=DIGEST, commitment=DIGEST, min_version=5, max_version=7, latest_version=7,
+        needed_groups=16, accepted_groups=4, pending_groups=8,
+    ),
+    LeaseRequest(node=NODE, step=7),
+    Lease(lease=LEASE, node=NODE, step=7, submission=2, expires_unix=NOW + 120),
+    UploadRequest(node=NODE, lease=LEASE, size=1000, sha256=DIGEST),
+    UploadGrant(url="http://127.0.0.1:8080/v1/staging", fields={"key": "staging/a"}, expires_unix=NOW + 60),
+    SubmissionNotice(node=NODE, lease=LEASE, size=1000, sha256=DIGEST, groups=4),
+    SubmissionReceipt(lease=LEASE, sha256=DIGEST, status="queued"),
+    VersionAnnouncement(run=RUN, version=7, weights_digest=DIGEST, total_size=2500),
+    TrainerProgress(run=RUN, step=7, phase="update", metrics=METRICS),
+    ClaimRequest(validator="arithmetic-validator-0"),
+    ValidationJob(
+        claim=LEASE, run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, size=1000, beacon=DIGEST,
+        min_version=5, max_version=7,
+    ),
+    LocalSubmission(lease=LEASE, file="step-7.parquet", groups=4),
+    RunProgress(run=RUN, steps_total=60, open_step=7, latest_version=7, nodes={"Healthy": 2}, last_step=METRICS),
+    BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11, 12]),
+    StepBatch(
+        run=RUN, step=7, beacon=DIGEST, groups=2, groups_dropped=1,
+        files=[BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11, 12])],
+    ),
+    RowReward(task_reward=1.0, length_penalty=0.25, reward=0.75),
+    Verdict(
+        run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, policy_version=6, outcome="accept",
+        rewards=[RowReward(task_reward=None, length_penalty=None, reward=None)], rows=1, completion_tokens=4,
+    ),
+    Verdict(
+        run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, outcome="reject", reason="sampling",
+        evidence="row 3: prompt_index is 9, drawn is 11",
+    ),
+    ShardDescriptor(run=RUN, version=7, index=2, size=452, sha256=DIGEST),
+    WeightsManifest(
+        run=RUN, version=7, model="arithmetic-tiny", sha256=DIGEST, open_digest=document_digest(OPEN), shards=[DIGEST] * 3
+    ),
+    VersionIndex(versions=[3, 4, 5, 6, 7]),
+    LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE),
+    ChatMessage(role="user", content="12+34="),
+    Task(problem_id="add-12-34", task_type="arithmetic", prompt="12+34=", verification_info={"answer": "46"}),
+    Task(problem_id="chat", task_type="chat", prompt=[ChatMessage(role="user", content="hello")]),
+    Prepared(
+        run=RUN, model_id="arithmetic-tiny", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST,
+        task_count=4096, base_pass_rate=0.31,
+    ),
+    AgentState(node=NODE, state="Healthy", relays=["http://127.0.0.2:8090"], trainer_key=TRAINER_KEY.public, public=PUBLIC),
+    NodeConfig(run=RUN, pool="workers", discovery="http://127.0.0.1:8081", roster=ROSTER, run_key=RUN_KEY.public),
+]  # fmt: skip

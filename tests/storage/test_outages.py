@@ -1,0 +1,202 @@
+"""The store goes away and comes back: nothing is lost, nothing is mistaken for missing, and a wait that is too long says so."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from places import S3, Place
+
+from servers import Loopback
+from shoal.contracts.recipe import S3Storage
+from shoal.storage import NotFound, Store, StoreUnavailable
+from shoal.storage.store import open_folder, open_s3
+
+
+def test_operations_wait_for_a_store_that_is_away_and_then_do_what_they_should(place: Place, tmp_path: Path) -> None:
+    store: Store = place.open(deadline_seconds=60)
+    store.put("here", b"data")
+    store.put("old", b"data")
+    source = tmp_path / "source"
+    source.write_bytes(b"file")
+    operations: dict[str, tuple[Callable[[], object], object]] = {
+        "get": (lambda: store.get("here"), b"data"),
+        "get_range": (lambda: store.get_range("here", 1, 3), b"at"),
+        "size": (lambda: store.size("here"), 4),
+        "size of nothing": (lambda: store.size("none"), None),
+        "list": (lambda: [info.key for info in store.list("steps/")], []),
+        "put": (lambda: store.put("written", b"new"), None),
+        "create": (lambda: store.create("created", b"new"), True),
+        "create what is there": (lambda: store.create("here", b"other"), False),
+        "put_file": (lambda: store.put_file("from-file", source), None),
+        "delete": (lambda: store.delete("old"), None),
+        "sha256": (lambda: store.sha256("here")[1], 4),
+        "get_to_file": (lambda: store.get_to_file("here", tmp_path / "target"), None),
+    }
+    place.take_away()
+    with ThreadPoolExecutor(len(operations)) as pool:
+        running: dict[str, Future[object]] = {name: pool.submit(call) for name, (call, _) in operations.items()}
+        time.sleep(1.5)
+        early = {name: future for name, future in running.items() if future.done()}
+        place.bring_back()
+        answers = {name: future.result(60) for name, future in running.items()}
+    assert not early, "an operation ended while the store was away"
+    assert answers == {name: expected for name, (_, expected) in operations.items()}
+    assert store.get("written") == store.get("created") == b"new"
+    assert store.get("here") == b"data"
+    assert store.get("from-file") == b"file"
+    assert not store.exists("old")
+    assert (tmp_path / "target").read_bytes() == b"data"
+
+
+def test_a_store_that_stays_away_is_unavailable_not_empty_and_the_error_says_what_and_how_long(place: Place) -> None:
+    store: Store = place.open(deadline_seconds=1.0)
+    store.put("here", b"data")
+    place.take_away()
+    for what, call in {
+        "read here": lambda: store.get("here"),
+        "look at none": lambda: store.size("none"),
+        "list steps/": lambda: store.list("steps/"),
+        "write here": lambda: store.put("here", b"new"),
+        "create new": lambda: store.create("new", b"new"),
+    }.items():
+        expected = rf"cannot {what}: the {place.kind} store did not answer for \d+ s; last error: \S+"
+        with pytest.raises(StoreUnavailable, match=expected):
+            call()  # type: ignore[no-untyped-call]
+    place.bring_back()
+    store = place.open()
+    assert store.get("here") == b"data"
+    assert not store.exists("new")
+    with pytest.raises(NotFound):
+        store.get("none")
+
+
+def test_a_store_that_hangs_is_given_up_after_the_deadline(s3: S3) -> None:
+    store: Store = s3.open(deadline_seconds=1.0)
+    store.put("here", b"data")
+    s3.server.pause()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(store.get, "here")
+            with pytest.raises(StoreUnavailable, match="cannot read here: the s3 store did not answer"):
+                pending.result(30)
+    finally:
+        s3.server.resume()
+    assert s3.open().get("here") == b"data"
+
+
+def test_a_store_that_hangs_and_goes_on_answers_what_was_asked(s3: S3) -> None:
+    store: Store = s3.open(deadline_seconds=60)
+    store.put("here", b"data")
+    s3.server.pause()
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            reading, creating = pool.submit(store.get, "here"), pool.submit(store.create, "new", b"x")
+            time.sleep(1.0)
+            assert not reading.done()
+        finally:
+            s3.server.resume()
+        assert reading.result(60) == b"data"
+        assert creating.result(60) is True
+
+
+def test_a_folder_that_was_moved_is_not_made_anew_by_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "store"
+    store = open_folder(root, "shoal/run", deadline_seconds=0.3)
+    root.rename(tmp_path / "moved")
+    with pytest.raises(StoreUnavailable, match="the store's folder 'store' is not there"):
+        store.put("a", b"x")
+    assert not root.exists()
+
+
+def test_refused_credentials_are_said_at_once_and_not_waited_for(s3: S3) -> None:
+    store = open_s3(s3.spec, "shoal/run", s3.server.access_key, "wrong-secret", deadline_seconds=600)
+    for call in (lambda: store.get("a"), lambda: store.create("a", b"x"), lambda: store.list("a/")):
+        with pytest.raises(StoreUnavailable, match="the store refuses our credentials") as caught:
+            call()
+        assert "wrong-secret" not in str(caught.value)
+
+
+def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(s3: S3) -> None:
+    spec = s3.spec.model_copy(update={"bucket": "no-such-bucket"})
+    store = open_s3(spec, "shoal/run", s3.server.access_key, s3.server.secret_key, deadline_seconds=0.5)
+    with pytest.raises(StoreUnavailable, match="no-such-bucket"):
+        store.get("a")
+    with pytest.raises(StoreUnavailable, match="no-such-bucket"):
+        store.put("a", b"x")
+
+
+class LosesAnswers:
+    """A TCP proxy that passes requests on and, while `losing`, drops the connection instead of passing the answer back."""
+
+    def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
+        self._target = target
+        self._server = socket.create_server(listen)
+        self.url = f"http://{listen[0]}:{self._server.getsockname()[1]}"
+        self.losing = 0
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as upstream:
+            threading.Thread(target=self._pass_on, args=(client, upstream), daemon=True).start()
+            try:
+                while data := upstream.recv(65536):
+                    if self.losing:
+                        self.losing -= 1
+                        self.lost += 1
+                        return
+                    client.sendall(data)
+            except OSError:
+                return
+            finally:
+                # A close alone is not seen by the peer while the other thread still reads from the socket.
+                with contextlib.suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _pass_on(client: socket.socket, upstream: socket.socket) -> None:
+        try:
+            while data := client.recv(65536):
+                upstream.sendall(data)
+        except OSError:
+            return
+
+
+@pytest.fixture
+def flaky(s3: S3, loopback: Loopback) -> Iterator[tuple[LosesAnswers, Store]]:
+    proxy = LosesAnswers((loopback.address(), 0), (s3.server.address, s3.server.port))
+    spec: S3Storage = s3.spec.model_copy(update={"endpoint": proxy.url})
+    yield proxy, open_s3(spec, f"{s3.prefix}/run", s3.server.access_key, s3.server.secret_key, deadline_seconds=30)
+    proxy.close()
+
+
+@pytest.mark.parametrize("answers_lost", [1, 2, 3])
+def test_a_create_whose_answer_was_lost_still_knows_that_it_won(
+    flaky: tuple[LosesAnswers, Store], answers_lost: int
+) -> None:
+    proxy, store = flaky
+    proxy.losing = answers_lost
+    assert store.create("ledger/1.json", b"ours") is True
+    assert proxy.lost == answers_lost
+    assert store.get("ledger/1.json") == b"ours"
+    proxy.losing = answers_lost
+    assert store.create("ledger/1.json", b"another writer's") is False
+    assert store.get("ledger/1.json") == b"ours"
