@@ -200,9 +200,9 @@ class Container:
             if kind not in self._checks and now >= state.next_due:
                 self._checks[kind] = self._executor.submit(check, state.probe, self._address)
         for kind in ("startupProbe", "livenessProbe"):
-            state = self._states.get(kind)
-            if state is not None and state.failing:
-                self._message = f"{kind} failed: {state.message}"
+            deciding = self._states.get(kind)
+            if deciding is not None and deciding.failing:
+                self._message = f"{kind} failed: {deciding.message}"
                 self._restart_unhealthy()
                 return
 

@@ -36,7 +36,8 @@ def environment(
     """
     here = {"SHOAL_HOME": home, "SHOAL_BIND": address, "SHOAL_POD": pod}
     fields = {"metadata.name": pod, "status.podIP": address}
-    made = {"PATH": path, "HOME": f"{home}/tmp", "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
+    scratch = f"{home}/tmp"  # noqa: S108 - a folder of the pod's own
+    made = {"PATH": path, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"}
     for entry in container.get("env", []):
         name = entry["name"]
         if name in here:

@@ -1,7 +1,7 @@
 """The guardian: outlives `shoal up` for a moment when that is killed, and stops what it left behind.
 
-It holds the reading end of a pipe whose writing end only `shoal up` has. When `shoal up` ends in whatever way, the pipe closes, and the guardian stops
-every process that is still recorded. Started as `python -m shoal_operator.local.guardian FOLDER GRACE_SECONDS` with the pipe on standard input.
+It holds the reading end of a pipe whose writing end only `shoal up` has. When `shoal up` ends in whatever way, the pipe closes, and the guardian
+stops every process that is still recorded. Started as `python -m shoal_operator.local.guardian FOLDER GRACE_SECONDS` with the pipe on standard input.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ class Objects:
         found = self._objects.get((kind, name))
         return copy.deepcopy(found) if found is not None else None
 
-    def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+    def find(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Objects of a kind that carry all of `labels`, by name."""
         wanted = (labels or {}).items()
         return [
@@ -84,22 +84,33 @@ class Objects:
         if found is not None and found.get("status") != status:
             self._store({**found, "status": copy.deepcopy(dict(status))})
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Remove an object and all that it owns; False when it was not there."""
-        found = self._objects.pop((kind, name), None)
-        if found is None:
-            return False
-        uid = found["metadata"]["uid"]
-        self._revision += 1
-        owned = [
+    def mark_deleted(self, kind: str, name: str, when: str) -> None:
+        """Begin a foreground deletion: the object, and all that it owns, carry `deletionTimestamp` until `remove`."""
+        found = self._objects.get((kind, name))
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return
+        self._store({**found, "metadata": {**found["metadata"], "deletionTimestamp": when}})
+        for key in self.owned(kind, name):
+            self.mark_deleted(*key, when)
+
+    def owned(self, kind: str, name: str) -> list[tuple[str, str]]:
+        """(kind, name) of the objects that name this one as their owner."""
+        uid = self._objects[(kind, name)]["metadata"]["uid"]
+        return [
             key
             for key, each in self._objects.items()
             if any(owner.get("uid") == uid for owner in each["metadata"].get("ownerReferences", []))
         ]
-        for key in owned:
-            self.delete(*key)
-        self._save()
-        return True
+
+    def deleting(self) -> list[Object]:
+        """Objects whose deletion has begun."""
+        return [copy.deepcopy(each) for each in self._objects.values() if "deletionTimestamp" in each["metadata"]]
+
+    def remove(self, kind: str, name: str) -> None:
+        """Forget an object; one that is not there is fine."""
+        if self._objects.pop((kind, name), None) is not None:
+            self._revision += 1
+            self._save()
 
     def _store(self, new: Object) -> Object:
         self._revision += 1

@@ -7,7 +7,7 @@ its own. Claims are folders of the run that outlive pods.
 import base64
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def prepare_home(
         if target.is_dir() and not target.is_symlink():
             target.rmdir()
         if name in claims:
-            _link_claim(target, volumes_folder / claims[name], create=True, where=where)
+            _link_claim(target, volumes_folder / claims[name])
         elif name in volumes:
             _mount(target, volumes[name], volumes_folder, lookup, where)
         else:
@@ -81,15 +81,11 @@ def _mount(target: Path, volume: Mapping[str, Any], volumes_folder: Path, lookup
         exists = lookup("PersistentVolumeClaim", claim) is not None
         if not exists:
             raise NotThere(f"{where}: waits for PersistentVolumeClaim {claim}")
-        _link_claim(target, volumes_folder / claim, create=True, where=where)
+        _link_claim(target, volumes_folder / claim)
     elif "secret" in volume:
-        name = volume["secret"]["secretName"]
-        secret = lookup("Secret", name)
-        if secret is None:
-            raise NotThere(f"{where}: waits for Secret {name}")
-        data = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
-        data |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
-        _write_files(target, data, 0o600)
+        _write_files(target, _secret(volume["secret"]["secretName"], lookup, where), 0o600)
+    elif "projected" in volume:
+        _write_files(target, _projected(volume["projected"]["sources"], lookup, where), 0o600)
     elif "configMap" in volume:
         name = volume["configMap"]["name"]
         config = lookup("ConfigMap", name)
@@ -99,19 +95,45 @@ def _mount(target: Path, volume: Mapping[str, Any], volumes_folder: Path, lookup
     else:
         kinds = sorted(set(volume) - {"name"})
         raise UnsupportedField(
-            f"{where}: volume {volume['name']!r} is a {kinds}; here: emptyDir, persistentVolumeClaim, secret, configMap"
+            f"{where}: volume {volume['name']!r} is a {kinds}; here: emptyDir, persistentVolumeClaim, secret, configMap, projected"
         )
+
+
+def _secret(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
+    secret = lookup("Secret", name)
+    if secret is None:
+        raise NotThere(f"{where}: waits for Secret {name}")
+    data = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
+    return data | {key: value.encode() for key, value in secret.get("stringData", {}).items()}
+
+
+def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str) -> dict[str, bytes]:
+    """Files of several Secrets in one folder; `items` chooses keys and gives them paths."""
+    files: dict[str, bytes] = {}
+    for source in sources:
+        if set(source) != {"secret"}:
+            raise UnsupportedField(f"{where}: projected volume has a source {sorted(source)}; here: secret")
+        data = _secret(source["secret"]["name"], lookup, where)
+        items = source["secret"].get("items")
+        chosen = {each["path"]: each["key"] for each in items} if items else {key: key for key in data}
+        for path, key in chosen.items():
+            if key not in data:
+                raise NotThere(f"{where}: waits for key {key} in Secret {source['secret']['name']}")
+            if path.startswith("/") or ".." in path.split("/"):
+                raise UnsupportedField(f"{where}: projected path {path} leaves its volume")
+            files[path] = data[key]
+    return files
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
     folder.mkdir(mode=0o700)
     for name, data in files.items():
+        (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
 
 
-def _link_claim(target: Path, folder: Path, *, create: bool, where: str) -> None:
-    if create:
-        folder.mkdir(parents=True, exist_ok=True)
+def _link_claim(target: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     target.symlink_to(folder.resolve(), target_is_directory=True)
