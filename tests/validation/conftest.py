@@ -46,8 +46,10 @@ METADATA = RolloutMetadata(
     environment_digest=tiny_policy.PUBLIC.environment_digest,
     software_version="0.1.0",
 )
-CALIBRATED = ProofThresholds(max_exponent_mismatches=4, max_mantissa_error_mean=0.25, max_mantissa_error_median=0.0)
-"""For float32: see docs of the measured errors in tests/inference/test_engine.py."""
+CALIBRATED = ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0)
+"""For float32: 2,744 honest proofs of this model had no mismatch and mean errors of at most 0.016; after one update
+of 1e-4 the\nleast mean error is 0.18.
+"""
 
 
 @dataclass

@@ -66,7 +66,7 @@ class AgentClient:
                 "POST", "/v1/leases", LeaseRequest(node=node, step=step), Lease, deadline_seconds=ASK_SECONDS
             )
         except (Unavailable, Refused) as error:
-            get_logger().info("no lease", step=step, reason=str(error))
+            get_logger().debug("no lease", step=step, reason=str(error))
             return None
 
     def submit(self, submission: LocalSubmission) -> SubmissionReceipt:

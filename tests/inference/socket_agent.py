@@ -1,0 +1,89 @@
+"""The far side of a worker's socket, for tests: answers as an agent does and keeps what it was handed."""
+
+import json
+import socketserver
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.run import AgentState
+from shoal.contracts.tasks import Task, write_tasks
+
+
+@dataclass
+class Agent:
+    """What the agent would know; tests change it while a worker runs."""
+
+    state: AgentState
+    tasks: list[Task]
+    step: StepInfo | None = None
+    leases: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    files: list[tuple[LocalSubmission, bytes]] = field(default_factory=list)
+    refuse_leases: bool = False
+    refused: int = 0
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+class SocketAgent:
+    """Serves `agent` on `home/run/agent.sock` until `close`."""
+
+    def __init__(self, home: Path, agent: Agent) -> None:
+        self.path = home / "run" / "agent.sock"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+        class Handler(BaseHTTPRequestHandler):
+            def address_string(self) -> str:
+                return "unix"
+
+            def log_message(self, *_: object) -> None:
+                return
+
+            def do_GET(self) -> None:
+                answers: dict[str, Any] = {"/v1/state": agent.state, "/v1/step": agent.step}
+                if self.path == "/v1/tasks":
+                    self._answer(200, write_tasks(agent.tasks))
+                elif answers[self.path] is None:
+                    self._answer(204, b"")
+                else:
+                    self._answer(200, answers[self.path].to_json())
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/v1/metrics":
+                    agent.metrics |= json.loads(body)
+                    self._answer(204, b"")
+                elif self.path == "/v1/leases" and agent.refuse_leases:
+                    agent.refused += 1
+                    self._answer(409, b'{"title": "Enough is under way", "detail": "ask again"}')
+                elif self.path == "/v1/leases":
+                    asked = json.loads(body)
+                    number, agent.leases = agent.leases, agent.leases + 1
+                    lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=0.0)
+                    self._answer(200, lease.to_json())
+                else:
+                    handed = LocalSubmission.from_json(body)
+                    data = (home / "tmp" / handed.file).read_bytes()
+                    agent.files.append((handed, data))
+                    receipt = SubmissionReceipt(lease=handed.lease, sha256="ab" * 32, status="queued")
+                    self._answer(200, receipt.to_json())
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self._server = _Server(str(self.path), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.path.unlink()

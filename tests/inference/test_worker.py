@@ -1,0 +1,195 @@
+"""One worker process with a real engine, from its start before there is an agent to its end on SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import tiny_policy
+from socket_agent import Agent, SocketAgent
+
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.keys import version_name
+from shoal.contracts.rollouts import Rollout, read_rollouts
+from shoal.contracts.run import AgentState
+from shoal.contracts.tasks import tasks_digest
+from shoal.contracts.weights import WeightsManifest
+from shoal.inference.rollouts import plan_submission
+from shoal.storage.checkpoint_files import MANIFEST_FILE
+
+ADDRESS = "127.13.0.5"
+TRAINER = PrivateKey.generate()
+PUBLIC = tiny_policy.PUBLIC.model_copy(update={"tasks_digest": tasks_digest(tiny_policy.TASKS)})
+WAITING_STATE = AgentState(node=tiny_policy.NODE, state="Discovered", trainer_key=TRAINER.public)
+
+
+def publish(home: Path, version: int, seed: int, signer: PrivateKey = TRAINER) -> None:
+    """Put a version into `weights/` as the fetcher does: whole, with its signed manifest, by rename."""
+    partial = home / "weights" / f"{version}.partial"
+    tiny_policy.make_policy(partial, seed)
+    manifest = WeightsManifest(
+        run="tiny",
+        version=version,
+        model="tiny-model",
+        sha256=f"{version:064x}",
+        open_digest="0" * 64,
+        shards=["0" * 64],
+    )
+    (partial / MANIFEST_FILE).write_bytes(sign(manifest, signer).to_json())
+    partial.rename(home / "weights" / version_name(version))
+
+
+class Process:
+    """`python -m shoal.inference` in a pod folder of its own."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()  # short: a socket's path has at most 107 characters
+        self.home = Path(self._folder.name)
+        (self.home / "tmp").mkdir()
+        (self.home / "tmp" / "left-behind.parquet").write_bytes(b"of a process before")
+        self.log = (self.home / "log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.inference"],
+            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of the health server; 0 while it does not listen."""
+        try:
+            with httpx.Client(trust_env=False) as client:
+                answer = client.get(f"http://{ADDRESS}:9105{path}")
+                return answer.status_code, answer.text
+        except httpx.ConnectError:
+            return 0, ""
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._folder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module")
+def agent() -> Agent:
+    return Agent(state=WAITING_STATE, tasks=tiny_policy.TASKS)
+
+
+@pytest.fixture(scope="module")
+def served(worker: Process, agent: Agent) -> Iterator[list[SocketAgent]]:
+    """The agent's socket, in a list so that a test can replace it."""
+    held: list[SocketAgent] = []
+    yield held
+    for server in held:
+        server.close()
+
+
+Deadline = Callable[..., object]
+
+
+def rows_of(agent: Agent, index: int) -> list[Rollout]:
+    return read_rollouts(agent.files[index][1])[0]
+
+
+# The tests of this file tell one story, in order, of one process.
+
+
+def test_it_waits_for_an_agent_and_says_so(worker: Process, served: list[SocketAgent], deadline: Deadline) -> None:
+    deadline("the health server", lambda: worker.get("/readyz")[0] == 503, seconds=60)
+    assert worker.get("/readyz") == (503, "no weights are loaded yet")
+    assert worker.get("/healthz")[0] == 200
+    deadline("the wait as a metric", lambda: "the agent to be admitted to a run" in worker.get("/metrics")[1])
+
+
+def test_it_starts_on_the_first_weights_that_the_trainer_signed(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    served.append(SocketAgent(worker.home, agent))
+    agent.state = WAITING_STATE.model_copy(update={"state": "Healthy", "public": PUBLIC})
+    publish(worker.home, 4, seed=9, signer=PrivateKey.generate())
+    publish(worker.home, 3, seed=0)
+    deadline("a loaded engine", lambda: worker.get("/readyz")[0] == 200, seconds=90)
+    assert "shoal_worker_policy_version 3.0" in worker.get("/metrics")[1]
+    assert not (worker.home / "tmp" / "left-behind.parquet").exists()
+
+
+def test_it_hands_in_what_the_beacon_draws(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    agent.step = tiny_policy.STEP
+    deadline("a file", lambda: bool(agent.files), seconds=60)
+    handed, data = agent.files[0]
+    rows, metadata = read_rollouts(data)
+    lease = tiny_policy.LEASE.model_copy(update={"lease": handed.lease, "submission": 0})
+    tokenizer = tiny_policy.AutoTokenizer.from_pretrained(worker.home / "weights" / version_name(3))
+    planned = plan_submission(
+        tiny_policy.STEP,
+        lease,
+        PUBLIC,
+        tiny_policy.TASKS,
+        lambda task, target: tiny_policy.prompt_tokens(tokenizer, tiny_policy.ENVIRONMENT, task, target),
+    )
+    assert handed.groups == 3
+    assert metadata.weights_digest == f"{3:064x}"
+    assert {row.policy_version for row in rows} == {3}
+    assert [row.seed for row in rows] == [row.request.seed for row in planned]
+    assert [tuple(row.prompt_tokens) for row in rows] == [row.request.prompt_tokens for row in planned]
+    assert all(row.task_reward == 0.0 for row in rows)
+
+
+def test_it_tells_the_agent_what_it_did(agent: Agent, served: list[SocketAgent], deadline: Deadline) -> None:
+    deadline("metrics", lambda: agent.metrics.get("worker_rollouts", 0) >= 24)
+    assert agent.metrics["worker_busy_generate_seconds"] > 0
+    assert agent.metrics["worker_policy_version"] == 3
+
+
+def test_it_swaps_to_the_newest_version_that_the_step_allows(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    agent.step = tiny_policy.STEP.model_copy(update={"step": 7, "min_version": 5, "max_version": 7})
+    publish(worker.home, 8, seed=4)
+    publish(worker.home, 6, seed=1)
+    deadline("a file of version 6", lambda: rows_of(agent, -1)[0].policy_version == 6, seconds=60)
+    assert rows_of(agent, -1)[0].step == 7
+    assert {rows_of(agent, index)[0].policy_version for index in range(len(agent.files))} == {3, 6}
+
+
+def test_it_goes_on_when_the_agent_comes_back(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    served.pop().close()
+    time.sleep(2)  # long enough to interrupt whatever the worker is about to ask or to hand in
+    before = len(agent.files)
+    served.append(SocketAgent(worker.home, agent))
+    deadline("another file", lambda: len(agent.files) > before, seconds=60)
+
+
+def test_refused_leases_are_asked_for_again(agent: Agent, served: list[SocketAgent], deadline: Deadline) -> None:
+    agent.refuse_leases = True
+    deadline("two refusals", lambda: agent.refused >= 2, seconds=60)
+    before = agent.leases
+    agent.refuse_leases = False
+    deadline("another lease", lambda: agent.leases > before, seconds=60)
+
+
+def test_on_sigterm_it_leaves_at_once_and_cleanly(worker: Process, served: list[SocketAgent]) -> None:
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(timeout=30) == 0
+    assert list((worker.home / "tmp").glob("*.parquet")) == []
+    worker.log.seek(0)
+    assert "Traceback" not in worker.log.read()
