@@ -1,18 +1,24 @@
-"""Names, labels, ports and images of a run's parts (docs/architecture.md): the one place that builders, addresses and both clusters take them from."""
+"""Names, labels, ports and images of children (docs/architecture.md): the one place that says what a part is called. Pure."""
 
-from importlib.metadata import version
+from shoal.contracts.identity import Role
+from shoal.contracts.run import Addresses
 
-RUN_LABEL = "shoal.dev/run"
-COMPONENT_LABEL = "shoal.dev/component"
-MANAGED_LABEL = "app.kubernetes.io/managed-by"
-ATTEMPT_LABEL = "shoal.dev/attempt"
-CONFIG_HASH_ANNOTATION = "shoal.dev/config-hash"
+SOFTWARE_VERSION = "0.1.0"
+
+IMAGES = {
+    role: f"shoal/{role}:{SOFTWARE_VERSION}" for role in ("protocol", "redis", "relay", "trainer", "validator", "worker")
+}
+
+REDIS_PORT = 6379
+ORCHESTRATOR_PORT = 8080
+DISCOVERY_PORT = 8081
+WEIGHTS_PORT = 8090
 
 PORTS = {
-    "redis": 6379,
-    "orchestrator": 8080,
-    "discovery": 8081,
-    "nginx": 8090,
+    "redis": REDIS_PORT,
+    "orchestrator": ORCHESTRATOR_PORT,
+    "discovery": DISCOVERY_PORT,
+    "nginx": WEIGHTS_PORT,
     "trainer": 9100,
     "publisher": 9101,
     "sync": 9102,
@@ -21,53 +27,13 @@ PORTS = {
     "worker": 9105,
     "validator": 9106,
 }
-"""Port of each container; fixed, because every pod has an address of its own."""
+"""Ports by container. Fixed, because every pod has an address of its own."""
 
-_VERSION = version("shoal")
-IMAGES = {
-    role: f"shoal/{role}:{_VERSION}" for role in ("protocol", "redis", "relay", "trainer", "validator", "worker")
-}
-
-
-def labels(run: str, component: str) -> dict[str, str]:
-    return {**selector(run, component), MANAGED_LABEL: "shoal-operator"}
-
-
-def selector(run: str, component: str) -> dict[str, str]:
-    """What finds the pods of a component."""
-    return {RUN_LABEL: run, COMPONENT_LABEL: component}
-
-
-def config(run: str) -> str:
-    """ConfigMap with `run.json`."""
-    return f"{run}-config"
-
-
-def join(run: str) -> str:
-    """ConfigMap with the `node.json` that a stranger is given."""
-    return f"{run}-join"
-
-
-def node_config(pool: str) -> str:
-    """ConfigMap with the `node.json` of a pool's pods; `pool` is the name of the InferencePool."""
-    return f"{pool}-node"
-
-
-def role_secret(run: str, role: str) -> str:
-    return f"{run}-key-{role}"
-
-
-def store(run: str) -> str:
-    """Claim of the folder store."""
-    return f"{run}-store"
-
-
-def outbox(run: str) -> str:
-    return f"{run}-outbox"
-
-
-def www(run: str) -> str:
-    return f"{run}-www"
+RUN_LABEL = "shoal.dev/run"
+COMPONENT_LABEL = "shoal.dev/component"
+SET_LABEL = "shoal.dev/set"
+ATTEMPT_LABEL = "shoal.dev/attempt"
+CONFIG_HASH_ANNOTATION = "shoal.dev/config-hash"
 
 
 def prepare(run: str) -> str:
@@ -87,7 +53,7 @@ def orchestrator(run: str) -> str:
 
 
 def trainer(run: str) -> str:
-    """Headless Service of the trainer, and the prefix of its Jobs."""
+    """The trainer's headless Service; it finds the pod of whichever attempt is current."""
     return f"{run}-trainer"
 
 
@@ -99,9 +65,81 @@ def relay(run: str) -> str:
     return f"{run}-relay"
 
 
+def pool(run: str, pool_name: str) -> str:
+    return f"{run}-{pool_name}"
+
+
 def validator(run: str) -> str:
     return f"{run}-validator"
 
 
-def pool(run: str, pool_name: str) -> str:
-    return f"{run}-{pool_name}"
+def config(run: str) -> str:
+    """ConfigMap with `run.json`."""
+    return f"{run}-config"
+
+
+def join(run: str) -> str:
+    """ConfigMap with `node.json` for the run's own pool: what anyone needs to join."""
+    return f"{run}-join"
+
+
+def node_config(pool_object: str) -> str:
+    """ConfigMap of one pool with its own `node.json`."""
+    return f"{pool_object}-node"
+
+
+def role_secret(run: str, role: Role) -> str:
+    """Secret with the private key of one role; each pod mounts only its own."""
+    return f"{run}-{role}-key"
+
+
+def run_key_secret(run: str) -> str:
+    """Secret with the run key, which signs the roster. No pod mounts it."""
+    return f"{run}-run-key"
+
+
+def store(run: str) -> str:
+    """Claim of the folder store."""
+    return f"{run}-store"
+
+
+def outbox(run: str) -> str:
+    """Claim of the checkpoints that wait to be published."""
+    return f"{run}-outbox"
+
+
+def www(run: str) -> str:
+    """Claim of what the origin serves."""
+    return f"{run}-www"
+
+
+def labels(run: str, component: str) -> dict[str, str]:
+    """Labels of a child and of its pods."""
+    return {
+        "app.kubernetes.io/name": "shoal",
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/instance": run,
+        "app.kubernetes.io/managed-by": "shoal-operator",
+        RUN_LABEL: run,
+        COMPONENT_LABEL: component,
+    }
+
+
+def selector(run: str, component: str) -> dict[str, str]:
+    """The labels that find the pods of a component; they can never change."""
+    return {RUN_LABEL: run, COMPONENT_LABEL: component}
+
+
+def cluster_addresses(run: str, namespace: str, relays: int) -> Addresses:
+    """Addresses in a cluster: names of headless Services, and of each relay pod singly."""
+
+    def host(service: str) -> str:
+        return f"{service}.{namespace}.svc"
+
+    return Addresses(
+        discovery=f"http://{host(discovery(run))}:{DISCOVERY_PORT}",
+        orchestrator=f"http://{host(orchestrator(run))}:{ORCHESTRATOR_PORT}",
+        origin=f"http://{host(trainer(run))}:{WEIGHTS_PORT}",
+        relays=[f"http://{relay(run)}-{number}.{host(relay(run))}:{WEIGHTS_PORT}" for number in range(relays)],
+        redis=f"redis://{host(redis(run))}:{REDIS_PORT}/0",
+    )
