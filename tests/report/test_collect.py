@@ -8,7 +8,7 @@ from shoal.contracts.canonical import sign
 from shoal.contracts.ledger import GENESIS, LedgerEntry
 from shoal.report.collect import ReportData, collect, utilisation
 from shoal.report.facts import StoreFacts, read_store
-from shoal.report.records import ServerRecord, SessionRecord, samples_of
+from shoal.report.records import SessionRecord, samples_of
 
 BUSY = 'shoal_busy_seconds_total{phase="%s"}'
 SERVED = "shoal_relay_served_bytes_total"
@@ -83,14 +83,16 @@ def test_missing_readings_are_null_with_a_note_and_never_invented() -> None:
         assert any(note.startswith(f"missing: {key}") for note in document["notes"])
 
 
-def test_bytes_broadcast_adds_up_over_relays_and_over_a_restart_of_one() -> None:
+def test_bytes_broadcast_adds_up_over_relays_and_over_restarts() -> None:
     records = [
         sample(0, "sync", "demo-relay-0", metrics={SERVED: 100.0}),
         sample(5, "sync", "demo-relay-0", metrics={SERVED: 250.0}),
-        sample(10, "sync", "demo-relay-0", pid=2, metrics={SERVED: 300.0}),  # a fresh process that served 300 by itself
+        sample(10, "sync", "demo-relay-0", pid=2, metrics={SERVED: 300.0}),  # goes on from what was saved
+        sample(15, "sync", "demo-relay-0", pid=3, metrics={SERVED: 40.0}),  # a new pod with an empty folder
         sample(5, "sync", "demo-relay-1", metrics={SERVED: 7.0}),
+        sample(5, "publisher", "demo-trainer-1-0", metrics={SERVED: 1e9}),  # the origin serves relays, not nodes
     ]
-    assert report(records).bytes_broadcast == 250 + 300 + 7
+    assert report(records).bytes_broadcast == 300 + 40 + 7
 
 
 def test_busy_seconds_are_cpu_seconds_by_part_over_pods_and_restarts() -> None:
@@ -116,8 +118,8 @@ def test_phases_come_from_each_part_s_own_counter() -> None:
 def test_engine_and_relay_are_what_the_processes_called_themselves() -> None:
     records = [
         sample(0, "worker", metrics={'shoal_engine_info{engine="vllm",version="0.32.0"}': 1.0}),
-        ServerRecord(unix=1, pod="demo-relay-0", container="nginx", server="nginx/1.22.1"),
-        ServerRecord(unix=1, pod="demo-trainer-1", container="nginx", server="caddy"),
+        sample(0, "sync", "demo-relay-0", metrics={'shoal_relay_server_info{server="nginx/1.22.1"}': 1.0}),
+        sample(0, "publisher", "demo-trainer-1-0", metrics={'shoal_relay_server_info{server="caddy"}': 1.0}),
     ]
     data = report(records)
     assert (data.engine, data.relay) == ("vllm", "nginx")

@@ -20,11 +20,12 @@ for _name, _value in (
 ):
     os.environ.setdefault(_name, _value)
 
+import vllm  # noqa: E402
 from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from shoal.inference import vllm_hooks  # noqa: E402
+from shoal.inference import metrics, vllm_hooks  # noqa: E402
 from shoal.inference.checkpoint import Checkpoint  # noqa: E402
 from shoal.inference.completions import Completion, Request  # noqa: E402
 from shoal.inference.engine_memory import kv_cache_bytes  # noqa: E402
@@ -54,6 +55,7 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch)))
         self._engine.collective_rpc("shoal_install")
         self._count = 0
+        metrics.ENGINE.labels(type(self._engine).__module__.partition(".")[0], vllm.__version__).set(1)
 
     def swap(self, checkpoint: Checkpoint) -> None:
         """Continue with the weights of `checkpoint`; ValueError when its tensors are not those of the running model.

@@ -9,6 +9,8 @@ ABANDONED = Counter("shoal_worker_abandoned_total", "Leases given up without a f
 POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
 GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
 
+ENGINE = Gauge("shoal_engine_info", "1 for the engine that this worker runs.", ["engine", "version"])
+
 PHASES = ("start", "swap", "generate", "score", "submit")
 """Phases of `shoal_busy_seconds_total` in this process."""
 

@@ -12,7 +12,6 @@ from shoal.contracts.steps import StepMetrics
 from shoal.report.facts import StoreFacts
 from shoal.report.records import (
     SampleRecord,
-    ServerRecord,
     SessionRecord,
     cpu_readings,
     increases,
@@ -36,10 +35,11 @@ WAITING_PHASES = ("wait", "idle")
 """Phases that begin with these words are time without work, and no part of utilisation."""
 ENGINE_METRIC = "shoal_engine_info"
 BYTES_SERVED_METRIC = "shoal_relay_served_bytes_total"
+RELAY_SERVER_METRIC = "shoal_relay_server_info"
 
 Series = list[tuple[float, float]]
 """(seconds since the start of the run, value)."""
-AnyRecord = SessionRecord | SampleRecord | ServerRecord
+AnyRecord = SessionRecord | SampleRecord
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def collect(
     data.phase_seconds = phase_seconds(samples)
     data.bytes_broadcast = bytes_broadcast(samples)
     data.engine = engine_name(samples)
-    data.relay = relay_name(records)
+    data.relay = relay_name(samples)
     data.utilisation = utilisation(samples, _start(records))
     _say_what_is_missing(data, unreadable_records)
     return data
@@ -198,31 +198,36 @@ def phase_seconds(samples: Samples) -> dict[str, dict[str, float]]:
 
 
 def bytes_broadcast(samples: Samples) -> int | None:
-    """Bytes that relays served to nodes, from their access logs' counters; None when no relay was ever read."""
+    """Bytes that relays served to nodes, from their access logs' counters; None when no relay was ever read.
+
+    This counter is saved with the log and goes on when its process is started again: only a value that fell is a new beginning.
+    """
     found: list[float] = []
     for (_, container), readings in samples.items():
         if container == "sync":
-            found += [total_increase(readings_of(readings, key)) for key in _keys(readings, BYTES_SERVED_METRIC)]
+            for key in _keys(readings, BYTES_SERVED_METRIC):
+                lasting = [(unix, None, value) for unix, _, value in readings_of(readings, key)]
+                found.append(total_increase(lasting))
     return round(sum(found)) if found else None
 
 
 def engine_name(samples: Samples) -> str | None:
-    """What the workers' engine called itself; several names are joined, so that a mixture is seen."""
+    """What the workers' engine called itself."""
+    return _label_values(samples, "worker", ENGINE_METRIC, "engine")
+
+
+def relay_name(samples: Samples) -> str | None:
+    """What the relays' servers wrote of themselves into their access logs, without the version."""
+    return _label_values(samples, "sync", RELAY_SERVER_METRIC, "server")
+
+
+def _label_values(samples: Samples, part: str, metric: str, label: str) -> str | None:
+    """Values of a label over all pods, without a version after `/`; several are joined, so that a mixture is seen."""
     names = {
-        metric_labels(key)[1].get("engine", "")
+        metric_labels(key)[1].get(label, "").partition("/")[0]
         for (_, container), readings in samples.items()
-        if container == "worker"
-        for key in _keys(readings, ENGINE_METRIC)
-    }
-    return "+".join(sorted(names - {""})) or None
-
-
-def relay_name(records: Sequence[AnyRecord]) -> str | None:
-    """What the relays' servers called themselves, without the version."""
-    names = {
-        record.server.split("/")[0].strip().lower()
-        for record in records
-        if isinstance(record, ServerRecord) and part_of(record.pod, record.container) == "relay nginx"
+        if container == part
+        for key in _keys(readings, metric)
     }
     return "+".join(sorted(names - {""})) or None
 
@@ -285,7 +290,7 @@ def _say_what_is_missing(data: ReportData, unreadable_records: int) -> None:
     for value, what in (
         (data.bytes_broadcast, "bytes_broadcast: no relay's counter was read"),
         (data.engine, f"engine: no worker's {ENGINE_METRIC} was read"),
-        (data.relay, "relay: no relay's Server header was read"),
+        (data.relay, f"relay: no relay's {RELAY_SERVER_METRIC} was read"),
         (data.wall_seconds, "wall_seconds: there are no readings of a session"),
         (data.busy_seconds or None, "busy_seconds: no process's CPU time was read"),
         (data.phase_seconds or None, f"phase_seconds: no part's {BUSY_METRIC} was read"),

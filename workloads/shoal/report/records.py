@@ -36,21 +36,11 @@ class SampleRecord(Contract):
     metrics: dict[str, float] = Field(default_factory=dict)
 
 
-class ServerRecord(Contract):
-    """What a pod's web server called itself in its `Server` header."""
-
-    kind: Literal["server"] = "server"
-    unix: float
-    pod: str
-    container: str
-    server: str
+Record = Annotated[SessionRecord | SampleRecord, Field(discriminator="kind")]
+_RECORD: TypeAdapter[SessionRecord | SampleRecord] = TypeAdapter(Record)
 
 
-Record = Annotated[SessionRecord | SampleRecord | ServerRecord, Field(discriminator="kind")]
-_RECORD: TypeAdapter[SessionRecord | SampleRecord | ServerRecord] = TypeAdapter(Record)
-
-
-def parse_records(lines: Iterable[str]) -> tuple[list[SessionRecord | SampleRecord | ServerRecord], int]:
+def parse_records(lines: Iterable[str]) -> tuple[list[SessionRecord | SampleRecord], int]:
     """Records of the lines, and how many lines were not readable: the last line of a killed process is cut."""
     records, unreadable = [], 0
     for line in lines:
@@ -132,7 +122,7 @@ def cpu_readings(samples: Iterable[SampleRecord]) -> list[Reading]:
     return [(sample.unix, sample.pid, sample.cpu_seconds) for sample in samples if sample.cpu_seconds is not None]
 
 
-def wall_seconds(records: Iterable[SessionRecord | SampleRecord | ServerRecord]) -> float | None:
+def wall_seconds(records: Iterable[SessionRecord | SampleRecord]) -> float | None:
     """Seconds that `shoal up` ran, over all its sessions; pauses between them do not count. None without a session.
 
     A session that was killed has no end: it lasted until its last reading.

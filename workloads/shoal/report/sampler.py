@@ -18,7 +18,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.contracts.base import Contract
-from shoal.report.records import SampleRecord, ServerRecord, SessionRecord, metric_key
+from shoal.report.records import SampleRecord, SessionRecord, metric_key
 
 SAMPLE_SECONDS = 5.0
 METRIC_PORTS = {
@@ -26,7 +26,6 @@ METRIC_PORTS = {
     "fetch": 9104, "worker": 9105, "validator": 9106,
 }  # fmt: skip
 """Port of `/metrics` by container (docs/architecture.md); nginx and Redis have none."""
-NGINX_PORT = 8090
 SCRAPE_TIMEOUT_SECONDS = 2.0
 MAX_SCRAPE_BYTES = 1 << 20
 OUR_PREFIX = "shoal_"
@@ -86,14 +85,6 @@ def scrape(client: httpx.Client, target: Target) -> dict[str, float]:
         return {}
 
 
-def ask_server(client: httpx.Client, target: Target) -> str | None:
-    """The `Server` header of a pod's nginx."""
-    try:
-        return client.head(f"http://{target.address}:{NGINX_PORT}/versions/index.json").headers.get("server")
-    except httpx.HTTPError:
-        return None
-
-
 class Sampler:
     """Appends to one file until stopped; `start` and `stop` frame a session."""
 
@@ -103,7 +94,6 @@ class Sampler:
         self._seconds = seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sampler", daemon=True)
-        self._servers: set[tuple[str, int | None]] = set()
 
     def start(self) -> None:
         self._append([SessionRecord(unix=time.time(), event="start")])
@@ -123,14 +113,6 @@ class Sampler:
                     metrics=scrape(client, target),
                 )
             )
-            asked = (target.pod, target.pid)
-            if target.container == "nginx" and asked not in self._servers:
-                server = ask_server(client, target)
-                if server:
-                    self._servers.add(asked)
-                    records.append(
-                        ServerRecord(unix=time.time(), pod=target.pod, container="nginx", server=server[:100])
-                    )
         self._append(records)
 
     def end_readings(self) -> None:
