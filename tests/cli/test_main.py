@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from run_documents import RunFolder, step_metrics
 from typer.testing import CliRunner
 
@@ -132,3 +133,14 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_render_prints_every_child_as_yaml_and_applies_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(GOOD)
+    done = shoal("render", "-f", "run.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    objects = list(yaml.safe_load_all(done.stdout))
+    kinds = {made["kind"] for made in objects}
+    assert {"StatefulSet", "Deployment", "Job", "ConfigMap", "InferencePool", "RelayServer", "Validator"} <= kinds
+    assert all(not made.get("data") for made in objects if made["kind"] == "Secret")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]

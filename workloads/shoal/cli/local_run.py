@@ -59,10 +59,9 @@ def read_manifest(path: Path) -> Manifest:
 
 def rendered(manifest: Manifest) -> str:
     """Every object that the operator would apply for a manifest, as YAML documents; nothing is applied and no secret is made."""
-    import yaml
-    from shoal_operator.local.run import render
+    from shoal_operator.render import render, to_yaml
 
-    return yaml.safe_dump_all(render(manifest.run), sort_keys=False, allow_unicode=True, explicit_start=True)
+    return to_yaml(render(manifest.run))
 
 
 def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
