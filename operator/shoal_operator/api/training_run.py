@@ -71,7 +71,7 @@ class TrainerStatus(SpecModel):
     """Which attempt the trainer is at."""
 
     attempt: int = Field(0, ge=0, description="Number of the current Job; grows when a new Job replaces it.")
-    started_at_step: int = Field(0, ge=0, description="Step at which the current attempt began.")
+    started_at_version: int = Field(0, ge=0, description="Newest policy version when the attempt began.")
 
 
 class TrainingRunStatus(SpecModel):

@@ -6,7 +6,8 @@ from shoal.contracts.run import Addresses
 SOFTWARE_VERSION = "0.1.0"
 
 IMAGES = {
-    role: f"shoal/{role}:{SOFTWARE_VERSION}" for role in ("protocol", "redis", "relay", "trainer", "validator", "worker")
+    role: f"shoal/{role}:{SOFTWARE_VERSION}"
+    for role in ("protocol", "redis", "relay", "trainer", "validator", "worker")
 }
 
 REDIS_PORT = 6379

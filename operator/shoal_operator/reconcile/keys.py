@@ -1,0 +1,61 @@
+"""Makes a run's keys once, as Secrets: the run key, one key for each trusted role, and the run secret; and derives the roster from them.
+
+The private halves never leave this module but into Secrets; builders get the public ones. A Secret that exists is never written again: other keys
+would make strangers of every node and void every signature of the run.
+"""
+
+import base64
+import secrets
+from collections.abc import Mapping
+
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
+from shoal_operator.children import RunIdentity, names
+from shoal_operator.children.pods import child
+from shoal_operator.engine.cluster import Cluster, ClusterError, Object
+from shoal_operator.reconcile.common import owned
+
+RUN_KEY = "run.pem"
+ROLE_KEY = "role.pem"
+RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
+RUN_SECRET_BYTES = 32
+"""Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
+
+
+def ensure_identity(cluster: Cluster, owner: Object) -> RunIdentity:
+    """The public identity of a run, its Secrets made where they are missing. Raises `ClusterError` when one cannot be read."""
+    run = owner["metadata"]["name"]
+    run_key = _key(_ensure(cluster, owner, names.run_key_secret(run), RUN_KEY), RUN_KEY)
+    public: dict[Role, str] = {}
+    for role in ROLES:
+        public[role] = _key(_ensure(cluster, owner, names.role_secret(run, role), ROLE_KEY), ROLE_KEY).public
+    return RunIdentity(run_key=run_key.public, roster=sign(Roster(run=run, keys=public), run_key))
+
+
+def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:
+    """The Secret of this name, made now if it is not there."""
+    if (found := cluster.get("Secret", name)) is not None:
+        return found
+    run = owner["metadata"]["name"]
+    data = {entry: PrivateKey.generate().to_pem()}
+    if name == names.role_secret(run, "orchestrator"):
+        # Hex, because a reader may strip white space from a file.
+        data[RUN_SECRET] = secrets.token_hex(RUN_SECRET_BYTES).encode()
+    content = {"type": "Opaque", "immutable": True, "data": _encoded(data)}
+    return cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+
+
+def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
+def _key(secret: Object, entry: str) -> PrivateKey:
+    name = secret["metadata"]["name"]
+    try:
+        return PrivateKey.from_pem(base64.b64decode(secret["data"][entry]))
+    except (KeyError, ValueError) as error:
+        # The error's own text may quote the key.
+        raise ClusterError(
+            f"Secret {name}: {entry} is not an Ed25519 private key in PEM ({type(error).__name__}); restore it from a backup, "
+            "or delete the run and start a new one"
+        ) from None
