@@ -1,0 +1,149 @@
+"""`LocalRun`: one TrainingRun on this machine, from its manifest to its end. What `shoal up` drives.
+
+`start`, then `tick` some four times a second until `finished`, then `stop`. The run has a folder `<runs_dir>/<name>/`: objects, volumes (the folder
+store among them), logs and addresses in it outlive the processes, so the same manifest goes on where it was.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+
+from shoal_operator.api import KINDS, TrainingRun
+from shoal_operator.api.manifest import load_manifest
+from shoal_operator.engine.cluster import ClusterError, Object
+from shoal_operator.engine.conditions import is_true
+from shoal_operator.local.addresses import Subnet, lock_subnet
+from shoal_operator.local.cluster import LocalCluster
+from shoal_operator.local.guardian import Guardian
+from shoal_operator.local.pods import PodView
+from shoal_operator.local.processes import ProcessTable
+from shoal_operator.reconcile import reconcile
+
+RECONCILE_SECONDS = 0.5
+"""Pause between two rounds of reconcile: it reads the orchestrator, which is cheap, and people watch the result."""
+LEFT_OVER_GRACE_SECONDS = 5.0
+
+
+class LocalRun:
+    """One run. Every method is called from one thread."""
+
+    def __init__(self, manifest_path: Path, runs_dir: Path, secrets: Sequence[Path] = ()) -> None:
+        """Read and check the manifest (`ManifestError`) and the `Secret` manifests that it refers to (ValueError). Starts nothing."""
+        found = load_manifest(manifest_path.read_text(), str(manifest_path))
+        runs = [each for each in found if isinstance(each, TrainingRun)]
+        if len(runs) != 1 or len(found) != 1:
+            raise ValueError(
+                f"{manifest_path}: one machine runs exactly one TrainingRun, which makes the other kinds itself"
+            )
+        self._wanted = runs[0]
+        self._secrets = [read_secret(path) for path in secrets]
+        self.name = self._wanted.metadata.name
+        self.steps = self._wanted.spec.steps
+        self.run_dir = runs_dir / self.name
+        self._next_reconcile = 0.0
+        self._problem = ""
+        self._subnet: Subnet | None = None
+        self._guardian: Guardian | None = None
+        self._cluster: LocalCluster | None = None
+
+    def start(self) -> None:
+        """End what an earlier run left over, take a subnet, and apply the manifest."""
+        clean_up(self.run_dir)
+        self._subnet = lock_subnet()
+        self._guardian = Guardian(self.run_dir / "processes", LEFT_OVER_GRACE_SECONDS)
+        self._cluster = LocalCluster(self.run_dir, self._subnet, ProcessTable(self.run_dir / "processes"))
+        for secret in self._secrets:
+            self._cluster.apply(secret)
+        self.apply(self._wanted)
+
+    def apply(self, run: TrainingRun) -> None:
+        """Change the run's spec, as `kubectl apply` would."""
+        self.cluster.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"}))
+
+    @property
+    def cluster(self) -> LocalCluster:
+        """The cluster of a started run."""
+        if self._cluster is None:
+            raise RuntimeError(f"run {self.name} is not started")
+        return self._cluster
+
+    def tick(self) -> None:
+        """Reconcile when due, supervise always."""
+        if time.monotonic() >= self._next_reconcile:
+            self._reconcile()
+            self._next_reconcile = time.monotonic() + RECONCILE_SECONDS
+        self.cluster.tick()
+
+    def pods(self) -> Sequence[PodView]:
+        return self.cluster.pods()
+
+    def status(self) -> Mapping[str, Any]:
+        """Status of the TrainingRun, as reconcile wrote it."""
+        return (self._object() or {}).get("status", {})
+
+    def finished(self) -> str | None:
+        """None while the run goes on, else `complete` or `failed: why`."""
+        live = self._object()
+        if is_true(live, "Complete"):
+            return "complete"
+        if is_true(live, "Failed"):
+            conditions = (live or {}).get("status", {}).get("conditions", [])
+            return "failed: " + next(each["message"] for each in conditions if each["type"] == "Failed")
+        return None
+
+    def stop(self) -> None:
+        """Stop every part in order, give the subnet back. Safe to call at any point."""
+        if self._cluster is not None:
+            self._cluster.stop()
+        self._release()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        if self._cluster is not None:
+            self._cluster.kill()
+
+    def _reconcile(self) -> None:
+        for kind in KINDS:
+            for live in self.cluster.list(kind, {}):
+                try:
+                    reconcile(self.cluster, kind, live["metadata"]["name"])
+                except ClusterError as error:
+                    self._say(f"{kind} {live['metadata']['name']}: {error}")
+
+    def _say(self, problem: str) -> None:
+        """Log a problem once, not at every round."""
+        if problem != self._problem:
+            structlog.get_logger().warning("reconcile will be tried again", problem=problem)
+            self._problem = problem
+
+    def _object(self) -> Object | None:
+        return self.cluster.get("TrainingRun", self.name)
+
+    def _release(self) -> None:
+        if self._guardian is not None:
+            self._guardian.release()
+            self._guardian = None
+        if self._subnet is not None:
+            self._subnet.close()
+            self._subnet = None
+
+
+def clean_up(run_dir: Path) -> list[str]:
+    """End processes that a killed `shoal up` left in `run_dir`; returns their names. Ends nothing that is not recorded as ours."""
+    folder = run_dir / "processes"
+    return ProcessTable(folder).stop_all(LEFT_OVER_GRACE_SECONDS) if folder.is_dir() else []
+
+
+def read_secret(path: Path) -> Object:
+    """A `Secret` manifest, for what a run refers to by name (credentials of its store). ValueError says what is wrong, never what is in it."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError:
+        raise ValueError(f"{path}: is not YAML") from None
+    if not isinstance(found, dict) or found.get("kind") != "Secret" or not found.get("metadata", {}).get("name"):
+        raise ValueError(f"{path}: must hold one object of kind Secret with metadata.name")
+    return found
