@@ -144,3 +144,19 @@ def test_render_prints_every_child_as_yaml_and_applies_nothing(tmp_path: Path) -
     assert {"StatefulSet", "Deployment", "Job", "ConfigMap", "InferencePool", "RelayServer", "Validator"} <= kinds
     assert all(not made.get("data") for made in objects if made["kind"] == "Secret")
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, "store.yaml: cannot be read: No such file or directory; give the path of a Secret's manifest"),
+        ("kind: Pod", "store.yaml: must hold one object of kind Secret with metadata.name"),
+        ("a: b: c", "store.yaml: is not YAML"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_one_line_and_makes_no_run(tmp_path: Path, text: str | None, line: str) -> None:
+    (tmp_path / "run.yaml").write_text(GOOD)
+    if text is not None:
+        (tmp_path / "store.yaml").write_text(text)
+    assert failed(tmp_path, "up", "-f", "run.yaml", "--secret", "store.yaml") == [line]
+    assert not (tmp_path / "runs").exists()

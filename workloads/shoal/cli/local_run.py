@@ -5,7 +5,7 @@ The operator is imported when a verb needs it. What it refuses comes back as `In
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,26 +14,26 @@ from shoal.cli.errors import InputWrong
 from shoal.cli.snapshot import Part
 
 if TYPE_CHECKING:
-    from shoal_operator.local.run import LocalRun
-
     from shoal_operator.api.training_run import TrainingRun
     from shoal_operator.local.containers import ContainerView
     from shoal_operator.local.pods import PodView
+    from shoal_operator.local.run import LocalRun
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest: where it lies, and the one TrainingRun in it."""
+    """A checked manifest: where it lies, the one TrainingRun in it, and the manifests of Secrets that it refers to."""
 
     path: Path
     run: TrainingRun
+    secrets: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
         return self.run.metadata.name
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, secrets: Sequence[Path] = ()) -> Manifest:
     """Read and check a manifest; raises `InputWrong` with one line for each mistake."""
     from shoal_operator.api.manifest import ManifestError, load_manifest
     from shoal_operator.api.training_run import TrainingRun
@@ -54,7 +54,7 @@ def read_manifest(path: Path) -> Manifest:
         raise InputWrong(
             f"{path}: holds {kinds}; this machine runs exactly one TrainingRun, which makes the other kinds itself"
         )
-    return Manifest(path, runs[0])
+    return Manifest(path, runs[0], tuple(secrets))
 
 
 def rendered(manifest: Manifest) -> str:
@@ -65,10 +65,17 @@ def rendered(manifest: Manifest) -> str:
 
 
 def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
-    """The operator's run of a manifest on this machine; nothing is started yet."""
+    """The operator's run of a manifest on this machine; nothing is started yet. Raises `InputWrong` for a Secret that cannot be used."""
     from shoal_operator.local.run import LocalRun
 
-    return OperatorRun(manifest, LocalRun(manifest.path, runs_dir), runs_dir)
+    try:
+        return OperatorRun(LocalRun(manifest.path, runs_dir, manifest.secrets))
+    except OSError as error:
+        raise InputWrong(
+            f"{error.filename}: cannot be read: {error.strerror}; give the path of a Secret's manifest"
+        ) from None
+    except ValueError as error:
+        raise InputWrong(str(error)) from None
 
 
 def clean_up(run_dir: Path) -> int:
@@ -81,11 +88,11 @@ def clean_up(run_dir: Path) -> int:
 class OperatorRun:
     """The operator's `LocalRun` as `driver.LocalRun`: its pods become parts, its conditions one sentence."""
 
-    def __init__(self, manifest: Manifest, local: LocalRun, runs_dir: Path) -> None:
+    def __init__(self, local: LocalRun) -> None:
         self._local = local
-        self.name = manifest.name
-        self.steps = manifest.run.spec.steps
-        self.run_dir = runs_dir / manifest.name
+        self.name = local.name
+        self.steps = local.steps
+        self.run_dir = local.run_dir
 
     def start(self) -> None:
         self._local.start()

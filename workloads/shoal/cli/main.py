@@ -36,6 +36,12 @@ def up(
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")] = False,
+    secret: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--secret", metavar="FILE", help="Manifest of a Secret that the run names, such as its store's; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Run a manifest on this machine; resumes what an earlier `up` left.
 
@@ -48,7 +54,7 @@ def up(
     from shoal.cli.local_run import read_manifest
     from shoal.cli.up import up as run_up
 
-    manifest = read_manifest(file)
+    manifest = read_manifest(file, secret or ())
     console = Console(highlight=False, markup=False, emoji=False)
     raise typer.Exit(run_up(manifest, runs_dir, console, live=console.is_terminal and not no_tty, fresh=fresh))
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from shoal.cli.driver import Driver
 from shoal.cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.cli.interrupts import Interrupts
-from shoal.cli.local_run import Manifest, open_local_run
+from shoal.cli.local_run import Manifest, clean_up, open_local_run
 from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report
 from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
@@ -25,17 +25,19 @@ RESUME_HINT = "the same command resumes from the last version"
 
 def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fresh: bool) -> int:
     """Run until the end; returns the exit code. Raises `InputWrong` when another `shoal up` has the run."""
+    local = open_local_run(manifest, runs_dir)
     run_dir = runs_dir / manifest.name
     before = is_run(run_dir)
     lock = RunLock(run_dir)
     try:
         if fresh and before:
+            clean_up(run_dir)  # first, because the records of what a killed run left over are in the folder
             empty(run_dir)
             before = False
         log_to_file(run_dir)
         history = History()
         history.seed(seen_steps(run_dir) if before else [])
-        driver = Driver(open_local_run(manifest, runs_dir))
+        driver = Driver(local)
         interrupts = Interrupts(driver.kill)
         output: Output = LiveOutput(console, history) if live else PlainOutput(console, history)
         output.say(beginning(run_dir, history, before), time.time())
