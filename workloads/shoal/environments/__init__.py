@@ -1,8 +1,8 @@
 """Environments: tasks, prompts and scoring, shared by prepare, workers and validators."""
 
 from shoal.environments.base import (
-    Environment,
     BadEnvironment,
+    Environment,
     Score,
     Unscorable,
     digest,

@@ -1,0 +1,137 @@
+"""Prepare a run: the base model and the task table into the store, then `prepared.json`, which says that both are there.
+
+Entry point of the Job `<run>-prepare`: `python -m shoal.environments.prepare`. In: `config/run.json`. Out: `models/base/`, `tasks/<digest>.parquet`,
+`prepared.json`. Does nothing when `prepared.json` is there; a stop before that leaves only objects that the next
+try writes again. Workers, validators and trainer start from what this leaves in the store, and from nothing else.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from shoal import environments, telemetry
+from shoal.contracts import keys
+from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
+from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.storage import Store, open_store
+
+MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+"""Files of a checkpoint that are imported: configuration, tokenizer, weights. No pickles (`.bin`, `.pt`), they run code when they are read."""
+
+
+class CannotPrepare(ValueError):
+    """The run's model or tasks cannot be had; the message says which field of the manifest to change."""
+
+
+def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
+    """Put base model and tasks into the store unless they are there; `scratch` is a folder that is emptied."""
+    log = telemetry.get_logger()
+    if store.exists(keys.PREPARED):
+        log.info("already prepared, nothing to do")
+        return Prepared.from_json(store.get(keys.PREPARED))
+    environment = environments.load(config.tasks.environment)
+    try:
+        tasks = environment.tasks(config.tasks.count, config.seed)
+    except ValueError as error:
+        raise CannotPrepare(f"spec.tasks: {error}") from error
+    digest = tasks_digest(tasks)
+    store.put(keys.task_table(digest), write_tasks(tasks))
+    log.info("task table written", tasks=len(tasks), digest=digest)
+
+    folder, rate = scratch / "base", None
+    shutil.rmtree(folder, ignore_errors=True)
+    if config.model.generated is not None:
+        rate = _generate(config, environment, folder)
+    elif config.model.path is not None:
+        folder = checked_checkpoint(Path(config.model.path))
+    else:
+        folder = _download(config, folder)
+    _upload(store, folder)
+    prepared = Prepared(
+        run=config.run,
+        model_id=config.model_id,
+        environment=environment.name,
+        environment_digest=environments.digest(environment),
+        tasks_digest=digest,
+        task_count=len(tasks),
+        base_pass_rate=rate,
+    )
+    store.put(keys.PREPARED, prepared.to_json())
+    log.info("prepared", model=config.model_id, base_pass_rate=rate)
+    return prepared
+
+
+def checked_checkpoint(folder: Path) -> Path:
+    """The folder, if it is a checkpoint of ours to serve: configuration, tokenizer and safetensors. Raises CannotPrepare."""
+    if not folder.is_dir():
+        raise CannotPrepare(f"spec.model.path: {folder} is no folder; mount the checkpoint there")
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise CannotPrepare(f"spec.model.path: {folder} lacks {needed}; a Hugging Face checkpoint has it")
+    if not any(folder.glob("*.safetensors")):
+        raise CannotPrepare(f"spec.model.path: {folder} has no *.safetensors; save the model with safetensors")
+    return folder
+
+
+def _generate(config: RunConfig, environment: environments.Environment, folder: Path) -> float:
+    from shoal.environments.generated_model import (
+        make_model,
+    )  # torch takes seconds to import; a prepared run needs none
+
+    log = telemetry.get_logger()
+    assert config.model.generated is not None
+    targets = config.length_reward.targets if config.length_reward is not None else [None]
+    return make_model(
+        folder,
+        environment,
+        targets,
+        config.model.generated,
+        config.recipe.max_sequence_length,
+        config.seed,
+        lambda step, loss, rate: log.info("warm start", step=step, loss=round(loss, 4), pass_rate=round(rate, 3)),
+    )
+
+
+def _download(config: RunConfig, folder: Path) -> Path:
+    """A repository of a Hugging Face hub at its pinned revision."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    name = config.model.hugging_face
+    if name is None:
+        raise CannotPrepare("spec.model: nothing is given; allowed: one of huggingFace, path, generated")
+    try:
+        snapshot_download(
+            name,
+            revision=config.model.revision,
+            local_dir=folder,
+            allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CannotPrepare(
+            f"spec.model.huggingFace: cannot get {name} at revision {config.model.revision}: {error}"
+        ) from error
+    return checked_checkpoint(folder)
+
+
+def _upload(store: Store, folder: Path) -> None:
+    """The checkpoint's own files; what an earlier try left there under another name goes."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in MODEL_SUFFIXES]
+    wanted = {keys.BASE_MODEL + path.name for path in files}
+    for info in store.list(keys.BASE_MODEL):
+        if info.key not in wanted:
+            store.delete(info.key)
+    for path in files:
+        store.put_file(keys.BASE_MODEL + path.name, path)
+        telemetry.get_logger().info("base model file written", file=path.name, bytes=path.stat().st_size)
+
+
+def main() -> None:
+    telemetry.start("prepare")
+    os.environ.setdefault("OMP_NUM_THREADS", "2")  # nothing else of the run is up yet
+    config = load_run_config()
+    prepare(config, open_store(config), home() / "tmp" / "prepare")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Advantages of a group: how much better each completion is than its siblings (GRPO; paper section 3.4).
+
+In: the rewards of one group, from the validators' verdicts. Out: one advantage a completion. Pure; called by `batches`.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+SMALLEST_DEVIATION = 1e-6
+"""Rewards that differ by less are equal but for rounding; dividing by so little would make noise the loudest signal."""
+
+
+def group_advantages(rewards: Float[np.ndarray, " group"], *, normalize: bool) -> Float[np.ndarray, " group"]:
+    """Reward minus the group's mean, divided by its standard deviation if `normalize`; float64.
+
+    The deviation is the population's, since the group is all there is. Equal rewards and groups of one give zeros.
+    Raises ValueError when there are no rewards or one of them is not finite.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    if rewards.size == 0:
+        raise ValueError("a group has no rewards; allowed: one or more")
+    if not np.isfinite(rewards).all():
+        place = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise ValueError(f"reward {place} of the group is {rewards[place]}; allowed: finite numbers")
+    centred = rewards - rewards.mean()
+    deviation = float(rewards.std())
+    if deviation < SMALLEST_DEVIATION:
+        return np.zeros_like(centred)
+    return centred / deviation if normalize else centred

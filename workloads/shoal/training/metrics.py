@@ -1,0 +1,75 @@
+"""What a step's report says: the numbers of `steps/<step>/metrics.json`, put together from what was measured.
+
+In: groups, plan, updates, times. Out: `StepMetrics`. Pure; called by `loop`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from shoal.contracts.steps import StepMetrics
+from shoal.training.batches import StepPlan
+from shoal.training.rollouts import Group
+from shoal.training.update import Updates
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Unix times of start and end (s), and wall-clock seconds by phase."""
+
+    started_unix: float
+    finished_unix: float
+    phase_seconds: dict[str, float]
+
+
+def step_metrics(
+    *,
+    run: str,
+    step: int,
+    attempt: str,
+    groups: Sequence[Group],
+    plan: StepPlan,
+    updates: Updates,
+    mismatch_kl: float,
+    times: StepTimes,
+) -> StepMetrics:
+    """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so."""
+    samples = list(chain.from_iterable(group.samples for group in groups))
+    lags = np.array([step - sample.policy_version for sample in samples])
+    norms = updates.norms or [0.0]
+    return StepMetrics(
+        run=run,
+        step=step,
+        policy_version=step + 1,
+        attempt=attempt,
+        started_unix=times.started_unix,
+        finished_unix=times.finished_unix,
+        reward=float(np.mean([sample.reward for sample in samples])),
+        task_reward=float(np.mean([sample.task_reward for sample in samples])),
+        length_penalty=float(np.mean([sample.length_penalty for sample in samples])),
+        loss=_finite(updates.loss),
+        gradient_norm=float(np.mean(norms)),
+        gradient_norm_max=float(np.max(norms)),
+        skipped_updates=updates.skipped,
+        clip_low=updates.clip_low,
+        clip_high=updates.clip_high,
+        clip_delta=updates.clip_delta,
+        entropy=_finite(updates.entropy),
+        kl=_finite(updates.kl),
+        mismatch_kl=_finite(mismatch_kl),
+        policy_lag_mean=float(lags.mean()),
+        policy_lag_max=int(lags.max()),
+        rows=len(samples),
+        completion_tokens=sum(batch.token_count for batch in plan.optimizer_batches),
+        completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),
+        packing_density=plan.packing_density,
+        learning_rate=updates.applied[-1].learning_rate,
+        phase_seconds=times.phase_seconds,
+    )
+
+
+def _finite(value: float) -> float:
+    """JSON has no NaN; a sum that overflowed belongs to a skipped update and is reported as 0 beside its count."""
+    return value if np.isfinite(value) else 0.0

@@ -1,0 +1,159 @@
+"""What a step trains on: accepted rollout files of its batch, checked against what was accepted, as groups with rewards.
+
+In: the store (`batch.json`, `uploads/`, `verdicts/`) and a step number. Out: groups of samples. Every file's SHA-256 is the one in
+the batch, every verdict is signed by the validators' key and is an accept of these very bytes, and rewards are the
+verdict's: what the file says about rewards is never looked at. Called by `loop`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
+from shoal.contracts.steps import BatchFile, StepBatch
+from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.storage import NotFound, Store
+
+
+class BadBatch(ValueError):
+    """The batch cannot be trained on. The message says which file and row, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion. `mask` and `logprobs` (the worker's, natural logarithms) are over its completion tokens."""
+
+    name: str
+    tokens: Int[np.ndarray, " length"]
+    prompt_length: int
+    mask: Bool[np.ndarray, " completion"]
+    logprobs: Float[np.ndarray, " completion"]
+    temperature: float
+    policy_version: int
+    task_reward: float
+    length_penalty: float
+    reward: float
+
+    @property
+    def completion_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class Group:
+    """Completions of one prompt with one target length: what advantages are relative to."""
+
+    samples: list[Sample]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together."""
+
+    vocabulary: int
+    max_length: int
+
+
+def read_batch(store: Store, run: str, step: int) -> StepBatch:
+    """`steps/<step>/batch.json`. Raises `storage.NotFound` when there is none yet, BadBatch when it is not this step's."""
+    key = keys.step_batch(step)
+    try:
+        batch = StepBatch.from_json(store.get(key))
+    except ValidationError as error:
+        raise BadBatch(f"{key}: {error}") from error
+    if (batch.run, batch.step) != (run, step):
+        raise BadBatch(f"{key} is of run {batch.run!r} step {batch.step}; wanted: run {run!r} step {step}")
+    return batch
+
+
+def read_groups(store: Store, batch: StepBatch, validator_key: str, limits: Limits) -> list[Group]:
+    """The groups of a batch in the order of its files. Raises BadBatch, or `StoreUnavailable` when the store is away."""
+    groups = [group for file in batch.files for group in _file_groups(store, batch, file, validator_key, limits)]
+    if len(groups) != batch.groups:
+        raise BadBatch(f"step {batch.step}: the files hold {len(groups)} of the groups, batch.json says {batch.groups}")
+    return groups
+
+
+def _file_groups(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: Limits) -> list[Group]:
+    key = keys.upload(file.node, file.sha256)
+    try:
+        data = store.get(key)
+        verdict = _read_verdict(store, batch, file, validator_key)
+    except NotFound as error:
+        raise BadBatch(f"step {batch.step}: {error}, but batch.json lists its file") from error
+    if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
+        raise BadBatch(f"{key} has SHA-256 {found}; the store's bytes are not those that were accepted")
+    try:
+        rows, _ = read_rollouts(data)
+    except BadRollouts as error:
+        raise BadBatch(f"{key}: {error}") from error
+    for field, wanted in (
+        ("run", batch.run),
+        ("step", batch.step),
+        ("node", file.node),
+        ("submission", file.submission),
+        ("policy_version", file.policy_version),
+    ):
+        if getattr(rows[0], field) != wanted:
+            raise BadBatch(f"{key}: {field} is {getattr(rows[0], field)!r}, batch.json says {wanted!r}")
+    if not len(rows) == file.rows == len(verdict.rewards):
+        raise BadBatch(
+            f"{key} has {len(rows)} rows, batch.json says {file.rows}, the verdict rewards {len(verdict.rewards)}"
+        )
+    used: dict[int, list[Sample]] = {index: [] for index in file.prompt_indices}
+    for number, (row, reward) in enumerate(zip(rows, verdict.rewards, strict=True)):
+        if row.prompt_index in used and reward.reward is not None:
+            used[row.prompt_index].append(_sample(f"{key} row {number}", row, reward, limits))
+    for index, samples in used.items():
+        if not samples:
+            raise BadBatch(f"{key}: prompt_index {index} is in batch.json, but the file has no scored row of it")
+    return [Group(samples) for samples in used.values()]
+
+
+def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> Verdict:
+    key = keys.verdict(file.node, file.sha256)
+    try:
+        verdict = Signed[Verdict].from_json(store.get(key)).verified(validator_key)
+    except (BadSignature, ValidationError) as error:
+        raise BadBatch(f"{key}: {error}") from error
+    about = (verdict.run, verdict.step, verdict.node, verdict.sha256)
+    if about != (batch.run, batch.step, file.node, file.sha256):
+        raise BadBatch(f"{key} is about another file: run, step, node and SHA-256 are {about}")
+    if verdict.outcome != "accept":
+        raise BadBatch(f"{key} says {verdict.outcome!r}; only an accepted file is trained on")
+    return verdict
+
+
+def _sample(name: str, row: Rollout, reward: RowReward, limits: Limits) -> Sample:
+    """The row as arrays; raises BadBatch when a value would poison the step."""
+    tokens = np.array([*row.prompt_tokens, *row.completion_tokens], dtype=np.int64)
+    if len(tokens) > limits.max_length:
+        raise BadBatch(f"{name}: {len(tokens)} tokens; allowed: {limits.max_length}. Nothing is ever cut off")
+    outside = np.flatnonzero((tokens < 0) | (tokens >= limits.vocabulary))
+    if outside.size:
+        raise BadBatch(f"{name}: token {tokens[outside[0]]}; allowed: 0 to {limits.vocabulary - 1}, the vocabulary")
+    logprobs = np.array(row.completion_logprobs, dtype=np.float32)
+    if not np.isfinite(logprobs).all():
+        raise BadBatch(f"{name}: a value of completion_logprobs is not finite")
+    if not (np.isfinite(row.temperature) and row.temperature > 0):
+        raise BadBatch(f"{name}: temperature is {row.temperature}; allowed: above 0")
+    values = (reward.task_reward, reward.length_penalty, reward.reward)
+    if any(value is None or not np.isfinite(value) for value in values):
+        raise BadBatch(f"{name}: the verdict's rewards are {values}; allowed: three finite numbers, or all three none")
+    return Sample(
+        name=name,
+        tokens=tokens,
+        prompt_length=len(row.prompt_tokens),
+        mask=np.array(row.completion_mask, dtype=np.bool_),
+        logprobs=logprobs,
+        temperature=float(row.temperature),
+        policy_version=row.policy_version,
+        task_reward=float(reward.task_reward or 0.0),
+        length_penalty=float(reward.length_penalty or 0.0),
+        reward=float(reward.reward or 0.0),
+    )
