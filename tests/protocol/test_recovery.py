@@ -301,5 +301,5 @@ def test_a_changed_entry_breaks_the_chain(tmp_path: Path) -> None:
     with pytest.raises(BrokenChain, match="ledger entry 1 is not one that this run's orchestrator signed"):
         LedgerWriter(store, "tiny", key).load()
     store.delete(keys.ledger_entry(1))
-    with pytest.raises(BrokenChain, match="ledger entry 2 of run .tiny. does not follow entry 0"):
+    with pytest.raises(BrokenChain, match="ledger entry 2 of run 'tiny' does not follow entry 0"):
         LedgerWriter(store, "tiny", key).load()

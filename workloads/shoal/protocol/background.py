@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
+from shoal.contracts import keys
 from shoal.protocol import leases, membership, recovery, work
 from shoal.protocol.progress import run_progress
 from shoal.protocol.run_state import RunState
@@ -20,6 +21,9 @@ from shoal.transport import SignedClient
 ROUND_SECONDS = 0.5
 """Short against every time that it looks after (heartbeats 10 s, leases a minute); one round costs a few reads of Redis."""
 CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every append catches up anyway
+SWEEP_ROUNDS = 600  # five minutes: listing a folder costs little, but not nothing
+STAGED_SECONDS = 7200.0
+"""A staged file older than this belongs to no grant any more: grants live for minutes, a gigabyte over a slow line for an hour."""
 INVITE_SECONDS = 1.0  # a new node waits this long at most before its invite is there
 LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadline several times
 
@@ -73,6 +77,8 @@ class Background:
                 self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
+                if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
+                    self._attempt("sweep staging", lambda: sweep_staging(self._state))
             rounds += 1
             self.liveness.progress()
             self._soon.wait(ROUND_SECONDS)
@@ -114,6 +120,14 @@ def settle_late(state: RunState) -> None:
     for record in state.leases.all():
         if record.lease.step in state.view.sealed and record.lease.expires_unix < over:
             state.leases.forget(record.lease.lease)
+
+
+def sweep_staging(state: RunState) -> int:
+    """Delete staged files that nobody confirmed in time; returns how many."""
+    old = [info.key for info in state.store.list(keys.STAGING) if info.modified_unix < state.clock() - STAGED_SECONDS]
+    for key in old:
+        state.store.delete(key)
+    return len(old)
 
 
 def report(state: RunState) -> None:

@@ -4,6 +4,8 @@ Comes in: invites, heartbeats, silence, slashes. Goes out: records, and who may 
 background work; `recovery` fills it again from the ledger.
 """
 
+import threading
+from collections.abc import Set
 from typing import Any
 
 import redis
@@ -15,18 +17,27 @@ from shoal.transport.server import Problem
 
 
 class NodeRegistry:
-    """Records under the hash `<prefix>:nodes`."""
+    """Records under the hash `<prefix>:nodes`. `evicted` is the ledger's word, which no record overrules. Safe to use from several threads."""
 
-    def __init__(self, client: redis.Redis, prefix: str) -> None:
+    def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str]) -> None:
         self._redis = client
         self._hash = f"{prefix}:nodes"
+        self._evicted = evicted
+        self._lock = threading.Lock()  # a heartbeat must not write back what it read before an eviction
 
     def get(self, node: str) -> NodeRecord | None:
         data = self._redis.hget(self._hash, node)
-        return NodeRecord.from_json(data) if data is not None else None
+        if data is None:
+            return NodeRecord(node=node, state="Evicted") if node in self._evicted else None
+        return self._as_the_ledger_says(NodeRecord.from_json(data))
+
+    def _as_the_ledger_says(self, record: NodeRecord) -> NodeRecord:
+        if record.node in self._evicted and record.state not in EXCLUDED:
+            return record.model_copy(update={"state": "Evicted"})
+        return record
 
     def all(self) -> list[NodeRecord]:
-        return [NodeRecord.from_json(data) for data in self._redis.hvals(self._hash)]
+        return [self._as_the_ledger_says(NodeRecord.from_json(data)) for data in self._redis.hvals(self._hash)]
 
     def put(self, record: NodeRecord) -> None:
         self._redis.hset(self._hash, record.node, record.to_json())
@@ -36,10 +47,11 @@ class NodeRegistry:
 
     def change(self, record: NodeRecord, event: Event | None = None, **changes: Any) -> NodeRecord:
         """Apply an event and field changes to a record, store and return it. An excluded node stays what it is whatever a stale copy says."""
-        current = self.get(record.node) or record
-        state = next_state(current.state, event) if event is not None else current.state
-        changed = current.model_copy(update={"state": state, **changes})
-        self.put(changed)
+        with self._lock:
+            current = self.get(record.node) or record
+            state = next_state(current.state, event) if event is not None else current.state
+            changed = current.model_copy(update={"state": state, **changes})
+            self.put(changed)
         return changed
 
     def counts(self) -> dict[NodeState, int]:

@@ -1,0 +1,351 @@
+"""The pure deciders: node states, step counting, batches, allocation, verdicts, invites."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
+from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
+from shoal.protocol.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
+from shoal.protocol.invites import wants_invite
+from shoal.protocol.leases import lease_seconds
+from shoal.protocol.node_states import (
+    EDGES,
+    EXCLUDED,
+    LATE_SECONDS,
+    MEMBERS,
+    SILENT_SECONDS,
+    Event,
+    next_state,
+    silence_event,
+)
+from shoal.protocol.records import NodeRecord, OpinionNote
+from shoal.protocol.step_counter import (
+    AcceptedFile,
+    OnlineFilter,
+    open_step,
+    openable_steps,
+    select_batch,
+    signal_groups,
+    version_window,
+)
+from shoal.protocol.verdicts import STATISTICAL, Decision, decide
+
+STATES: tuple[NodeState, ...] = get_args(NodeState)
+EVENTS: tuple[Event, ...] = get_args(Event)
+NODE = PrivateKey.generate().public
+
+
+# Node states
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "leads_to"),
+    [
+        ("Discovered", "invited", "Invited"),
+        ("Invited", "invite-expired", "Discovered"),
+        ("Invited", "joined", "Healthy"),
+        ("Healthy", "late", "Unhealthy"),
+        ("Unhealthy", "heartbeat", "Healthy"),
+        ("Unhealthy", "silent", "Dead"),
+        ("Dead", "invited", "Invited"),
+        ("Dead", "joined", "Healthy"),
+        ("Healthy", "evict", "Evicted"),
+        ("Evicted", "ban", "Banned"),
+    ],
+)
+def test_a_node_moves_along_the_edges_of_the_table(state: NodeState, event: Event, leads_to: NodeState) -> None:
+    assert next_state(state, event) == leads_to
+
+
+def test_a_dead_node_does_not_come_back_by_a_heartbeat_alone() -> None:
+    assert next_state("Dead", "heartbeat") == "Dead"
+
+
+def test_a_stranger_does_not_become_a_member_without_an_invite() -> None:
+    assert {next_state("Discovered", event) for event in EVENTS} & MEMBERS == set()
+
+
+@pytest.mark.parametrize("state", sorted(EXCLUDED))
+def test_there_is_no_way_back_for_the_excluded(state: NodeState) -> None:
+    assert {next_state(state, event) for event in EVENTS} <= EXCLUDED
+
+
+def test_every_other_state_can_be_evicted_and_banned() -> None:
+    for state in set(STATES) - EXCLUDED:
+        assert next_state(state, "evict") == "Evicted"
+        assert next_state(state, "ban") == "Banned"
+
+
+def test_every_state_but_the_first_is_reached_by_some_edge() -> None:
+    assert set(EDGES.values()) | {"Discovered"} == set(STATES)
+
+
+def test_three_missed_heartbeats_are_silence() -> None:
+    assert silence_event(LATE_SECONDS - 0.1) is None
+    assert silence_event(LATE_SECONDS) == "late"
+    assert silence_event(SILENT_SECONDS) == "silent"
+
+
+# Steps
+
+
+@pytest.mark.parametrize(
+    ("sealed", "latest", "k", "expected"),
+    [
+        ((), None, 2, None),  # the base model is not announced
+        ((), 0, 2, 0),
+        ((0,), 0, 0, None),  # synchronous: step 1 needs version 1
+        ((0,), 0, 1, 1),
+        ((0, 1), 0, 1, None),
+        ((0, 1, 2), 1, 2, 3),
+        ((0, 2), 0, 2, 1),  # a later step may be full first
+        (range(5), 5, 2, None),  # the run is over
+    ],
+)
+def test_the_open_step_is_the_smallest_one_that_may_be_fed(
+    sealed: Sequence[int], latest: int | None, k: int, expected: int | None
+) -> None:
+    assert open_step(set(sealed), latest, k, steps=5) == expected
+
+
+@given(latest=st.integers(0, 20), k=st.integers(0, 4), sealed=st.sets(st.integers(0, 20)))
+def test_every_openable_step_accepts_the_newest_version(latest: int, k: int, sealed: set[int]) -> None:
+    for step in openable_steps(sealed, latest, k, steps=15):
+        oldest, newest = version_window(step, k)
+        assert oldest <= latest <= newest
+        assert step not in sealed
+        assert step < 15
+
+
+def rows(*task_rewards: float | None, penalty: float = 0.0) -> list[RowReward]:
+    return [
+        RowReward(
+            task_reward=r, length_penalty=None if r is None else penalty, reward=None if r is None else r - penalty
+        )
+        for r in task_rewards
+    ]
+
+
+def test_groups_with_equal_task_rewards_carry_no_signal() -> None:
+    rewards = rows(1, 1) + rows(0, 0) + rows(1, 0)
+    assert signal_groups(rewards, [7, 8, 9], 2, "TaskReward") == [9]
+
+
+def test_length_penalties_give_signal_only_to_the_total_reward_filter() -> None:
+    rewards = rows(1, penalty=0.1) + rows(1, penalty=0.2)
+    assert signal_groups(rewards, [7], 2, "TaskReward") == []
+    assert signal_groups(rewards, [7], 2, "TotalReward") == [7]
+
+
+def test_rows_that_could_not_be_scored_are_left_out_of_their_group() -> None:
+    assert signal_groups(rows(1, None, 1), [7], 3, "TaskReward") == []
+    assert signal_groups(rows(1, None, 0), [7], 3, "TaskReward") == [7]
+
+
+@pytest.mark.parametrize("online_filter", ["TaskReward", "TotalReward", "None"])
+def test_a_group_without_a_scored_row_never_counts(online_filter: OnlineFilter) -> None:
+    assert signal_groups(rows(None, None), [7], 2, online_filter) == []
+
+
+def test_without_a_filter_every_scored_group_counts() -> None:
+    assert signal_groups(rows(1, 1, 0, 0), [7, 8], 2, "None") == [7, 8]
+
+
+def test_rewards_that_do_not_fit_the_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rewards do not fit 2 groups of 2"):
+        signal_groups(rows(1, 0, 1), [7, 8], 2, "TaskReward")
+
+
+def file(number: int, *prompts: int, dropped: int = 0) -> AcceptedFile:
+    return AcceptedFile(
+        node=NODE,
+        submission=number,
+        sha256=f"{number:064d}",
+        policy_version=0,
+        rows=8,
+        signal_prompts=prompts,
+        dropped_groups=dropped,
+    )
+
+
+def test_a_batch_takes_whole_groups_in_the_order_of_acceptance() -> None:
+    batch = select_batch("tiny", 0, "b" * 64, 4, [file(5, 1, 2, 3, dropped=1), file(2, 4, 9), file(1, 6)])
+    assert batch is not None
+    assert [(f.submission, f.prompt_indices) for f in batch.files] == [(5, [1, 2, 3]), (2, [4])]
+    assert (batch.groups, batch.groups_dropped) == (4, 1)
+
+
+def test_a_file_without_signal_is_counted_as_dropped_and_not_trained_on() -> None:
+    batch = select_batch("tiny", 0, "b" * 64, 1, [file(0, dropped=4), file(1, 3, dropped=3)])
+    assert batch is not None
+    assert [f.submission for f in batch.files] == [1]
+    assert batch.groups_dropped == 7
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=12), needed=st.integers(1, 20))
+def test_a_batch_has_exactly_the_groups_needed_or_is_not_made(sizes: list[int], needed: int) -> None:
+    files = [file(n, *range(size), dropped=5 - size) for n, size in enumerate(sizes)]
+    batch = select_batch("tiny", 0, "b" * 64, needed, files)
+    if sum(sizes) < needed:
+        assert batch is None
+    else:
+        assert batch is not None
+        assert sum(len(f.prompt_indices) for f in batch.files) == needed
+        # What is accepted afterwards cannot change the batch.
+        assert select_batch("tiny", 0, "b" * 64, needed, [*files, file(99, 1, 2)]) == batch
+
+
+# Allocation
+
+
+def test_work_is_handed_out_until_the_step_will_probably_be_full() -> None:
+    assert has_room(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=19), rate=0.5)
+    assert not has_room(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=20), rate=0.5)
+    assert not has_room(StepLoad(0, needed_groups=8, accepted_groups=8, pending_groups=0), rate=0.5)
+
+
+@given(needed=st.integers(1, 500), accepted=st.integers(0, 500), rate=st.floats(0.01, 1.0))
+def test_a_step_that_is_short_of_groups_and_has_nothing_pending_always_has_room(
+    needed: int, accepted: int, rate: float
+) -> None:
+    load = StepLoad(0, needed_groups=needed, accepted_groups=accepted, pending_groups=0)
+    assert has_room(load, rate) == (accepted < needed)
+    assert OVERSHOOT > 1
+
+
+def test_nodes_serve_the_smallest_step_with_room() -> None:
+    full = StepLoad(3, needed_groups=4, accepted_groups=2, pending_groups=40)
+    free = StepLoad(4, needed_groups=4, accepted_groups=0, pending_groups=0)
+    assert step_to_serve([free, full], 0.5) == 4
+    assert step_to_serve([full], 0.5) is None
+
+
+def test_the_estimated_rate_moves_from_a_half_to_what_was_seen() -> None:
+    assert signal_rate(0, 0) == 0.5
+    assert signal_rate(1000, 100) == pytest.approx(0.1, abs=0.01)
+    assert signal_rate(1000, 0) > 0
+
+
+def test_only_nodes_admitted_before_the_reveal_may_serve() -> None:
+    assert may_serve(5, None, [])
+    assert may_serve(5, 9, [5])
+    assert not may_serve(12, 9, [5, 12])
+
+
+def test_later_nodes_may_serve_when_no_earlier_one_is_left() -> None:
+    assert may_serve(12, 9, [12, 13])
+
+
+def test_a_lease_lives_longer_for_longer_completions() -> None:
+    assert lease_seconds(64) < 90
+    assert lease_seconds(30_720) == pytest.approx(1596)
+
+
+# Verdicts
+
+
+def verdict(outcome: Outcome, reason: RejectReason | None = None, version: int = 3) -> Verdict:
+    rewards = rows(1, 0) if outcome == "accept" else []
+    return Verdict(
+        run="tiny",
+        node=NODE,
+        lease="0" * 32,
+        step=4,
+        submission=0,
+        sha256="a" * 64,
+        policy_version=version,
+        outcome=outcome,
+        reason=reason,
+        rewards=rewards,
+        rows=len(rewards),
+    )
+
+
+def decided(
+    found: Verdict, opinions: Sequence[OpinionNote] = (), *, sealed: bool = False, digest: str = "d" * 64
+) -> Decision:
+    return decide(found, digest, opinions, sealed=sealed, window=(2, 4))
+
+
+def opinion(reason: RejectReason, digest: str = "e" * 64) -> OpinionNote:
+    return OpinionNote(validator="validator-0", reason=reason, digest=digest)
+
+
+@pytest.mark.parametrize("reason", sorted(set(get_args(RejectReason)) - STATISTICAL))
+def test_a_deterministic_reject_stands_at_once(reason: RejectReason) -> None:
+    assert decided(verdict("reject", reason)).kind == "record"
+
+
+@pytest.mark.parametrize("reason", sorted(STATISTICAL))
+def test_a_statistical_reject_needs_a_second_finding(reason: RejectReason) -> None:
+    assert decided(verdict("reject", reason)).kind == "second-opinion"
+    assert decided(verdict("reject", reason), [opinion(reason)]).kind == "record"
+
+
+def test_the_same_verdict_sent_twice_is_one_opinion() -> None:
+    note = opinion("computation", digest="d" * 64)
+    assert decided(verdict("reject", "computation"), [note]).kind == "repeated"
+
+
+def test_two_different_statistical_reasons_do_not_agree() -> None:
+    notes = [opinion("computation")]
+    assert decided(verdict("reject", "token_sampling"), notes).kind == "second-opinion"
+    notes.append(opinion("token_sampling", "f" * 64))
+    assert decided(verdict("reject", "computation"), notes).kind == "record"
+
+
+def test_an_accept_after_a_statistical_reject_stands() -> None:
+    assert decided(verdict("accept"), [opinion("computation")]).kind == "record"
+
+
+def test_a_file_accepted_after_the_seal_is_expired() -> None:
+    decision = decided(verdict("accept"), sealed=True)
+    assert decision == Decision("expire", "step 4 was sealed before this file was accepted")
+
+
+@pytest.mark.parametrize(("version", "kind"), [(1, "expire"), (2, "record"), (4, "record"), (5, "expire")])
+def test_a_version_outside_the_window_is_expired(version: int, kind: str) -> None:
+    assert decided(verdict("accept", version=version)).kind == kind
+
+
+def test_a_cheat_is_recorded_even_after_the_seal() -> None:
+    assert decided(verdict("reject", "reward"), sealed=True).kind == "record"
+
+
+def test_an_inconclusive_check_is_made_again() -> None:
+    assert decided(verdict("inconclusive")).kind == "again"
+
+
+# Invites
+
+
+def known(seen_unix: float, run: str = "tiny") -> KnownNode:
+    registration = Registration(
+        node=NODE,
+        run=run,
+        pool="pool",
+        software_version="test",
+        hardware=Hardware(cpus=1, memory_bytes=0, disk_free_bytes=0),
+    )
+    return KnownNode(registration=registration, address="127.0.0.1", seen_unix=seen_unix)
+
+
+def test_each_registration_is_answered_once() -> None:
+    assert wants_invite(known(10.0), None, "tiny")
+    record = NodeRecord(node=NODE, state="Invited", answered_seen_unix=10.0)
+    assert not wants_invite(known(10.0), record, "tiny")
+    assert wants_invite(known(10.5), record, "tiny")
+
+
+@pytest.mark.parametrize("state", sorted(EXCLUDED))
+def test_the_excluded_are_not_invited(state: NodeState) -> None:
+    assert not wants_invite(known(99.0), NodeRecord(node=NODE, state=state), "tiny")
+
+
+def test_a_node_of_another_run_is_not_invited() -> None:
+    assert not wants_invite(known(1.0, run="other"), None, "tiny")

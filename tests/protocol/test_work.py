@@ -1,0 +1,260 @@
+"""Leases, claims, verdicts and silence over time, without HTTP: real Redis, real store, a clock moved by hand."""
+
+from pathlib import Path
+
+import pytest
+from protocol_stack import ledger, verdict_on
+from run_states import Orchestrator
+
+from servers import Redis
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed
+from shoal.contracts.protocol import Heartbeat
+from shoal.contracts.recipe import Recipe, Sampling, Validation
+from shoal.contracts.verdicts import Verdict
+from shoal.protocol import background, membership, work
+from shoal.protocol.leases import lease_seconds
+from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
+from shoal.protocol.progress import run_progress
+from shoal.protocol.uploads import largest_file
+from shoal.transport.server import Problem
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    return Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=60))
+
+
+@pytest.fixture
+def node(run: Orchestrator) -> str:
+    """A member of a run whose step 0 is open."""
+    joined = run.join()
+    run.announce(0)
+    return joined
+
+
+def pending(run: Orchestrator) -> int:
+    return run_progress(run.state).pending_groups
+
+
+def test_an_expired_lease_frees_its_groups_and_counts_against_the_node(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    assert pending(run) == 2
+    run.clock.now += lease_seconds(64) + 1
+    assert pending(run) == 0
+    assert work.end_overdue_leases(run.state) == 1
+    assert work.end_overdue_leases(run.state) == 0
+    record = run.state.nodes.get(node)
+    assert record is not None
+    assert record.abandoned_leases == 1
+    with pytest.raises(Problem, match="409 Lease is over"):
+        run.upload(lease)
+
+
+def test_a_lease_is_refused_while_enough_is_under_way(run: Orchestrator, node: str) -> None:
+    others = [run.join() for _ in range(5)]
+    for other in others:  # all are admitted before the first lease reveals step 0
+        run.lease(other)
+    with pytest.raises(Problem, match="409 Enough is under way: step 0 will probably be filled"):
+        run.lease(node)
+
+
+def test_an_upload_grant_keeps_the_lease_open(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    run.clock.now += lease_seconds(64) - 1
+    data = run.upload(lease)
+    run.clock.now += 30
+    assert run.confirm(lease, data).status == "queued"
+
+
+def test_a_file_without_a_verdict_in_time_goes_to_another_validator(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    first = run.claimed("validator-0")
+    assert run.claim("validator-1") is None
+    run.clock.now += 61
+    second = run.claimed("validator-1")
+    assert (second.sha256, second.claim != first.claim) == (first.sha256, True)
+    run.judge(verdict_on(first))  # the slow validator's finding is as good as another
+    run.judge(verdict_on(second))
+    assert run_progress(run.state).files_accepted == 1
+
+
+def test_files_are_claimed_in_the_order_received(run: Orchestrator, node: str) -> None:
+    files = []
+    for _ in range(3):
+        files.append(run.hand_in(node))
+        run.clock.now += 1
+    assert [run.claimed().sha256 for _ in range(3)] == files
+
+
+def test_a_statistical_reject_is_checked_again_by_another_and_only_then_slashes(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed("validator-0"), "reject", "computation", evidence="chunk 3"))
+    assert run.beat(node) == "Healthy"
+    assert run_progress(run.state).files_rejected == 0
+    assert run.claim("validator-0") is None, "another validator has the first chance"
+    run.judge(verdict_on(run.claimed("validator-1"), "reject", "computation", evidence="chunk 5"))
+    with pytest.raises(Problem, match="403 Evicted"):
+        run.beat(node)
+    kinds = [entry.kind for entry in ledger(run.store)]
+    assert kinds[-2:] == ["rejected", "node-evicted"]
+    assert run_progress(run.state).reject_reasons == {"computation": 1}
+
+
+def test_with_one_validator_the_second_opinion_is_a_fresh_check(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    found = verdict_on(run.claimed(), "reject", "token_sampling", evidence="first check")
+    run.judge(found)
+    run.judge(found)  # the answer was lost and the validator repeats itself: no second finding
+    assert run.claim() is None
+    run.clock.now += 61
+    run.judge(verdict_on(run.claimed(), "accept"))
+    assert run_progress(run.state).files_accepted == 1
+    assert run.beat(node) == "Healthy"
+
+
+def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    run.lease(node)
+    assert pending(run) == 4
+    run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
+    assert pending(run) == 0
+    for action in (lambda: work.step_for(run.state, node), lambda: run.lease(node), lambda: run.beat(node)):
+        with pytest.raises(Problem, match="403 Evicted"):
+            action()
+    assert ledger(run.store)[-2].detail == "reward: row 0: 1.0 claimed, 0.0 found"
+
+
+def test_an_inconclusive_check_neither_pays_nor_slashes_and_is_made_again_later(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "inconclusive"))
+    progress = run_progress(run.state)
+    assert (progress.files_inconclusive, progress.files_pending, progress.files_accepted) == (1, 1, 0)
+    assert run.claim() is None
+    run.clock.now += 3
+    run.judge(verdict_on(run.claimed(), "inconclusive"))
+    run.clock.now += 3
+    assert run.claim() is None, "the second pause is longer"
+    run.clock.now += 3
+    run.judge(verdict_on(run.claimed()))
+    assert run_progress(run.state).files_accepted == 1
+
+
+def test_unvalidated_work_is_never_trained_on(run: Orchestrator, node: str) -> None:
+    for _ in range(3):
+        run.hand_in(node)
+    run.clock.now += 86_400
+    background.settle_late(run.state)
+    assert run.state.seal_if_full(0) is None
+    assert not run.store.exists(keys.step_batch(0))
+    assert run_progress(run.state).files_pending == 3
+
+
+def test_files_of_a_sealed_step_expire_without_pay_or_slash(run: Orchestrator, node: str) -> None:
+    for _ in range(4):
+        run.hand_in(node)
+    slow = run.claimed("validator-slow")
+    for _ in range(2):
+        run.judge(verdict_on(run.claimed()))
+    run.judge(verdict_on(slow))
+    background.settle_late(run.state)
+    progress = run_progress(run.state)
+    assert (progress.files_accepted, progress.files_expired, progress.files_pending) == (2, 2, 0)
+    recorded = Signed[Verdict].from_json(run.store.get(keys.verdict(node, slow.sha256)))
+    assert recorded.verified(run.role_keys["orchestrator"].public).outcome == "expired"
+    assert recorded.document.evidence == "step 0 was sealed before this file was accepted"
+    assert run.beat(node) == "Healthy"
+
+
+def test_a_lease_of_a_sealed_step_ends_in_an_expired_receipt(run: Orchestrator, node: str) -> None:
+    other = run.join()
+    held = run.lease(other)
+    data = run.upload(held)
+    for _ in range(2):
+        run.hand_in(node)
+        run.judge(verdict_on(run.claimed()))
+    assert run.confirm(held, data).status == "expired"
+    assert run.store.list(keys.STAGING) == []
+
+
+def test_groups_without_signal_do_not_fill_a_step(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), rewards=[1.0, 1.0, 0.0, 1.0]))
+    progress = run_progress(run.state)
+    assert (progress.accepted_groups, progress.groups_accepted_total, progress.groups_dropped_total) == (1, 1, 1)
+    for _ in range(2):
+        run.hand_in(node)
+        run.judge(verdict_on(run.claimed()))
+    assert list(run.state.view.sealed) == [0]
+
+
+def test_a_policy_version_too_old_for_the_step_expires(tmp_path: Path, redis_server: Redis) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, async_level=0)
+    node = run.join()
+    run.announce(0)
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), version=7))
+    progress = run_progress(run.state)
+    assert (progress.files_accepted, progress.files_expired) == (0, 1)
+
+
+def test_a_silent_node_becomes_unhealthy_then_dead_and_its_leases_are_given_up(run: Orchestrator, node: str) -> None:
+    run.lease(node)
+    run.clock.now += LATE_SECONDS
+    membership.reap(run.state)
+    assert run_progress(run.state).nodes == {"Unhealthy": 1}
+    assert run.beat(node) == "Healthy"
+    run.clock.now += SILENT_SECONDS
+    membership.reap(run.state)
+    assert run_progress(run.state).nodes == {"Dead": 1}
+    assert pending(run) == 0
+    assert ledger(run.store)[-1].kind == "node-dead"
+    assert run.beat(node) == "Dead"
+    with pytest.raises(Problem, match="403 Not a member now"):
+        run.lease(node)
+
+
+def test_a_dead_node_gets_no_relay_token(run: Orchestrator, node: str) -> None:
+    run.clock.now += SILENT_SECONDS
+    membership.reap(run.state)
+    reply = membership.heartbeat(run.state, Heartbeat(node=node))
+    assert (reply.state, reply.relay_token) == ("Dead", None)
+
+
+def test_waiting_for_says_what_is_missing(run: Orchestrator) -> None:
+    assert run_progress(run.state).waiting_for == "version 0, the base model, to be announced"
+    run.announce(0)
+    assert run_progress(run.state).waiting_for == "a healthy node to work on step 0"
+
+
+def test_the_largest_file_grows_with_the_recipe(tmp_path: Path, redis_server: Redis) -> None:
+    small = Orchestrator(tmp_path, redis_server.url).config
+    large = small.model_copy(
+        update={
+            "recipe": Recipe(max_sequence_length=32_768, group_size=16),
+            "sampling": Sampling(max_completion_tokens=30_720, groups_per_submission=4),
+        }
+    )
+    assert largest_file(small) < 2 << 20
+    assert 16 * 4 * 30_720 * 9 < largest_file(large) < 100 << 20
+
+
+def test_staged_files_that_nobody_confirmed_are_swept(run: Orchestrator, node: str) -> None:
+    run.upload(run.lease(node))
+    staged = run.store.list(keys.STAGING)[0]
+    run.clock.now = staged.modified_unix + 60
+    assert background.sweep_staging(run.state) == 0
+    run.clock.now = staged.modified_unix + background.STAGED_SECONDS + 1
+    assert background.sweep_staging(run.state) == 1
+    assert run.store.list(keys.STAGING) == []
+
+
+def test_a_heartbeat_that_was_read_before_an_eviction_does_not_undo_it(run: Orchestrator, node: str) -> None:
+    stale = run.state.nodes.get(node)
+    assert stale is not None
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "reject", "format"))
+    run.state.nodes.put(stale)
+    assert run_progress(run.state).nodes == {"Evicted": 1}
+    with pytest.raises(Problem, match="403 Evicted"):
+        run.beat(node)
