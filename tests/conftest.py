@@ -68,6 +68,10 @@ def nginx_bin() -> Path:
     return Path(found)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/*/*/out.yaml anew instead of comparing")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an accelerator; the only tests that CI may skip")
 

@@ -1,0 +1,108 @@
+"""The CRDs: as committed, and of the structural form that an API server takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from shoal.contracts.base import SpecModel
+from shoal_operator.api import KINDS
+from shoal_operator.api.crd import crd, crd_yaml, file_name
+from shoal_operator.api.schema import UnsupportedSchema, structural_schema
+
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_committed_file_is_what_the_models_say(kind: str) -> None:
+    assert (CRDS / file_name(kind)).read_text() == crd_yaml(kind), "run `make crds`"
+
+
+def test_nothing_else_lies_beside_them() -> None:
+    assert {path.name for path in CRDS.iterdir()} == {file_name(kind) for kind in KINDS}
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, below in schema.get("properties", {}).items():
+        yield from nodes(below, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def version(kind: str) -> dict[str, Any]:
+    return crd(kind)["spec"]["versions"][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_are_structural(kind: str) -> None:
+    schema = version(kind)["schema"]["openAPIV3Schema"]
+    for path, node in nodes(schema):
+        assert "type" in node or "x-kubernetes-int-or-string" in node, path
+        assert not {"$ref", "anyOf", "oneOf", "allOf", "const", "title"} & set(node), path
+        assert not ("properties" in node and "additionalProperties" in node), path
+        assert node.get("default", ...) is not None, path
+        assert isinstance(node.get("exclusiveMinimum", True), bool), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cel_reads_is_bounded(kind: str) -> None:
+    for path, node in nodes(version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]):
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+        if node.get("type") == "string":
+            assert {"maxLength", "pattern", "enum"} & set(node), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_a_spec_is_described(kind: str) -> None:
+    spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    lacking = [path for path, node in nodes(spec) if not path.endswith("[]") and not node.get("description") and path]
+    assert lacking == []
+
+
+def test_conditions_are_a_map_by_type() -> None:
+    for kind in KINDS:
+        conditions = version(kind)["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["conditions"]
+        assert conditions["x-kubernetes-list-type"] == "map"
+        assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_names_and_subresources() -> None:
+    short = {kind: crd(kind)["spec"]["names"]["shortNames"] for kind in KINDS}
+    assert short == {
+        "TrainingRun": ["trun"],
+        "InferencePool": ["ipool"],
+        "RelayServer": ["relay"],
+        "Validator": ["val"],
+    }
+    assert all(crd(kind)["spec"]["names"]["categories"] == ["shoal"] for kind in KINDS)
+    assert all("status" in version(kind)["subresources"] for kind in KINDS)
+    assert [kind for kind in KINDS if "scale" in version(kind)["subresources"]] == [
+        "InferencePool",
+        "RelayServer",
+        "Validator",
+    ]
+
+
+def test_defaults_below_an_object_apply_though_the_object_is_absent() -> None:
+    spec = yaml.safe_load(crd_yaml("TrainingRun"))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
+        "spec"
+    ]
+    assert spec["properties"]["recipe"]["default"] == {}
+    assert spec["properties"]["recipe"]["properties"]["groupSize"]["default"] == 16
+    assert "default" not in spec["properties"]["lengthReward"]
+
+
+def test_a_union_is_refused_by_the_name_of_its_field() -> None:
+    class Either(SpecModel):
+        value: int | list[int] = Field(1, description="Either.")
+
+    with pytest.raises(UnsupportedSchema, match=r"Either\.value: unions are not allowed"):
+        structural_schema(Either)

@@ -1,0 +1,176 @@
+"""Manifests: what is accepted, and the one clear line for every mistake."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal_operator.api import KINDS, TrainingRun
+from shoal_operator.api.manifest import MAX_BYTES, ManifestError, broken_rules, load_manifest
+from shoal_operator.api.rules import RULES, Rule, holds
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml"))
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "TrainingRun",
+    "metadata": {"name": "sums"},
+    "spec": {
+        "model": {"generated": {}},
+        "tasks": {"environment": "arithmetic"},
+        "steps": 4,
+        "recipe": {"learningRate": 1e-4, "promptsPerStep": 8},
+    },
+}
+
+
+def mistakes(manifest: Any) -> list[str]:
+    text = manifest if isinstance(manifest, str) else yaml.safe_dump(manifest)
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(text, "run.yaml")
+    return str(caught.value).splitlines()
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The good manifest with one value set, or taken out when it is `...`."""
+    manifest = copy.deepcopy(GOOD)
+    *parents, last = path.split(".")
+    at = manifest
+    for part in parents:
+        at = at.setdefault(part, {})
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return manifest
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_every_shipped_example_is_accepted(path: Path) -> None:
+    assert load_manifest(path.read_text(), str(path))
+
+
+def test_what_is_not_given_has_the_papers_defaults() -> None:
+    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {})))
+    assert isinstance(run, TrainingRun)
+    assert run.spec.async_level == 2
+    assert (run.spec.recipe.prompts_per_step, run.spec.recipe.group_size, run.spec.recipe.clip_delta) == (256, 16, 4.0)
+    assert run.spec.length_reward is None
+
+
+@pytest.mark.parametrize("number", ["1e-4", "1E-4", "0.0001", "1.0e-4"])
+def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
+    text = yaml.safe_dump(GOOD).replace("learningRate: 0.0001", f"learningRate: {number}")
+    [run] = load_manifest(text)
+    assert isinstance(run, TrainingRun)
+    assert run.spec.recipe.learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("spec.recipe.learningrate", 1, "spec.recipe.learningrate: unknown key; allowed keys: promptsPerStep, groupSize, {...}; did you mean learningRate?"),
+        ("spec.recipe.group_size", 8, "spec.recipe.group_size: unknown key; allowed keys: {...}; did you mean groupSize?"),
+        ("spec.qqq", 8, "spec.qqq: unknown key; allowed keys: model, tasks, steps, {...}suspend"),
+        ("spec.steps", ..., "spec.steps: missing; required is integer, 1 to 999999"),
+        ("spec.steps", "4", 'spec.steps: given "4"; allowed: integer, 1 to 999999'),
+        ("spec.steps", 0, "spec.steps: given 0; allowed: integer, 1 to 999999"),
+        ("spec.steps", True, "spec.steps: given true; allowed: integer, 1 to 999999"),
+        ("spec.asyncLevel", 5, "spec.asyncLevel: given 5; allowed: integer, 0 to 4"),
+        ("spec.recipe.learningRate", 0, "spec.recipe.learningRate: given 0; allowed: number, more than 0, at most 1"),
+        ("spec.recipe.onlineFilter", "taskreward", 'spec.recipe.onlineFilter: given "taskreward"; allowed: one of TaskReward, TotalReward, None; did you mean TaskReward?'),
+        ("spec.suspend", "yes please", 'spec.suspend: given "yes please"; allowed: true or false'),
+        ("spec.tasks", "arithmetic", 'spec.tasks: given "arithmetic"; allowed: a mapping, with keys environment, count'),
+        ("spec.lengthReward.targets", [], "spec.lengthReward.targets: given a list of 0; allowed: a list, at least 1 items, at most 64 items"),
+        ("spec.lengthReward.targets", [0], "spec.lengthReward.targets[0]: given 0; allowed: integer, 1 to 1048576"),
+        ("spec.trainer.resources.requests", {"memory": "4GB"}, 'spec.trainer.resources.requests.memory: given "4GB"; allowed: a quantity such as 500m, 2 or 4Gi'),
+        ("spec.inferencePool.name", "much-too-long-a-name", 'spec.inferencePool.name: given "much-too-long-a-name"; allowed: text, matching {...}'),
+        ("metadata.name", "Sums", 'metadata.name: given "Sums"; allowed: text, matching {...}'),
+        ("metadata.nmae", "sums", "metadata.nmae: unknown key; allowed keys: name, {...}; did you mean name?"),
+        ("apiVersion", "shoal.dev/v1", 'apiVersion: given "shoal.dev/v1"; allowed: shoal.dev/v1alpha1; did you mean shoal.dev/v1alpha1?'),
+        ("kind", "Trainingrun", 'kind: given "Trainingrun"; allowed: TrainingRun, InferencePool, RelayServer, Validator; did you mean TrainingRun?'),
+        ("kind", ..., "kind: missing; allowed: TrainingRun, InferencePool, RelayServer, Validator"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gets_one_line_with_path_given_allowed_and_nearest(path: str, value: Any, line: str) -> None:
+    [found] = mistakes(changed(path, value))
+    start, _, end = f"run.yaml: {line}".partition("{...}")
+    assert found.startswith(start)
+    assert found.endswith(end)
+
+
+def test_every_mistake_of_every_document_has_its_line() -> None:
+    first, second = changed("spec.steps", 0), changed("spec.recipe.groupsize", 4)
+    second["spec"]["asyncLevel"] = 9
+    found = mistakes(yaml.safe_dump_all([first, second]))
+    assert [line.split(": ")[0:2] for line in found] == [
+        ["run.yaml", "spec.steps"],
+        ["run.yaml (document 2)", "spec.recipe.groupsize"],
+        ["run.yaml (document 2)", "spec.asyncLevel"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no document; write one with `kind: TrainingRun`"),
+        ("a: [1", "line 1, column 6: not valid YAML"),
+        ("a: 1\na: 2\n", "line 2, column 1: not valid YAML: the key 'a' is given twice"),
+        ("- 1\n", "given a list of 1; allowed is a mapping with apiVersion, kind, metadata, spec"),
+        ("x" * (MAX_BYTES + 1), "is larger than 3145728 bytes"),
+        ("a: !!python/object/apply:os.system ['true']", "not valid YAML: could not determine a constructor"),
+        ("\x00", "not valid YAML: unacceptable character"),
+    ],
+)
+def test_what_is_no_manifest_at_all_is_said_in_one_line(text: str, problem: str) -> None:
+    [line] = mistakes(text)
+    assert problem in line
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.model}-{rule.field or 'self'}")
+def test_every_rule_tells_its_good_example_from_its_bad_one(rule: Rule) -> None:
+    assert holds(rule, rule.good, rule.old)
+    assert not holds(rule, rule.bad, rule.old)
+
+
+def test_every_rule_belongs_to_a_model_that_a_manifest_has() -> None:
+    from shoal_operator.api.schema import structural_schema
+
+    used: set[str] = set()
+
+    def walk(schema: Any) -> None:
+        if isinstance(schema, dict):
+            used.update(each["rule"] for each in schema.get("x-kubernetes-validations", []))
+            for value in schema.values():
+                walk(value)
+
+    for kind in KINDS.values():
+        walk(structural_schema(kind))
+    assert used == {rule.expression for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("spec.recipe.clipDelta", 1.1, "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
+        ("spec.recipe.optimizerSteps", 3, "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps"),
+        ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated"),
+        ("spec.model", {"huggingFace": "a/b"}, "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow"),
+        ("spec.sampling.maxCompletionTokens", 32768, "spec.sampling.maxCompletionTokens: given 32768; must be less than recipe.maxSequenceLength, which counts the prompt too"),
+        ("spec.lengthReward.targets", [99999], "spec.lengthReward.targets: given a list of 1; must all be at most sampling.maxCompletionTokens"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_said_at_its_field(path: str, value: Any, line: str) -> None:
+    assert mistakes(changed(path, value)) == [f"run.yaml: {line}"]
+
+
+def test_what_a_run_was_made_from_cannot_change_but_its_length_can() -> None:
+    [old] = load_manifest(yaml.safe_dump(GOOD))
+    [longer] = load_manifest(yaml.safe_dump(changed("spec.steps", 9)))
+    [other] = load_manifest(yaml.safe_dump(changed("spec.tasks.environment", "chess")))
+    assert list(broken_rules(longer, old)) == []
+    assert list(broken_rules(other, old)) == [
+        ("spec.tasks", "tasks cannot change once the run exists; start a new run instead")
+    ]
