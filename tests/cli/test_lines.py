@@ -89,3 +89,9 @@ def test_hostile_reasons_and_names_are_shown_as_text() -> None:
 
 def test_a_line_begins_with_the_time_of_day() -> None:
     assert stamped(0.0, "x")[2::3][:2] == "::"
+
+
+def test_what_the_operator_says_is_told_until_the_orchestrator_answers() -> None:
+    before, after = snapshot(message="the run is preparing"), snapshot(message="waits for trainer")
+    assert events(before, after) == ["waits for trainer"]
+    assert events(before, snapshot(message="step 3 of 60", progress=progress())) == []

@@ -38,7 +38,7 @@ def test_before_the_orchestrator_answers_nothing_is_invented() -> None:
     model = model_of(snapshot(parts=(part(ready=False),)))
     assert {value for label, value in model.figures if label != "step"} == {"-"}
     assert model.headline == "starting"
-    assert model.waiting == "trainer-1/trainer to start"
+    assert model.waiting == "waits for trainer-1/trainer to start"
 
 
 def test_tokens_per_second_are_a_mean_over_the_last_minute() -> None:
@@ -71,9 +71,9 @@ def test_a_complete_run_has_no_time_left() -> None:
 @pytest.mark.parametrize(
     ("changes", "waits"),
     [
-        ({}, "20 more groups with signal for step 7, 2 files wait for a verdict"),
-        ({"files_pending": 0}, "20 more groups with signal for step 7"),
-        ({"open_step": None, "waiting_for": "version 5 of the trainer"}, "version 5 of the trainer"),
+        ({}, "waits for 20 more groups with signal for step 7, 2 files wait for a verdict"),
+        ({"files_pending": 0}, "waits for 20 more groups with signal for step 7"),
+        ({"open_step": None, "waiting_for": "version 5 of the trainer"}, "waits for version 5 of the trainer"),
         ({"complete": True}, ""),
     ],
 )

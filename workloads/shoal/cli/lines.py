@@ -25,7 +25,8 @@ def events(before: Snapshot | None, after: Snapshot) -> list[str]:
     lines = _part_events(before, after)
     if after.progress is not None:
         lines += _progress_events(before.progress if before else None, after.progress)
-    if after.message and after.message != (before.message if before else ""):
+    # Once the orchestrator answers, it knows better than the operator what goes on.
+    if after.progress is None and after.message and after.message != (before.message if before else ""):
         lines.append(plain(after.message, 200))
     return lines
 
@@ -97,5 +98,5 @@ def status_line(snapshot: Snapshot, history: History, model: Model) -> str:
             pieces.append(f"{duration(left)} left")
     waits = waiting_for(snapshot)
     if waits:
-        pieces.append(f"waits for {waits}")
+        pieces.append(waits)
     return "status: " + "; ".join(pieces)

@@ -145,7 +145,7 @@ def _phase(pod_phase: str, container: ContainerView) -> str:
     return "Stopping" if pod_phase == "Stopping" else container.state
 
 
-CONDITIONS_TOLD = (("Failed", "True"), ("Suspended", "True"), ("Ready", "False"))
+CONDITIONS_TOLD = (("Failed", "True"), ("Suspended", "True"), ("Progressing", "True"), ("Ready", "False"))
 """Which conditions say what a run waits for, most telling first."""
 
 

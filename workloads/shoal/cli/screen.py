@@ -38,7 +38,7 @@ def render(model: Model) -> RenderableType:
     if model.rejects:
         body.append(_line("rejected for", model.rejects, "red"))
     if model.waiting:
-        body.append(_line("waits for", model.waiting, "yellow"))
+        body.append(_line("now", model.waiting, "yellow"))
     body.append(Text())
     body.append(_parts(model))
     body += [_line(row.name, row.note, "yellow") for row in model.rows if row.note]

@@ -138,20 +138,20 @@ def pod_rows(parts: Iterable[Part], run: str) -> tuple[PodRow, ...]:
 
 
 def waiting_for(snapshot: Snapshot) -> str:
-    """What the run waits for, in one sentence; the most basic lack first."""
+    """What goes on or is waited for, in one sentence; the most basic lack first, empty when there is nothing to say."""
     progress = snapshot.progress
     if progress is not None and progress.complete:
         return ""
     if progress is None:
         not_ready = [part.name.removeprefix(f"{snapshot.run}-") for part in snapshot.parts if part.state == "starting"]
-        reason = snapshot.message or (f"{', '.join(not_ready)} to start" if not_ready else "the orchestrator to answer")
-        return plain(reason, 160)
+        lacking = f"waits for {', '.join(not_ready)} to start" if not_ready else "waits for the orchestrator to answer"
+        return plain(snapshot.message or lacking, 160)
     if progress.waiting_for:
-        return plain(progress.waiting_for, 160)
+        return plain(f"waits for {progress.waiting_for}", 160)
     if progress.open_step is not None:
-        lacking = max(0, progress.needed_groups - progress.accepted_groups)
+        lacking_groups = max(0, progress.needed_groups - progress.accepted_groups)
         files = f", {count(progress.files_pending)} files wait for a verdict" if progress.files_pending else ""
-        return f"{count(lacking)} more groups with signal for step {progress.open_step}{files}"
+        return f"waits for {count(lacking_groups)} more groups with signal for step {progress.open_step}{files}"
     return plain(snapshot.message, 160)
 
 
