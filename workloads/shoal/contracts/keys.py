@@ -6,7 +6,7 @@ order of the names is the order of the numbers.
 
 import re
 
-VERSION_PATTERN = re.compile(r"^v(\d{6})$")
+VERSION_PATTERN = re.compile(r"v([0-9]{6})")
 
 PREPARED = "prepared.json"
 BASE_MODEL = "models/base/"
@@ -31,7 +31,7 @@ def version_name(version: int) -> str:
 
 def parse_version(name: str) -> int | None:
     """The number in a name such as `v000007`, or None when it is no version's name."""
-    found = VERSION_PATTERN.match(name)
+    found = VERSION_PATTERN.fullmatch(name)
     return int(found.group(1)) if found else None
 
 

@@ -33,11 +33,11 @@ class LedgerEntry(Contract):
     kind: EntryKind
     unix: float
     node: NodeId | None = None
-    step: int | None = None
-    submission: int | None = None
-    version: int | None = None
+    step: int | None = Field(default=None, ge=0)
+    submission: int | None = Field(default=None, ge=0)
+    version: int | None = Field(default=None, ge=0)
     digest: Sha256Hex | None = None
-    tokens: int | None = None
-    groups: int | None = None
+    tokens: int | None = Field(default=None, ge=0)
+    groups: int | None = Field(default=None, ge=0)
     signal_groups: int | None = None
     detail: Annotated[str, Field(max_length=4000)] = ""

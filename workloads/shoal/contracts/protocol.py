@@ -211,23 +211,23 @@ class RunProgress(Contract):
     """`GET /v1/run`: aggregates of the whole run; nothing in it is secret."""
 
     run: RunName
-    steps_total: int
-    open_step: int | None = Field(description="None while no step is open, or when the run is complete")
+    steps_total: int = Field(ge=1)
+    open_step: int | None = Field(ge=0, description="None while no step is open, or when the run is complete")
     waiting_for: ShortText = Field(default="", description="why no step is open, in words")
     latest_version: VersionNumber | None
-    accepted_groups: int = 0
-    needed_groups: int = 0
-    pending_groups: int = 0
-    files_accepted: int = 0
-    files_rejected: int = 0
-    files_expired: int = 0
-    files_inconclusive: int = 0
-    files_pending: int = 0
+    accepted_groups: int = Field(default=0, ge=0)
+    needed_groups: int = Field(default=0, ge=0)
+    pending_groups: int = Field(default=0, ge=0)
+    files_accepted: int = Field(default=0, ge=0)
+    files_rejected: int = Field(default=0, ge=0)
+    files_expired: int = Field(default=0, ge=0)
+    files_inconclusive: int = Field(default=0, ge=0)
+    files_pending: int = Field(default=0, ge=0)
     reject_reasons: dict[str, int] = Field(default_factory=dict)
     nodes: dict[NodeState, int] = Field(default_factory=dict)
-    completion_tokens_accepted: int = 0
-    groups_accepted_total: int = 0
-    groups_dropped_total: int = 0
+    completion_tokens_accepted: int = Field(default=0, ge=0)
+    groups_accepted_total: int = Field(default=0, ge=0)
+    groups_dropped_total: int = Field(default=0, ge=0)
     trainer_phase: str = ""
     last_step: StepMetrics | None = None
     complete: bool = False

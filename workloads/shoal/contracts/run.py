@@ -74,15 +74,15 @@ class PublicRun(Contract):
     """What a node is told after its invite: all it needs to make rollouts."""
 
     run: RunName
-    steps: int
-    async_level: int
+    steps: int = Field(ge=1, le=999_999)
+    async_level: int = Field(ge=0, le=4)
     model_id: str
     environment: str
     environment_digest: Sha256Hex
     tasks_digest: Sha256Hex
-    task_count: int
-    group_size: int
-    max_sequence_length: int
+    task_count: int = Field(ge=1)
+    group_size: int = Field(ge=2, le=1024)
+    max_sequence_length: int = Field(ge=16)
     sampling: Sampling
     length_reward: LengthReward | None
 

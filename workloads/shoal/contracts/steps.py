@@ -50,10 +50,10 @@ class StepMetrics(Contract):
     kl: float
     mismatch_kl: float = Field(description="mean of worker log-prob minus recomputed log-prob on the same tokens")
     policy_lag_mean: float = Field(description="step minus policy version, over rows")
-    policy_lag_max: int
-    rows: int
-    completion_tokens: int
-    completion_length_mean: float
+    policy_lag_max: int = Field(ge=0)
+    rows: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    completion_length_mean: float = Field(ge=0.0)
     packing_density: float
     learning_rate: float
     phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs, reference_logprobs, update, save")
