@@ -3,10 +3,11 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from protocol_stack import NEEDED, Node, Stack, ledger, verdict_on
+from protocol_stack import NEEDED, Node, Stack, ledger, post, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis, wait_until
@@ -122,6 +123,26 @@ def test_a_killed_orchestrator_goes_on_where_it_was(new_stack: Callable[..., Sta
     assert job is not None
     stack.judge(verdict_on(job))
     assert stack.progress().files_accepted == 1
+
+
+def test_the_store_away_for_some_seconds_only_costs_time(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack()
+    node = Node(stack).join()
+    stack.announce(0)
+    lease = node.lease(0)
+    (stack.folder / "store").rename(stack.folder / "away")
+    with ThreadPoolExecutor(1) as worker:
+        handed_in = worker.submit(
+            lambda: (post(node.grant(lease, b"rollouts"), b"rollouts"), node.confirm(lease, b"rollouts"))
+        )
+        wait_until(
+            "the orchestrator to notice", lambda: b"store away" in (stack.folder / "orchestrator" / "log").read_bytes()
+        )
+        assert stack.progress().files_pending == 0, "what needs no store is answered meanwhile"
+        (stack.folder / "away").rename(stack.folder / "store")
+        uploaded, receipt = handed_in.result(timeout=40)
+    assert (uploaded.status_code, receipt.status) == (204, "queued")
+    assert stack.progress().files_pending == 1
 
 
 def submit_and_settle(run: Orchestrator, node: str) -> None:

@@ -86,17 +86,3 @@ def test_a_member_learns_the_run_its_tasks_and_gets_a_relay_token(stack: Stack) 
     assert reply.relays == stack.addresses.relays
     token = decode(reply.relay_token or "", signer=stack.role_keys["orchestrator"].public, run="tiny", now_unix=0)
     assert token.node == node.id
-
-
-def test_work_ahead_is_given_when_what_is_pending_will_fill_the_step(new_stack: Callable[..., Stack]) -> None:
-    stack = new_stack(async_level=1)
-    nodes = [Node(stack).join() for _ in range(6)]
-    stack.announce(0)
-    served = []
-    for node in nodes:
-        step = node.step()
-        assert step is not None
-        served.append(step.step)
-        node.lease(step.step)
-    # Before any verdict half of the groups are expected to carry signal: 5 files of 2 groups for the 4 needed and a quarter more.
-    assert served == [0, 0, 0, 0, 0, 1]

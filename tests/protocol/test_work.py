@@ -59,6 +59,17 @@ def test_a_lease_is_refused_while_enough_is_under_way(run: Orchestrator, node: s
         run.lease(node)
 
 
+def test_work_ahead_is_given_when_what_is_pending_will_fill_the_step(run: Orchestrator, node: str) -> None:
+    served = []
+    for member in [node, *(run.join() for _ in range(5))]:
+        step = work.step_for(run.state, member)
+        assert step is not None
+        served.append(step.step)
+        run.lease(member, step.step)
+    # Before any verdict half of the groups are expected to carry signal: 5 files of 2 groups for the 4 needed and a quarter more.
+    assert served == [0, 0, 0, 0, 0, 1]
+
+
 def test_an_upload_grant_keeps_the_lease_open(run: Orchestrator, node: str) -> None:
     lease = run.lease(node)
     run.clock.now += lease_seconds(64) - 1

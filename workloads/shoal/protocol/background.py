@@ -20,6 +20,7 @@ from shoal.transport import SignedClient
 
 ROUND_SECONDS = 0.5
 """Short against every time that it looks after (heartbeats 10 s, leases a minute); one round costs a few reads of Redis."""
+PAUSE_AFTER_FAILURE_SECONDS = 2.0  # a peer that is away is not back within half a second, and the log stays readable
 CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every append catches up anyway
 SWEEP_ROUNDS = 600  # five minutes: listing a folder costs little, but not nothing
 STAGED_SECONDS = 7200.0
@@ -44,6 +45,7 @@ class Background:
         self._rebuild = threading.Event()
         self._rebuild.set()
         self._soon = threading.Event()
+        self._failed = False
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._threads = [
             threading.Thread(target=self._housekeeping, name="housekeeping", daemon=True),
@@ -81,14 +83,21 @@ class Background:
                     self._attempt("sweep staging", lambda: sweep_staging(self._state))
             rounds += 1
             self.liveness.progress()
+            if self._failed:
+                self._stop.wait(PAUSE_AFTER_FAILURE_SECONDS)
+                self._failed = False
             self._soon.wait(ROUND_SECONDS)
             self._soon.clear()
 
     def _rebuild_if_needed(self) -> None:
-        if self._rebuild.is_set() or not recovery.is_built(self._state):
-            self._rebuild.set()
+        if not self._rebuild.is_set() and recovery.is_built(self._state):
+            return
+        self._rebuild.clear()  # first, so that a failure meanwhile asks for another one
+        try:
             recovery.rebuild(self._state)
-            self._rebuild.clear()
+        except BaseException:
+            self._rebuild.set()
+            raise
 
     def _seal(self) -> None:
         for step in self._state.openable_steps():
@@ -105,6 +114,7 @@ class Background:
         try:
             task()
         except Exception as error:
+            self._failed = True
             if not self._stop.is_set():
                 get_logger().warning(
                     "task failed, will be tried again", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"

@@ -45,7 +45,7 @@ def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubm
             try:
                 grant = _ask_grant(client, request)
                 if grant is not None:
-                    _post(grant, file)
+                    post_form(grant, file)
                 receipt = client.call(
                     "POST",
                     "/v1/submissions",
@@ -112,7 +112,7 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
         raise
 
 
-def _post(grant: UploadGrant, file: IO[bytes]) -> None:
+def post_form(grant: UploadGrant, file: IO[bytes]) -> None:
     """Post the form: the grant's fields first, then the file, streamed."""
     file.seek(0)
     with httpx.Client(trust_env=False, follow_redirects=False, timeout=UPLOAD_TIMEOUT) as http:
