@@ -56,6 +56,7 @@ class LocalRun:
         self._subnet = lock_subnet()
         self._guardian = Guardian(self.run_dir / "processes", LEFT_OVER_GRACE_SECONDS)
         self._cluster = LocalCluster(self.run_dir, self._subnet, ProcessTable(self.run_dir / "processes"))
+        self._forget_failed_jobs()
         for secret in self._secrets:
             self._cluster.apply(secret)
         self.apply(self._wanted)
@@ -105,6 +106,12 @@ class LocalRun:
         """End every process at once."""
         if self._cluster is not None:
             self._cluster.kill()
+
+    def _forget_failed_jobs(self) -> None:
+        """Whoever starts a failed run again wants it tried again; on a cluster that is `kubectl delete job`."""
+        for job in self.cluster.list("Job", {}):
+            if is_true(job, "Failed"):
+                self.cluster.objects.remove("Job", job["metadata"]["name"])
 
     def _reconcile(self) -> None:
         for kind in KINDS:

@@ -43,6 +43,7 @@ class Driver:
     def __init__(self, local: LocalRun) -> None:
         self._local = local
         self._parts: tuple[Part, ...] = ()
+        self._ended_badly: dict[str, None] = {}
         self._progress = ProgressReader(self._orchestrator_url)
         self._sampler = Sampler(local.run_dir / METRICS_FILE, self._targets)
 
@@ -55,6 +56,7 @@ class Driver:
         """Reconcile and supervise once, and tell how things are."""
         self._local.tick()
         self._parts = tuple(self._local.parts())
+        self._ended_badly |= {part.name: None for part in self._parts if part.last_exit not in (None, 0)}
         return Snapshot(
             unix=time.time(),
             run=self._local.name,
@@ -66,6 +68,10 @@ class Driver:
 
     def finished(self) -> str | None:
         return self._local.finished()
+
+    def ended_badly(self) -> list[str]:
+        """Parts (`pod/container`) of which a process ended with an error since the start, in order of the first time."""
+        return list(self._ended_badly)
 
     def end_readings(self) -> None:
         """Take a last reading while the parts still run."""

@@ -58,6 +58,14 @@ def merged(files: dict[str, Path], since_unix: float, ends: dict[Path, int] | No
     return heapq.merge(*(of_part(name, path) for name, path in files.items()), key=lambda line: line.unix)
 
 
+def last_line(logs: Path, name: str) -> str:
+    """The last line of a part that is not empty: what a process says when it ends; empty for a part without a log."""
+    last = ""
+    for line in read_lines(logs / f"{name}.log"):
+        last = line if line.strip() else last
+    return last
+
+
 @dataclass
 class Tail:
     """Reads what is appended to one file. A line without its end is kept until the end comes."""

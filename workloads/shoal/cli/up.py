@@ -14,12 +14,14 @@ from shoal.cli.driver import Driver
 from shoal.cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.cli.interrupts import Interrupts
 from shoal.cli.local_run import Manifest, clean_up, open_local_run
+from shoal.cli.logs import last_line
 from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report
 from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
 from shoal.cli.view import History
 
 TICK_SECONDS = 0.25
+MOST_LAST_LINES = 3  # parts quoted when a run failed: the first that broke is most often the cause
 RESUME_HINT = "the same command resumes from the last version"
 
 
@@ -42,7 +44,7 @@ def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fres
         output: Output = LiveOutput(console, history) if live else PlainOutput(console, history)
         output.say(beginning(run_dir, history, before), time.time())
         outcome = _drive(driver, output, interrupts)
-        return _end(outcome, run_dir, console)
+        return _end(outcome, run_dir, console, driver.ended_badly())
     finally:
         lock.release()
 
@@ -76,7 +78,7 @@ def _follow(driver: Driver, output: Output, interrupts: Interrupts) -> str:
         time.sleep(TICK_SECONDS)
 
 
-def _end(outcome: str, run_dir: Path, console: Console) -> int:
+def _end(outcome: str, run_dir: Path, console: Console, ended_badly: list[str]) -> int:
     """Say how it ended, write the report, give the exit code."""
     if outcome == "interrupted":
         print_plain(console, f"stopped; no process is left, {RESUME_HINT}")
@@ -84,6 +86,8 @@ def _end(outcome: str, run_dir: Path, console: Console) -> int:
         print_plain(console, "the run is complete; writing the report")
     else:
         print_plain(console, f"the run {outcome}")
+        for name in ended_badly[:MOST_LAST_LINES]:
+            print_plain(console, f"last line of {name}: {last_line(run_dir / LOGS_FOLDER, name)}")
         print_plain(console, f"logs: shoal logs {run_dir.name} --runs-dir {run_dir.parent}; {RESUME_HINT}")
     report, problem = write_report(run_dir)
     for line in last_words(report) if report is not None else [problem]:

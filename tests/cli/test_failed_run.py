@@ -1,0 +1,40 @@
+"""A run whose first part cannot work, with the operator's own supervision: how it ends, and that it can be tried again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MANIFEST = """
+apiVersion: shoal.dev/v1alpha1
+kind: TrainingRun
+metadata: {name: demo}
+spec:
+  model: {generated: {name: arithmetic}}
+  tasks: {environment: nonsense}
+  steps: 3
+"""
+
+
+def up(folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli.main", "up", "-f", "run.yaml"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_is_tried_again_by_the_same_command(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run.yaml").write_text(MANIFEST)
+    first = up(tmp_path)
+    assert first.returncode == 1, first.stderr
+    lines = first.stdout.splitlines()
+    assert any(line.startswith("the run failed: Job demo-prepare: pod demo-prepare-0 failed 4 times") for line in lines)
+    (cause,) = [line for line in lines if line.startswith("last line of demo-prepare-0/prepare: ")]
+    assert "environment 'nonsense' is not installed here; installed: arithmetic" in cause
+    assert list((tmp_path / "runs/demo/processes").glob("*.json")) == []
+    second = up(tmp_path)
+    assert second.returncode == 1
+    assert "demo-prepare-0/prepare: restarted after exit code 1 (restarts: 1)" in second.stdout
