@@ -43,6 +43,8 @@ def template_hash(wanted: Object) -> str:
     metadata = kept.get("metadata", {})
     metadata.pop("ownerReferences", None)
     metadata.get("annotations", {}).pop(HASH_ANNOTATION, None)
+    if not metadata.get("annotations", True):
+        del metadata["annotations"]
     return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 

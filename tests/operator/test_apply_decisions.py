@@ -1,0 +1,107 @@
+"""When a child is written, when it is replaced, and when it is left alone."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from shoal_operator.engine.apply import Action, contains, decide, hash_of, template_hash, with_hash
+
+WANTED: dict[str, Any] = {
+    "apiVersion": "apps/v1",
+    "kind": "StatefulSet",
+    "metadata": {"name": "sums-relay", "labels": {"a": "b"}},
+    "spec": {"replicas": 2, "serviceName": "sums-relay", "template": {"spec": {"containers": [{"name": "nginx"}]}}},
+}
+
+
+def live(**spec: Any) -> dict[str, Any]:
+    made = copy.deepcopy(with_hash(WANTED))
+    made["spec"] |= spec
+    made["metadata"] |= {"uid": "1", "resourceVersion": "7"}
+    return made
+
+
+def job(condition: str | None) -> dict[str, Any]:
+    status = {"conditions": [{"type": condition, "status": "True"}]} if condition else {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "j"},
+        "spec": {"template": {}},
+        "status": status,
+    }
+
+
+def test_what_does_not_exist_is_applied() -> None:
+    assert decide(WANTED, None) is Action.APPLY
+
+
+def test_what_is_as_wanted_is_left_alone() -> None:
+    assert decide(WANTED, live()) is Action.NOTHING
+
+
+def test_fields_that_others_added_are_left_alone() -> None:
+    assert decide(WANTED, live(updateStrategy={"type": "RollingUpdate"})) is Action.NOTHING
+
+
+def test_a_changed_wish_is_applied() -> None:
+    wanted = copy.deepcopy(WANTED)
+    wanted["spec"]["replicas"] = 3
+    assert decide(wanted, live()) is Action.APPLY
+
+
+def test_a_wish_that_was_taken_back_is_applied_though_the_live_object_contains_the_rest() -> None:
+    wanted = copy.deepcopy(WANTED)
+    del wanted["metadata"]["labels"]
+    assert contains(live(), wanted)
+    assert decide(wanted, live()) is Action.APPLY
+
+
+def test_drift_is_applied_though_the_hash_stands() -> None:
+    assert decide(WANTED, live(replicas=0)) is Action.APPLY
+
+
+def test_what_the_api_server_calls_immutable_is_replaced() -> None:
+    wanted = copy.deepcopy(WANTED)
+    wanted["spec"]["serviceName"] = "other"
+    assert decide(wanted, live()) is Action.REPLACE
+
+
+@pytest.mark.parametrize("condition", ["Complete", "Failed"])
+def test_a_finished_job_is_never_written_again(condition: str) -> None:
+    changed = job(None) | {"spec": {"template": {"spec": {}}}}
+    assert decide(changed, job(condition)) is Action.NOTHING
+    assert decide(changed, job(None)) is Action.REPLACE
+
+
+def test_what_is_being_deleted_is_waited_for() -> None:
+    going = live()
+    going["metadata"]["deletionTimestamp"] = "now"
+    going["spec"]["replicas"] = 9
+    assert decide(WANTED, going) is Action.NOTHING
+
+
+def test_the_hash_is_of_the_wish_alone() -> None:
+    owned = copy.deepcopy(with_hash(WANTED))
+    owned["metadata"]["ownerReferences"] = [{"uid": "1"}]
+    assert template_hash(owned) == template_hash(WANTED) == hash_of(owned)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "expected"),
+    [
+        ({"cpu": "1"}, {"cpu": "1000m"}, True),
+        ({"memory": "1024Mi"}, {"memory": "1Gi"}, True),
+        ({"cpu": "2"}, {"cpu": "1000m"}, False),
+        ({"cpu": 1}, {"cpu": "1"}, True),
+        ({"flag": True}, {"flag": 1}, True),
+        ({"flag": False}, {"flag": True}, False),
+        ([1, 2], [1], False),
+        (None, [], True),
+        (None, {}, False),
+        ({"a": 1}, {"a": None}, True),
+    ],
+)
+def test_containment_compares_quantities_by_value_and_lists_whole(have: Any, want: Any, expected: bool) -> None:
+    assert contains(have, want) is expected
