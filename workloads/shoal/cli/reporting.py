@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def write_report(run_dir: Path) -> tuple[Report | None, str]:
     """Write the report of a run; None and the reason when there is nothing to report or the store is away."""
-    from shoal.report.access import NoRun
-    from shoal.report.write import make_report
+    from shoal.report.access import NoRun, open_run
     from shoal.storage import StoreUnavailable
 
     try:
+        open_run(run_dir)  # says at once that there is nothing to report, before the plots' libraries are loaded
+        from shoal.report.write import make_report
+
         return make_report(run_dir, run_dir / METRICS_FILE, run_dir / MODEL_FOLDER), ""
     except NoRun as error:
         return None, str(error)
