@@ -1,95 +1,19 @@
-"""What the validation tests share: the tiny policies of tests/inference, facts of their run, and an honest file."""
+"""What the validation tests share: facts of the tiny run, and an honest file of a real engine."""
 
-import random
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 
 import tiny_policy
+from court import CALIBRATED, DIGEST, VERSION, Court, OnePolicy
 
-from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import ProofThresholds, Validation
-from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
-from shoal.contracts.verdicts import Verdict
-from shoal.environments import Score
-from shoal.environments.tokens import completion_text
-from shoal.inference.completions import Completion
-from shoal.inference.rollouts import assemble
+from shoal.contracts.recipe import Validation
+from shoal.contracts.rollouts import Rollout
 from shoal.validation.facts import Facts
-from shoal.validation.judge import judge
 from shoal.validation.policies import Policy
-
-VERSION = 3
-DIGEST = "cd" * 32
-JOB = ValidationJob(
-    claim="aa" * 16,
-    run="tiny",
-    node=tiny_policy.NODE,
-    lease=tiny_policy.LEASE.lease,
-    step=4,
-    submission=2,
-    sha256="ef" * 32,
-    size=1,
-    beacon=tiny_policy.BEACON.hex(),
-    min_version=2,
-    max_version=4,
-)
-METADATA = RolloutMetadata(
-    model="tiny-model",
-    weights_digest=DIGEST,
-    environment_digest=tiny_policy.PUBLIC.environment_digest,
-    software_version="0.1.0",
-)
-CALIBRATED = ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0)
-"""For float32: 2,744 honest proofs of this model had no mismatch and mean errors of at most 0.016; after one update
-of 1e-4 the\nleast mean error is 0.18.
-"""
-
-
-@dataclass
-class OnePolicy:
-    """A policy source that holds one version."""
-
-    policy: Policy
-
-    def get(self, version: int) -> Policy:
-        if version != self.policy.version:
-            raise KeyError(f"version {version} is not published")
-        return self.policy
-
-
-@dataclass
-class Court:
-    """An honest worker's material and the judge."""
-
-    made: tiny_policy.Scenario
-    facts: Facts
-    policies: OnePolicy
-    folder: Path
-
-    def rows(self, completions: list[Completion], version: int = VERSION) -> list[Rollout]:
-        """The file that an honest worker would make of these completions."""
-
-        def score(task: Any, tokens: Any) -> float | None:
-            text = completion_text(self.facts.tokenizer, tokens, self.facts.eos_token_ids)
-            found = self.facts.environment.score(task, text)
-            return found.task_reward if isinstance(found, Score) else None
-
-        return assemble(self.made.planned, completions, tiny_policy.LEASE, tiny_policy.PUBLIC, version, score)
-
-    def judge_bytes(self, data: bytes, job: ValidationJob = JOB) -> Verdict:
-        path = self.folder / "upload.parquet"
-        path.write_bytes(data)
-        return judge(path, job, self.facts, self.policies, random.Random(0))
-
-    def judge(self, rows: list[Rollout], metadata: RolloutMetadata = METADATA, job: ValidationJob = JOB) -> Verdict:
-        return self.judge_bytes(write_rollouts(rows, metadata), job)
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +43,3 @@ def court(tmp_path_factory: pytest.TempPathFactory) -> Court:
 @pytest.fixture
 def honest(court: Court) -> list[Rollout]:
     return court.rows(court.made.old)
-
-
-Forge = Callable[[list[Rollout]], list[Rollout]]

@@ -8,9 +8,9 @@ import dataclasses
 
 import numpy as np
 import torch
+from court import JOB, METADATA, Court
 from tiny_policy import EOS
 
-from conftest import METADATA, Court
 from shoal.contracts import toploc
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.rollouts import Rollout
@@ -254,6 +254,4 @@ def test_a_version_that_the_validator_cannot_get_is_inconclusive(court: Court) -
 
 
 def court_job(**changes: object) -> ValidationJob:
-    from conftest import JOB
-
     return JOB.model_copy(update=changes)

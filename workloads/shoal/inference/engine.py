@@ -125,6 +125,7 @@ def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int) -> dict[s
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's are
         "generation_config": "vllm",  # a checkpoint's own top-k or top-p would bias the ratio
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "seed": 0,
     }
     if current_platform.is_cpu():

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import tiny_policy
+from court import CALIBRATED, JOB, Court
 
-from conftest import CALIBRATED, JOB, Court
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
 from shoal.contracts.http_signatures import verify_request

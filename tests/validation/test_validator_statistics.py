@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from court import Court
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Court
 from shoal.contracts.rollouts import Rollout
 from shoal.validation import prefill as prefill_module
 from shoal.validation.checks.termination import at_least
@@ -91,7 +91,7 @@ def test_rows_for_proofs_are_a_share_and_at_least_a_floor_and_at_most_all() -> N
 
 
 def test_few_versions_are_kept_the_least_recently_used_goes_with_its_folder(court: Court, tmp_path: Path) -> None:
-    from test_service import ROLE_KEYS, publish
+    from test_validator_process import ROLE_KEYS, publish
 
     from shoal.storage.store import open_folder
 
