@@ -69,7 +69,7 @@ class GeneratedModel(SpecModel):
     """A tiny model made on the spot: for demos and tests, where no model hub is needed."""
 
     name: Literal["arithmetic"] = Field("arithmetic", description="Which shipped maker builds the model.")
-    hidden_size: int = Field(128, ge=32, le=4096, description="Width of the model.")
+    hidden_size: int = Field(128, ge=128, le=4096, description="Width of the model; a proof needs 128 values.")
     layers: int = Field(3, ge=1, le=64, description="Transformer layers.")
     warm_start_pass_rate: Probability = Field(
         0.3, description="Supervised warm start ends when this share of sampled answers is correct."
