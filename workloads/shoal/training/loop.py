@@ -8,6 +8,8 @@ the outbox, then the report. Called by `__main__`.
 import time
 from pathlib import Path
 
+import torch
+
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
@@ -54,6 +56,7 @@ class Trainer:
         self._liveness = liveness
         self._policy = load_policy(base)
         self._reference = load_reference(base)
+        torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = Optimizer(self._policy.parameters(), config.recipe)
         self._limits = Limits(self._policy.config.vocab_size, config.recipe.max_sequence_length)
         self._validator_key = config.trusted_roster().keys["validator"]

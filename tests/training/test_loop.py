@@ -1,0 +1,234 @@
+"""The loop: every step once, in order; a stop anywhere, even kill -9, changes neither weights nor reports; no wait without a word."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import Orchestrator, config, fill_step, make_store, prepare, write_base
+
+from samples import ROLE_KEYS, RUN
+from servers import Loopback
+from shoal import telemetry
+from shoal.contracts import keys
+from shoal.contracts.steps import StepMetrics
+from shoal.storage import Store
+from shoal.training.loop import Trainer
+from shoal.training.progress import Progress
+from shoal.transport import SignedClient
+
+STEPS = 3
+WRITES = ("put", "put_file", "create")
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of the trainer runs after it."""
+
+
+class DyingStore:
+    """A real store whose `at`-th write, and all later ones, kill the trainer before they happen."""
+
+    def __init__(self, store: Store, at: int) -> None:
+        self._store = store
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in WRITES:
+            return found
+
+        def write(*arguments: Any) -> Any:
+            if self._left == 0:
+                raise Killed
+            self._left -= 1
+            return found(*arguments)
+
+        return write
+
+
+@pytest.fixture(scope="module")
+def orchestrator(loopback: Loopback) -> Iterator[Orchestrator]:
+    server = Orchestrator(loopback.address())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_base(tmp_path / "base")
+
+
+def full_store(root: Path) -> Store:
+    store = make_store(root)
+    for step in range(STEPS):
+        fill_step(store, step)
+    return store
+
+
+def trainer(folder: Path, base: Path, store: Any, orchestrator: Orchestrator) -> Trainer:
+    orchestrator.latest_version = STEPS
+    client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
+    return Trainer(
+        config(orchestrator.url, STEPS), store, base, folder / "outbox", folder / "tmp",
+        Progress(RUN, client, store), "arithmetic-trainer-0", telemetry.Liveness(60.0),
+    )  # fmt: skip
+
+
+def outcome(store: Store, outbox: Path) -> dict[str, Any]:
+    """What a run leaves, without its clock times: digests of the last state, weights in the outbox, the reports."""
+    found: dict[str, Any] = {
+        path.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(outbox.glob("v*/model.safetensors"))
+    }
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        found[name] = hashlib.sha256(store.get(keys.trainer_state(STEPS) + name)).hexdigest()
+    for step in range(STEPS):
+        report = StepMetrics.from_json(store.get(keys.step_metrics(step)))
+        found[f"step {step}"] = report.model_dump(exclude={"started_unix", "finished_unix", "phase_seconds"})
+    return found
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, base: Path, orchestrator: Orchestrator) -> dict[str, Any]:
+    store = full_store(tmp_path / "undisturbed" / "store")
+    trainer(tmp_path / "undisturbed", base, store, orchestrator).run()
+    return outcome(store, tmp_path / "undisturbed" / "outbox")
+
+
+def test_each_step_makes_a_version_a_state_and_a_report(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator, undisturbed: dict[str, Any]
+) -> None:
+    assert {f"v{version:06d}" for version in range(STEPS + 1)} <= undisturbed.keys()
+    assert len({undisturbed[f"v{version:06d}"] for version in range(STEPS + 1)}) == STEPS + 1
+    report = undisturbed["step 2"]
+    assert report["policy_version"] == 3
+    assert report["rows"] == 16
+    assert report["task_reward"] == 0.5
+    assert report["reward"] == pytest.approx(report["task_reward"] - report["length_penalty"])
+    assert report["policy_lag_mean"] == report["policy_lag_max"] == 1
+    assert report["skipped_updates"] == 0
+    assert report["gradient_norm_max"] >= report["gradient_norm"] > 0
+    assert report["kl"] > 0
+    assert 0 < report["packing_density"] <= 1
+    phases = [said.phase for said in orchestrator.told if said.step == 2]
+    assert {"wait", "read", "old_logprobs", "reference_logprobs", "update", "save"} <= set(phases)
+    assert orchestrator.told[-1].metrics is not None
+    assert orchestrator.told[-1].metrics.step == 2
+
+
+def test_a_stop_before_any_write_changes_nothing_of_the_outcome(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator, undisturbed: dict[str, Any]
+) -> None:
+    store = full_store(tmp_path / "store")
+    stops = 0
+    while True:  # each attempt gets two writes further than nothing at all, and a new process's memory
+        try:
+            trainer(tmp_path, base, DyingStore(store, at=2 + stops % 3), orchestrator).run()
+            break
+        except Killed:
+            stops += 1
+            assert stops < 40
+    assert stops >= 5
+    assert outcome(store, tmp_path / "outbox") == undisturbed
+
+
+def test_a_run_that_is_trained_already_only_waits_for_its_last_version(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator
+) -> None:
+    store = full_store(tmp_path / "store")
+    trainer(tmp_path, base, store, orchestrator).run()
+    before = [(info.key, info.modified_unix) for info in store.list("trainer/")]
+    trainer(tmp_path, base, store, orchestrator).run()
+    assert [(info.key, info.modified_unix) for info in store.list("trainer/")] == before
+
+
+def test_a_version_that_is_sealed_in_the_store_is_not_handed_over_again(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator
+) -> None:
+    store = full_store(tmp_path / "store")
+    store.put(keys.version_weights(0), b"{}")
+    trainer(tmp_path, base, store, orchestrator).run()
+    assert not (tmp_path / "outbox" / "v000000").exists()
+    assert (tmp_path / "outbox" / "v000001").is_dir()
+
+
+def test_a_missing_batch_is_waited_for_and_so_is_a_store_that_went_away(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator, deadline: Callable[..., object]
+) -> None:
+    root = tmp_path / "store"
+    store = make_store(root)
+    fill_step(store, 0)
+    running = trainer(tmp_path, base, store, orchestrator)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    deadline("step 0 to be trained", lambda: running.version == 1, seconds=60)
+    root.rename(tmp_path / "away")
+    orchestrator.told.clear()
+    assert thread.is_alive()
+    (tmp_path / "away").rename(root)
+    fill_step(store, 1)
+    fill_step(store, 2)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert running.version == STEPS
+
+
+def test_an_orchestrator_that_is_away_does_not_hold_up_training(
+    tmp_path: Path, base: Path, loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.training import progress
+
+    monkeypatch.setattr(progress, "TELL_DEADLINE_SECONDS", 0.01)
+    gone = Orchestrator(loopback.address())
+    gone.close()
+    store = full_store(tmp_path / "store")
+    running = trainer(tmp_path, base, store, gone)
+    running.resume()
+    running.train_step(0)
+    assert running.version == 1
+
+
+def test_a_process_killed_with_signal_9_and_started_again_ends_as_if_nothing_had_been(
+    tmp_path: Path,
+    base: Path,
+    loopback: Loopback,
+    orchestrator: Orchestrator,
+    deadline: Callable[..., object],
+    undisturbed: dict[str, Any],
+) -> None:
+    home = tmp_path / "home"
+    store = make_store(home / "store")
+    prepare(store, base)
+    fill_step(store, 0)
+    (home / "config").mkdir()
+    (home / "config" / "run.json").write_bytes(config(orchestrator.url, STEPS).to_json())
+    (home / "secrets").mkdir()
+    (home / "secrets" / "role.pem").write_bytes(ROLE_KEYS["trainer"].to_pem())
+    environment = os.environ | {
+        "SHOAL_HOME": str(home), "SHOAL_BIND": loopback.address(), "SHOAL_POD": "arithmetic-trainer-0", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    log = (tmp_path / "log").open("w+")
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "shoal.training"], env=environment, stdout=log, stderr=log)
+
+    first = start()
+    deadline("the first state", lambda: store.exists(keys.trainer_state(0) + "model.safetensors"), seconds=90)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait(timeout=10) == -signal.SIGKILL
+    for step in (1, 2):
+        fill_step(store, step)
+    orchestrator.latest_version = STEPS
+    second = start()
+    try:
+        assert second.wait(timeout=120) == 0, log.name
+    finally:
+        second.kill()
+        log.close()
+    assert outcome(store, home / "outbox") == undisturbed

@@ -1,0 +1,232 @@
+"""Reading a batch: rewards are the verdicts', bytes are those that were accepted, and whatever does not fit is named by file and row."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tiny_run import (
+    MAX_LENGTH,
+    VALIDATOR,
+    VOCABULARY,
+    accept,
+    accept_bytes,
+    batch_of,
+    fill_step,
+    make_store,
+    rewards_of,
+    rows_of,
+)
+
+from samples import METADATA, NODE, NODE_KEY, RUN
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.rollouts import Rollout, write_rollouts
+from shoal.contracts.steps import BatchFile
+from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.storage import NotFound, Store
+from shoal.training.rollouts import BadBatch, Group, Limits, read_batch, read_groups
+
+LIMITS = Limits(VOCABULARY, MAX_LENGTH)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return make_store(tmp_path / "store")
+
+
+def read(store: Store, files: list[BatchFile], **changes: Any) -> list[Group]:
+    return read_groups(store, batch_of(5, files).model_copy(update=changes), VALIDATOR.public, LIMITS)
+
+
+def test_a_full_step_is_read_as_groups_of_samples(store: Store) -> None:
+    fill_step(store, 5)
+    groups = read_groups(store, read_batch(store, RUN, 5), VALIDATOR.public, LIMITS)
+    assert [len(group.samples) for group in groups] == [4, 4, 4, 4]
+    row, sample = rows_of(5)[0], groups[0].samples[0]
+    assert sample.tokens.tolist() == [*row.prompt_tokens, *row.completion_tokens]
+    assert sample.completion_length == len(row.completion_tokens)
+    assert sample.policy_version == 4
+    assert sample.temperature == pytest.approx(0.9)
+
+
+def test_rewards_are_the_verdicts_and_not_the_files(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    claimed = [replace(row, task_reward=1.0, length_penalty=0.0, reward=1.0) for row in rows]
+    (group,) = read(store, [accept(store, claimed, rewards_of(rows))])
+    assert [sample.reward for sample in group.samples] == [reward.reward for reward in rewards_of(rows)]
+
+
+def test_a_row_that_could_not_be_scored_is_left_out_of_its_group(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    unscored = RowReward(task_reward=None, length_penalty=None, reward=None)
+    (group,) = read(store, [accept(store, rows, [unscored, *rewards_of(rows)[1:]])])
+    assert len(group.samples) == 3
+
+
+def test_only_the_groups_of_the_batch_are_used(store: Store) -> None:
+    rows = rows_of(5)
+    file = accept(store, rows).model_copy(update={"prompt_indices": [11, 13]})
+    groups = read(store, [file])
+    assert [len(group.samples) for group in groups] == [4, 4]
+    assert groups[0].samples[0].tokens.tolist() == [*rows[4].prompt_tokens, *rows[4].completion_tokens]
+
+
+def test_a_batch_that_is_not_there_yet_is_not_found(store: Store) -> None:
+    with pytest.raises(NotFound):
+        read_batch(store, RUN, 5)
+
+
+def test_a_batch_of_another_step_is_refused(store: Store) -> None:
+    store.put(keys.step_batch(6), fill_step(store, 5).to_json())
+    with pytest.raises(BadBatch, match=r"steps/000006/batch.json is of run 'arithmetic' step 5; wanted: .* step 6"):
+        read_batch(store, RUN, 6)
+
+
+def test_a_batch_that_is_no_batch_is_refused(store: Store) -> None:
+    store.put(keys.step_batch(5), b'{"run": "arithmetic"}')
+    with pytest.raises(BadBatch, match=r"steps/000005/batch.json: .*"):
+        read_batch(store, RUN, 5)
+
+
+def broken_parquet(rows: list[Rollout]) -> bytes:
+    return write_rollouts(rows, METADATA)[:-40]
+
+
+def other_schema(rows: list[Rollout]) -> bytes:
+    table = pq.read_table(pa.BufferReader(write_rollouts(rows, METADATA)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.drop_columns(["seed"]), sink)
+    return bytes(sink.getvalue())
+
+
+def without_tokens(rows: list[Rollout]) -> bytes:
+    table = pq.read_table(pa.BufferReader(write_rollouts(rows, METADATA)))
+    for name in ("completion_tokens", "completion_logprobs", "completion_mask"):
+        place = table.schema.get_field_index(name)
+        lists = table.column(name).to_pylist()
+        lists[2] = []
+        table = table.set_column(place, table.schema.field(name), pa.array(lists, table.schema.field(name).type))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (broken_parquet, r"uploads/.*parquet: not a readable Parquet file"),
+        (other_schema, r"uploads/.*parquet: columns do not fit: missing \['seed'\]"),
+        (without_tokens, r"uploads/.*parquet: row 2: completion_tokens is empty"),
+    ],
+)
+def test_a_file_that_is_not_rollouts_v1_is_refused(
+    store: Store, spoil: Callable[[list[Rollout]], bytes], message: str
+) -> None:
+    rows = rows_of(5, groups=1)
+    with pytest.raises(BadBatch, match=message):
+        read(store, [accept_bytes(store, spoil(rows), rows)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_tokens": [3, VOCABULARY]}, rf"row 1: token {VOCABULARY}; allowed: 0 to {VOCABULARY - 1}"),
+        ({"prompt_tokens": [-1]}, r"row 1: token -1; allowed: 0 to"),
+        ({"prompt_tokens": [5] * 60}, rf"row 1: \d+ tokens; allowed: {MAX_LENGTH}. Nothing is ever cut off"),
+        ({"temperature": 0.0}, "row 1: temperature is 0.0; allowed: above 0"),
+        ({"temperature": float("nan")}, "row 1: temperature is nan; allowed: above 0"),
+    ],
+)
+def test_a_row_that_would_poison_the_step_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
+    rows = rows_of(5, groups=1)
+    rows[1] = replace(rows[1], **changes)
+    with pytest.raises(BadBatch, match=message):
+        read(store, [accept(store, rows)])
+
+
+def test_a_log_probability_that_is_not_finite_is_refused(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    rows[3] = replace(rows[3], completion_logprobs=[np.nan] * len(rows[3].completion_tokens))
+    with pytest.raises(BadBatch, match="row 3: a value of completion_logprobs is not finite"):
+        read(store, [accept(store, rows)])
+
+
+def test_rewards_that_are_not_a_number_are_refused(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    file = accept(store, rows)
+    key = keys.verdict(NODE, file.sha256)
+    store.put(key, store.get(key).replace(b'"reward":', b'"reward":NaN,"was":', 1))
+    with pytest.raises(BadBatch, match=r"verdicts/.*json: "):
+        read(store, [file])
+
+
+def test_rewards_of_which_one_is_missing_are_refused(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    half = RowReward(task_reward=None, length_penalty=0.0, reward=0.5)
+    with pytest.raises(BadBatch, match=r"row 0: the verdict's rewards are \(None, 0.0, 0.5\); allowed: three finite"):
+        read(store, [accept(store, rows, [half, *rewards_of(rows)[1:]])])
+
+
+def test_bytes_other_than_those_accepted_are_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1))
+    store.put(keys.upload(NODE, file.sha256), write_rollouts(rows_of(5, groups=2), METADATA))
+    with pytest.raises(BadBatch, match=r"has SHA-256 .*; the store's bytes are not those that were accepted"):
+        read(store, [file])
+
+
+def test_a_file_without_a_verdict_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1))
+    store.delete(keys.verdict(NODE, file.sha256))
+    with pytest.raises(BadBatch, match=r"no object 'verdicts/.*' in the store, but batch.json lists its file"):
+        read(store, [file])
+
+
+def test_a_verdict_that_is_no_accept_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1), [], outcome="inconclusive")
+    with pytest.raises(BadBatch, match="says 'inconclusive'; only an accepted file is trained on"):
+        read(store, [file])
+
+
+def test_a_verdict_signed_by_anyone_else_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1))
+    key = keys.verdict(NODE, file.sha256)
+    verdict = Signed[Verdict].from_json(store.get(key)).document
+    store.put(key, sign(verdict, NODE_KEY).to_json())
+    with pytest.raises(BadBatch, match=r"Verdict is signed by .*, required is"):
+        read(store, [file])
+
+
+def test_a_verdict_about_another_step_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1), step=4)
+    with pytest.raises(BadBatch, match="is about another file: run, step, node and SHA-256 are"):
+        read(store, [file])
+
+
+@pytest.mark.parametrize(("field", "value"), [("policy_version", 3), ("submission", 9)])
+def test_a_file_that_is_not_what_the_batch_says_is_refused(store: Store, field: str, value: int) -> None:
+    file = accept(store, rows_of(5, groups=1)).model_copy(update={field: value})
+    with pytest.raises(BadBatch, match=rf"{field} is \d, batch.json says {value}"):
+        read(store, [file])
+
+
+def test_a_file_with_another_number_of_rows_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1)).model_copy(update={"rows": 5})
+    with pytest.raises(BadBatch, match=r"has 4 rows, batch.json says 5, the verdict rewards 4"):
+        read(store, [file])
+
+
+def test_a_group_that_is_not_in_its_file_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1)).model_copy(update={"prompt_indices": [10, 77]})
+    with pytest.raises(BadBatch, match=r"prompt_index 77 is in batch.json, but the file has no scored row of it"):
+        read(store, [file])
+
+
+def test_a_count_of_groups_that_does_not_add_up_is_refused(store: Store) -> None:
+    file = accept(store, rows_of(5, groups=1))
+    with pytest.raises(BadBatch, match=r"the files hold 1 of the groups, batch.json says 2"):
+        read(store, [file], groups=2)
