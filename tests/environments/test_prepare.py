@@ -1,0 +1,165 @@
+"""Prepare: base model and task table first, the seal last; done once, and done again from any stop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from samples import run_config
+from shoal.contracts import keys
+from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
+from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.environments import digest, generated_model
+from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.generated_model import WarmStartFailed
+from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.sampling import pass_rate, sample
+from shoal.environments.tokens import eos_token_ids, prompt_tokens
+from shoal.storage import Store
+from shoal.storage.store import open_folder
+
+TARGETS = [20, 24]
+
+
+def config(**changes: Any) -> RunConfig:
+    """A model that is made in some seconds: it is asked to be right never."""
+    generated = GeneratedModel(hidden_size=128, layers=1, warm_start_pass_rate=0.0, warm_start_max_steps=400)
+    fields = {
+        "model": ModelSource(generated=generated),
+        "tasks": TaskSource(environment="arithmetic", count=50),
+        "length_reward": LengthReward(targets=TARGETS),
+        "recipe": Recipe(max_sequence_length=96),
+    }
+    return run_config(**(fields | changes))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    (tmp_path / "store").mkdir()
+    return open_folder(tmp_path / "store", "shoal/arithmetic", deadline_seconds=5.0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint as somebody mounts it: with a README and a pickle, which are nobody's business."""
+    folder = tmp_path / "mounted"
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokenizer = train_tokenizer(["12+34=", " Think for 20 tokens before giving a response.\n"])
+    Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text("# A model")
+    (folder / "optimizer.bin").write_bytes(b"pickle")
+    return folder
+
+
+def mounted(folder: Path) -> RunConfig:
+    return config(model=ModelSource(path=str(folder)))
+
+
+def test_a_mounted_checkpoint_and_a_task_table_are_put_into_the_store(
+    store: Store, tmp_path: Path, checkpoint: Path
+) -> None:
+    done = prepare(mounted(checkpoint), store, tmp_path / "scratch")
+    assert Prepared.from_json(store.get(keys.PREPARED)) == done
+    assert done.environment_digest == digest(Arithmetic())
+    assert done.base_pass_rate is None
+    tasks = read_tasks(store.get(keys.task_table(done.tasks_digest)))
+    assert tasks_digest(tasks) == done.tasks_digest
+    assert len(tasks) == done.task_count == 50
+    names = {info.key.removeprefix(keys.BASE_MODEL) for info in store.list(keys.BASE_MODEL)}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert not names & {"README.md", "optimizer.bin"}
+
+
+def test_a_run_that_is_prepared_is_left_as_it_is(store: Store, tmp_path: Path, checkpoint: Path) -> None:
+    first = prepare(mounted(checkpoint), store, tmp_path / "scratch")
+    before = [(info.key, info.modified_unix) for info in store.list("models/") + store.list("tasks/")]
+    (checkpoint / "config.json").unlink()
+    assert prepare(mounted(checkpoint), store, tmp_path / "scratch") == first
+    assert [(info.key, info.modified_unix) for info in store.list("models/") + store.list("tasks/")] == before
+
+
+def test_what_a_stopped_try_left_of_another_model_goes(store: Store, tmp_path: Path, checkpoint: Path) -> None:
+    store.put(keys.BASE_MODEL + "model-00001-of-00002.safetensors", b"half")
+    prepare(mounted(checkpoint), store, tmp_path / "scratch")
+    assert not store.exists(keys.BASE_MODEL + "model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_that_is_no_checkpoint_is_refused(
+    store: Store, tmp_path: Path, checkpoint: Path, missing: str
+) -> None:
+    (checkpoint / missing).unlink()
+    with pytest.raises(CannotPrepare, match=r"spec.model.path: .* (lacks|has no) (\*.safetensors|\w+.json)"):
+        prepare(mounted(checkpoint), store, tmp_path / "scratch")
+    assert not store.exists(keys.PREPARED)
+
+
+def test_a_folder_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(CannotPrepare, match=r"spec.model.path: .*nowhere is no folder; mount the checkpoint there"):
+        prepare(mounted(tmp_path / "nowhere"), store, tmp_path / "scratch")
+
+
+def test_more_tasks_than_the_environment_has_are_refused(store: Store, tmp_path: Path) -> None:
+    asked = config(tasks=TaskSource(environment="arithmetic", count=9000))
+    with pytest.raises(CannotPrepare, match=r"spec.tasks: arithmetic: 9000 tasks asked for; allowed: 1 to 8100"):
+        prepare(asked, store, tmp_path / "scratch")
+
+
+def test_a_model_without_a_source_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(
+        CannotPrepare, match=r"spec.model: nothing is given; allowed: one of huggingFace, path, generated"
+    ):
+        prepare(config(model=ModelSource()), store, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("text", ["12+34=\n", "<9+9+0=18,9+9+1=19>198", "any text, é and 漢 too", " Think for 20"])
+def test_the_tokenizer_gives_every_text_back(text: str) -> None:
+    tokenizer = train_tokenizer(["12+34= Think for 20 tokens before giving a response.\n"] * 9)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_generated_model_is_a_checkpoint_that_answers_and_the_same_one_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated_model, "WORTH_MEASURING", 10.0)  # a few updates only: here it need not be right
+    done = prepare(config(), store, tmp_path / "scratch")
+    folder = tmp_path / "scratch" / "base"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+    assert model.config.max_position_embeddings == 96
+    assert eos_token_ids(folder) == {tokenizer.eos_token_id}
+
+    environment = Arithmetic()
+    tasks = environment.tasks(64, seed=1)
+    prompts = [prompt_tokens(tokenizer, environment, task, 24) for task in tasks]
+    assert {len(prompt) for prompt in prompts} == {9}  # digits, signs, and the request for a length in four tokens
+    drawn = sample(model, prompts, 40, seed=0)
+    assert drawn == sample(model, prompts, 40, seed=0) != sample(model, prompts, 40, seed=1)
+    assert all(tokenizer.eos_token_id not in tokens[:-1] for tokens in drawn)
+    rate = pass_rate(model, tokenizer, environment, [(task, 24) for task in tasks], seed=0)
+    assert done.base_pass_rate is not None
+    assert abs(rate - done.base_pass_rate) < 0.2
+
+    weights = store.get(keys.BASE_MODEL + "model.safetensors")
+    store.delete(keys.PREPARED)
+    prepare(config(), store, tmp_path / "again")
+    assert store.get(keys.BASE_MODEL + "model.safetensors") == weights
+
+
+def test_a_warm_start_that_does_not_get_there_says_what_to_change(store: Store, tmp_path: Path) -> None:
+    hopeless = GeneratedModel(hidden_size=128, layers=1, warm_start_pass_rate=0.9, warm_start_max_steps=3)
+    with pytest.raises(
+        WarmStartFailed, match=r"after 3 updates 0% .* asked for were 90%; raise model.generated.warmStart"
+    ):
+        prepare(config(model=ModelSource(generated=hopeless)), store, tmp_path / "scratch")
+    assert not store.exists(keys.PREPARED)
