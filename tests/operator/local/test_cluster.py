@@ -11,8 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.operator.local.conftest import Bench
-from tests.operator.local.workloads import READY, SERVER, container, job, stateful_set, template
+from local_bench import Bench
+from small_workloads import READY, SERVER, container, job, stateful_set, template
 
 from shoal_operator.local.addresses import AddressBook, lock_subnet
 from shoal_operator.local.expand import UnsupportedField
@@ -237,7 +237,7 @@ from shoal_operator.local.addresses import lock_subnet
 from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.local.guardian import Guardian
 from shoal_operator.local.processes import ProcessTable
-from tests.operator.local.workloads import container, stateful_set, template
+from small_workloads import container, stateful_set, template
 folder = Path(sys.argv[1])
 table = ProcessTable(folder / "processes")
 guardian = Guardian(folder / "processes", 1.0)
@@ -249,7 +249,7 @@ while True:
     if pid: print(pid, flush=True); time.sleep(600)
 """
     driver = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
     )
     assert driver.stdout is not None
     pid = int(driver.stdout.readline())

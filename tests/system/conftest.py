@@ -1,0 +1,21 @@
+"""One running local system for all fault tests: starting it is what costs, so everything that can go wrong goes wrong on the same one."""
+
+from collections.abc import Iterator
+
+import pytest
+from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
+    """The running system, past its first version."""
+    folder = tmp_path_factory.mktemp("system")
+    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", **SMALL)
+    running = LocalSystem(manifest, folder / "runs")
+    running.start()
+    try:
+        running.until("the base model is prepared and announced", lambda: running.latest_version() >= 0, 420)
+        running.until("the first step is trained", lambda: running.latest_version() >= 1, 300)
+        yield running
+    finally:
+        running.stop()
