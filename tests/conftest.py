@@ -69,7 +69,9 @@ def nginx_bin() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden/*/*/out.yaml anew instead of comparing")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*/*/out.yaml anew instead of comparing"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
