@@ -17,7 +17,7 @@ from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import Wanted
 from shoal.broadcast.relay_target import NoSpace
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import RECEIVED, Outcome, Transfer
+from shoal.broadcast.transfer import Outcome, Transfer
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.run import AgentState, home, load_node_config
 from shoal.storage.checkpoint_files import WrongWeights
@@ -95,6 +95,7 @@ class Fetcher:
         self._sources: Sources | None = None
         self._given_up: set[int] = set()
         self._seconds = 0.0
+        self._bytes = 0
         self._log = telemetry.get_logger()
         NEWEST.set(max(weights.held(), default=-1))
 
@@ -121,7 +122,7 @@ class Fetcher:
         self._agent.report(
             {
                 "fetch_version": float(version),
-                "fetch_received_bytes": RECEIVED._value.get(),
+                "fetch_bytes": float(self._bytes),
                 "fetch_seconds": self._seconds,
             }
         )
@@ -146,7 +147,11 @@ class Fetcher:
 
         try:
             with telemetry.busy("fetch"):
-                outcome = Transfer(wanted, sources, self._downloader, target, keep_on=keep_on).run()
+                transfer = Transfer(wanted, sources, self._downloader, target, keep_on=keep_on)
+                try:
+                    outcome = transfer.run()
+                finally:
+                    self._bytes += transfer.received_bytes
         except WrongWeights as error:
             # Shards that an earlier process left were not checked again: with them it may be our own disk that was wrong.
             if not target.resumed:

@@ -25,8 +25,8 @@ ORIGIN_PORT = 9101  # health and token checks of the publisher
 RELAY_PORT = 9102  # health and token checks of the sync agent
 GATE_PORTS: dict[NginxRole, int] = {"origin": ORIGIN_PORT, "relay": RELAY_PORT}
 
-CONNECTIONS_PER_NODE = 64
-"""A client keeps a handful of shards in flight; relays share one key at the origin, hence the room."""
+CONNECTIONS_PER_NODE: dict[NginxRole, int] = {"origin": 512, "relay": 64}
+"""A client keeps a handful of shards in flight. All relays share one key, hence the room at the origin."""
 MAX_WORKERS = 4  # sendfile leaves the work to the kernel; more processes do not send more bytes
 
 TEMPLATE = """\
@@ -97,7 +97,7 @@ http {{
             return 404;
         }}
 
-        location ~ ^/versions/(index\\.json|v[0-9]{{6}}/((open|weights|[0-9]{{5}})\\.json|[0-9]{{5}}\\.bin))$ {{
+        location ~ "^/versions/(index\\.json|v[0-9]{{6}}/((open|weights|[0-9]{{5}})\\.json|[0-9]{{5}}\\.bin))$" {{
             auth_request /token;
             auth_request_set $shoal_node $upstream_http_{node_variable};
             # Limits are applied before access is checked, when the node is not known yet. The jump applies them once more.
@@ -129,6 +129,7 @@ class Places:
 
     listen: str
     gate: str
+    connections_per_node: int
     root: Path
     logs: Path
     temporary: Path
@@ -152,7 +153,7 @@ def render(places: Places) -> str:
         logs=places.logs,
         gate=places.gate,
         node_variable=NODE_HEADER.lower().replace("-", "_"),
-        connections=CONNECTIONS_PER_NODE,
+        connections=places.connections_per_node,
     )
 
 
@@ -164,6 +165,7 @@ def places_of(role: NginxRole, folder: Path, address: str, cpus: int, user: str 
     return Places(
         listen=f"{bracketed}:{NGINX_PORT}",
         gate=f"{neighbour}:{GATE_PORTS[role]}",
+        connections_per_node=CONNECTIONS_PER_NODE[role],
         root=folder / "www",
         logs=log_folder(folder),
         temporary=folder / "tmp" / "nginx",

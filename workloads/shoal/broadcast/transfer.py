@@ -108,6 +108,8 @@ class Transfer:
         self._trouble: Exception | None = None
         self._progress_at = time.monotonic()
         self._document_pause = POLL_SECONDS
+        self.received_bytes = 0
+        """Bytes of shards received so far, those of failed tries included."""
 
     def run(self) -> Outcome:
         """Fetch until sealed, or until there is a reason to stop. Raises what the target raised (no space, wrong weights)."""
@@ -210,6 +212,8 @@ class Transfer:
                 nonlocal count
                 count += size
                 RECEIVED.inc(size)
+                with self._lock:
+                    self.received_bytes += size
                 if self._over.is_set():
                     raise _Over
 
