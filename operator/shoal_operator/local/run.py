@@ -13,12 +13,13 @@ import structlog
 import yaml
 
 from shoal_operator.api import KINDS, TrainingRun
-from shoal_operator.api.manifest import load_manifest
+from shoal_operator.api.manifest import ManifestError, Mistake, broken_rules, load_manifest
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.local.addresses import Subnet, lock_subnet
 from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.local.guardian import Guardian
+from shoal_operator.local.objects import Objects
 from shoal_operator.local.pods import PodView
 from shoal_operator.local.processes import ProcessTable
 from shoal_operator.reconcile import reconcile
@@ -44,6 +45,7 @@ class LocalRun:
         self.name = self._wanted.metadata.name
         self.steps = self._wanted.spec.steps
         self.run_dir = runs_dir / self.name
+        refuse_changes(self._wanted, self.run_dir, str(manifest_path))
         self._next_reconcile = 0.0
         self._problem = ""
         self._subnet: Subnet | None = None
@@ -137,6 +139,19 @@ class LocalRun:
         if self._subnet is not None:
             self._subnet.close()
             self._subnet = None
+
+
+def refuse_changes(wanted: TrainingRun, run_dir: Path, source: str) -> None:
+    """Hold a manifest against the run that is in the folder already: what an API server would refuse to change is refused (`ManifestError`)."""
+    live = Objects(run_dir / "objects.json").get("TrainingRun", wanted.metadata.name)
+    if live is None:
+        return
+    old = TrainingRun.model_validate({key: value for key, value in live.items() if key != "status"})
+    mistakes = [
+        Mistake(source, 0, path, f"{problem} (this one is in {run_dir})") for path, problem in broken_rules(wanted, old)
+    ]
+    if mistakes:
+        raise ManifestError(mistakes)
 
 
 def clean_up(run_dir: Path) -> list[str]:
