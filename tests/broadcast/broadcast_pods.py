@@ -364,6 +364,7 @@ class OddRelay:
         self.twist = twist or (lambda _, body: body)
         self.cut_after: int | None = None
         self.endless: str | None = None
+        self.refuse = False
         self.asked: list[tuple[str, str | None]] = []
         outer = self
 
@@ -373,6 +374,8 @@ class OddRelay:
             def do_GET(self) -> None:
                 path, wanted = self.path.lstrip("/"), self.headers.get("Range")
                 outer.asked.append((path, wanted))
+                if outer.refuse:
+                    return self.send_error(401)
                 if outer.endless is not None and path.endswith(outer.endless):
                     return self._endless()
                 source = www / path
@@ -417,6 +420,51 @@ class OddRelay:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class Pods:
+    """Makes pods, and stops them all."""
+
+    def __init__(self, run_keys: Keys, loopback: Loopback, folder: Path) -> None:
+        self._keys = run_keys
+        self._loopback = loopback
+        self._folder = folder
+        self._made: list[Pod | OddRelay | Announcements] = []
+        self.announcements = Announcements(run_keys, loopback)
+
+    def _home(self, kind: str) -> Path:
+        home = self._folder / f"{kind}-{len(self._made)}"
+        home.mkdir()
+        return home
+
+    def origin(self, **changes: object) -> OriginPod:
+        """Not started."""
+        pod = OriginPod(self._home("o"), self._loopback.address(), self._keys, self.announcements.url, **changes)
+        self._made.append(pod)
+        return pod
+
+    def relay(self, origin: Pod, **changes: object) -> RelayPod:
+        """Not started."""
+        pod = RelayPod(self._home("r"), self._loopback.address(), self._keys, origin.address, **changes)
+        self._made.append(pod)
+        return pod
+
+    def client(self) -> ClientPod:
+        """Not started."""
+        pod = ClientPod(self._home("c"), self._loopback.address(), self._keys)
+        self._made.append(pod)
+        return pod
+
+    def odd_relay(self, www: Path, twist: Callable[[str, bytes], bytes | None] | None = None) -> OddRelay:
+        """Running."""
+        relay = OddRelay(www, self._loopback, twist)
+        self._made.append(relay)
+        return relay
+
+    def stop(self) -> None:
+        for made in self._made:
+            made.close() if isinstance(made, OddRelay) else made.stop()  # type: ignore[union-attr]
+        self.announcements.close()
 
 
 def copy_www(source: Pod, target: Path) -> Path:

@@ -2,8 +2,7 @@
 
 import json
 
-from broadcast_pods import SHARD, checkpoint
-from conftest import Pods
+from broadcast_pods import SHARD, Keys, Pods, checkpoint
 
 from servers import wait_until
 from shoal.broadcast.nginx import RELAY_PORT
@@ -11,7 +10,7 @@ from shoal.contracts import keys
 from shoal.storage.checkpoint_files import read_manifest
 
 
-def test_a_version_goes_from_the_outbox_to_the_client_and_every_part_tells_of_it(pods: Pods, run_keys) -> None:
+def test_a_version_goes_from_the_outbox_to_the_client_and_every_part_tells_of_it(pods: Pods, run_keys: Keys) -> None:
     origin = pods.origin()
     relays = [pods.relay(origin), pods.relay(origin)]
     client = pods.client()

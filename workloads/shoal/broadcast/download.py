@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 
-CHUNK_BYTES = 256 << 10
 CONNECT_SECONDS = 3.0
 STALL_SECONDS = 10.0
 """No byte for so long ends a request: a relay that hangs must not hold a shard."""
@@ -59,15 +58,17 @@ class Downloader:
                     raise SourceFailed(f"{path}: more than the {max_bytes} bytes that such a document can have")
         return bytes(data)
 
-    def shard(self, base_url: str, path: str, size: int, part: Path, received: Callable[[int], None]) -> None:
-        """Complete `part` to `size` bytes, asking only for what is missing; `received` is told every chunk's bytes.
+    def shard(self, base_url: str, path: str, size: int, part: Path, received: Callable[[int, int], None]) -> None:
+        """Complete `part` to `size` bytes, asking only for what is missing.
 
+        `received` is told, for every chunk, its bytes and how many bytes `part` has with it.
         What arrived before a failure stays in `part` for the next try. Raises as `document` does.
         """
         have = part.stat().st_size if part.exists() else 0
         if have > size:
             part.unlink()
             have = 0
+        start = have
         if have == size:
             part.touch()
             return
@@ -76,7 +77,7 @@ class Downloader:
         with self._open(base_url, path, headers) as answer, part.open("ab") as file:
             if have and answer.status == 200:  # the server ignores Range: start over
                 file.truncate(0)
-                have = 0
+                start = have = 0
             elif have:
                 answer.expect(206)
                 answer.expect_range(have, size)
@@ -84,10 +85,11 @@ class Downloader:
                 answer.expect(200)
             for chunk in answer.chunks(deadline):
                 if have + len(chunk) > size:
+                    file.truncate(start)  # who sends too much did not send the shard: keep none of it
                     raise SourceFailed(f"{path}: more than the {size} bytes of the shard")
                 file.write(chunk)
                 have += len(chunk)
-                received(len(chunk))
+                received(len(chunk), have)
         if have < size:
             raise SourceFailed(f"{path}: broke off after {have} of {size} bytes")
 
@@ -154,7 +156,8 @@ class _Chunks:
     """The body in pieces, until its end, a failure, or the deadline (monotonic seconds)."""
 
     def __init__(self, response: httpx.Response, deadline: float, path: str) -> None:
-        self._body = response.iter_raw(CHUNK_BYTES)
+        # As it comes off the connection: asked for chunks of a size, httpx drops the started one when the connection breaks.
+        self._body = response.iter_raw()
         self._deadline = deadline
         self._path = path
 

@@ -49,6 +49,8 @@ class Traffic:
             changed |= self._count_file(path)
         # nginx may hold the file of the last hour open for seconds: the newest two stay.
         for path in files[:-2]:
+            if self.totals.offsets.get(path.name, 0) < path.stat().st_size:
+                continue
             path.unlink()
             changed |= self.totals.offsets.pop(path.name, None) is not None
         if changed:

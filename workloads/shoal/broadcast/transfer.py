@@ -108,6 +108,8 @@ class Transfer:
         self._trouble: Exception | None = None
         self._progress_at = time.monotonic()
         self._document_pause = POLL_SECONDS
+        # Bytes of a shard that were had before are no progress: a relay that sends rubbish for ever must not keep a transfer alive.
+        self._furthest: dict[int, int] = {}
         self.received_bytes = 0
         """Bytes of shards received so far, those of failed tries included."""
 
@@ -208,12 +210,15 @@ class Transfer:
             tried.add(source)
             started, count = time.monotonic(), 0
 
-            def received(size: int) -> None:
+            def received(size: int, have: int) -> None:
                 nonlocal count
                 count += size
                 RECEIVED.inc(size)
                 with self._lock:
                     self.received_bytes += size
+                    if have > self._furthest.get(index, 0):
+                        self._furthest[index] = have
+                        self._progress_at = time.monotonic()
                 if self._over.is_set():
                     raise _Over
 

@@ -1,0 +1,81 @@
+"""Pieces from anywhere: well signed is not enough, each must be of this run, this version and this place."""
+
+import pytest
+from broadcast_pods import Keys
+
+from shoal.broadcast import cut, pieces
+from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
+from shoal.contracts.canonical import sign
+from shoal.contracts.weights import CheckpointFile, VersionOpen
+
+
+def _record(version: int = 3, size: int = 250) -> VersionOpen:
+    return cut.opening_record("tides", version, [CheckpointFile(name="a", size=size)], 100)
+
+
+@pytest.fixture
+def wanted(run_keys: Keys) -> Wanted:
+    return Wanted("tides", 3, run_keys.trainer.public)
+
+
+def test_the_trainers_pieces_are_read(run_keys: Keys, wanted: Wanted) -> None:
+    record = _record()
+    shard = cut.descriptor(record, 2, "1" * 64)
+    sealed = cut.manifest(record, "model", "5" * 64, ["1" * 64] * 3)
+    key = run_keys.trainer
+    assert pieces.read_open(sign(record, key).to_json(), wanted).document == record
+    assert pieces.read_descriptor(sign(shard, key).to_json(), wanted, record, 2).document == shard
+    assert pieces.read_manifest(sign(sealed, key).to_json(), wanted, record).document == sealed
+
+
+def test_bytes_that_are_no_document_are_refused_with_the_place(wanted: Wanted) -> None:
+    with pytest.raises(BadPiece, match=r"open\.json of version 3 is not readable"):
+        pieces.read_open(b"<html>", wanted)
+    with pytest.raises(BadPiece, match=r"open\.json of version 3 is not readable: document: Field required"):
+        pieces.read_open(b"{}", wanted)
+
+
+def test_a_piece_signed_by_another_role_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    with pytest.raises(BadPiece, match=r"VersionOpen is signed by .*, required is"):
+        pieces.read_open(sign(_record(), run_keys.roles["relay"]).to_json(), wanted)
+
+
+def test_a_piece_changed_after_signing_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    data = sign(_record(), run_keys.trainer).to_json().replace(b'"size":250', b'"size":251')
+    with pytest.raises(BadPiece, match="does not fit the document"):
+        pieces.read_open(data, wanted)
+
+
+def test_an_old_versions_piece_under_a_new_name_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    old = _record(version=2)
+    with pytest.raises(BadPiece, match=r"open\.json is of run tides version 2, wanted is tides version 3"):
+        pieces.read_open(sign(old, run_keys.trainer).to_json(), wanted)
+    sealed = cut.manifest(old, "model", "5" * 64, ["1" * 64] * 3)
+    with pytest.raises(BadPiece, match=r"weights\.json is of run tides version 2"):
+        pieces.read_manifest(sign(sealed, run_keys.trainer).to_json(), wanted, _record())
+
+
+def test_another_shards_descriptor_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    record = _record()
+    other = sign(cut.descriptor(record, 1, "1" * 64), run_keys.trainer).to_json()
+    with pytest.raises(BadPiece, match="descriptor of shard 0 of version 3: it is that of shard 1"):
+        pieces.read_descriptor(other, wanted, record, 0)
+
+
+def test_a_descriptor_of_another_size_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    shard = cut.descriptor(_record(size=300), 2, "1" * 64)
+    with pytest.raises(BadPiece, match="it says 100 bytes, the opening record 50"):
+        pieces.read_descriptor(sign(shard, run_keys.trainer).to_json(), wanted, _record(), 2)
+
+
+def test_a_manifest_over_another_opening_record_is_told_apart(run_keys: Keys, wanted: Wanted) -> None:
+    sealed = cut.manifest(_record(size=260), "model", "5" * 64, ["1" * 64] * 3)
+    with pytest.raises(OtherOpening, match="seals another opening record"):
+        pieces.read_manifest(sign(sealed, run_keys.trainer).to_json(), wanted, _record())
+
+
+def test_a_manifest_with_too_few_shards_is_refused(run_keys: Keys, wanted: Wanted) -> None:
+    record = _record()
+    sealed = cut.manifest(record, "model", "5" * 64, ["1" * 64] * 3).model_copy(update={"shards": ["1" * 64]})
+    with pytest.raises(BadPiece, match="lists 1 shards, the opening record 3"):
+        pieces.read_manifest(sign(sealed, run_keys.trainer).to_json(), wanted, record)

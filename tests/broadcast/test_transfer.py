@@ -1,0 +1,310 @@
+"""One version over several relays, some of which break off, lie, flip bits or never end: what arrives is what the trainer signed, or nothing."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from broadcast_pods import RUN, SHARD, Keys, OddRelay, Pods, checkpoint, put_outbox
+
+from servers import Loopback, wait_until
+from shoal.broadcast import publishing
+from shoal.broadcast.download import Downloader
+from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.sources import Sources
+from shoal.broadcast.transfer import FAILURES, Outcome, Transfer
+from shoal.broadcast.tree import WEIGHTS, Tree
+from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
+from shoal.contracts import keys
+from shoal.contracts.canonical import sign
+from shoal.storage.checkpoint_files import WrongWeights
+
+SHARDS = 10
+
+
+class Published:
+    """A version in a served folder, made by the publisher's own code, sealed or not."""
+
+    def __init__(self, folder: Path, run_keys: Keys) -> None:
+        self.www = folder / "www"
+        self.tree = Tree(self.www)
+        self._outbox = folder / "outbox"
+        self._outbox.mkdir()
+        self._keys = run_keys
+
+    def publish(self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True) -> None:
+        folder = self._outbox / keys.version_name(version)
+        if not folder.exists():
+            put_outbox(self._outbox, version, files or checkpoint(version))
+        manifest = publishing.cut_into(
+            self.tree, folder, self._keys.config(), version, self._keys.trainer, lambda: None
+        )
+        if seal:
+            self.tree.publish(version, WEIGHTS, sign(manifest, self._keys.trainer).to_json())
+
+
+@pytest.fixture
+def published(tmp_path: Path, run_keys: Keys) -> Published:
+    made = Published(tmp_path, run_keys)
+    made.publish(7)
+    return made
+
+
+class Client:
+    """A client's folder and one transfer into it."""
+
+    def __init__(self, root: Path, run_keys: Keys) -> None:
+        self.trainer_key = run_keys.trainer.public
+        self.weights = WeightsFolder(root, RUN, self.trainer_key)
+        self._downloader = Downloader(run_keys.token)
+        self.transfer: Transfer | None = None
+        self.sources: Sources | None = None
+
+    def fetch(self, relays: list[OddRelay], version: int = 7, *, seed: int = 1, stall_seconds: float = 30.0) -> Outcome:
+        self.sources = Sources([relay.url for relay in relays], random.Random(seed))
+        self.transfer = Transfer(
+            Wanted(RUN, version, self.trainer_key),
+            self.sources,
+            self._downloader,
+            FolderTarget(self.weights, version, self.trainer_key),
+            stall_seconds=stall_seconds,
+        )
+        return self.transfer.run()
+
+    def files(self, version: int = 7) -> dict[str, bytes]:
+        folder = self.weights.path(version)
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, run_keys: Keys) -> Client:
+    return Client(tmp_path / "weights", run_keys)
+
+
+@pytest.fixture
+def relay(loopback: Loopback) -> Iterator[Callable[..., OddRelay]]:
+    made: list[OddRelay] = []
+
+    def make(www: Path, twist: Callable[[str, bytes], bytes | None] | None = None) -> OddRelay:
+        made.append(OddRelay(www, loopback, twist))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _flip(body: bytes) -> bytes:
+    return body[:100] + bytes([body[100] ^ 1]) + body[101:]
+
+
+def _shards_asked(relay: OddRelay) -> list[str]:
+    return [path for path, _ in relay.asked if path.endswith(".bin")]
+
+
+def test_a_version_comes_over_several_relays_and_each_shard_once(published: Published, client: Client, relay) -> None:
+    relays = [relay(published.www), relay(published.www)]
+    assert client.fetch(relays) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+    asked = [_shards_asked(one) for one in relays]
+    assert sorted(asked[0] + asked[1]) == [keys.version_shard(7, index) for index in range(SHARDS)]
+
+
+def test_nothing_is_visible_before_the_whole_is_checked(published: Published, client: Client, relay) -> None:
+    (published.www / keys.version_weights(7)).unlink()
+    assert client.fetch([relay(published.www)], stall_seconds=1.0) is Outcome.STALLED
+    assert client.weights.held() == []
+
+
+def test_shards_are_fetched_while_the_version_is_still_being_made(published: Published, client: Client, relay) -> None:
+    """Pieces appear one by one, in the publisher's order; each is fetched before the next one appears."""
+    full = published.www / keys.version(7)
+    growing = published.www.parent / "growing"
+    target = growing / keys.version(7)
+    target.mkdir(parents=True)
+    source = relay(growing)
+    done: list[Outcome] = []
+    thread = threading.Thread(target=lambda: done.append(client.fetch([source])))
+    thread.start()
+    (target / "open.json").write_bytes((full / "open.json").read_bytes())
+    for index in range(SHARDS):
+        for name in (keys.descriptor_name(index), keys.shard_name(index)):
+            (target / name).write_bytes((full / name).read_bytes())
+        wanted = keys.version_shard(7, index)
+        wait_until(f"shard {index} to be asked for", lambda: wanted in _shards_asked(source))  # noqa: B023
+        assert not done
+    (target / "weights.json").write_bytes((full / "weights.json").read_bytes())
+    thread.join(30)
+    assert done == [Outcome.SEALED]
+    assert client.files() == checkpoint(7)
+
+
+def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, client: Client, relay) -> None:
+    bad = relay(published.www, lambda path, body: _flip(body) if path.endswith("00004.bin") else body)
+    good = relay(published.www)
+    for seed in range(20):  # until chance asks the bad relay for that shard first
+        assert client.fetch([bad, good], seed=seed) is Outcome.SEALED
+        assert client.files() == checkpoint(7)
+        if keys.version_shard(7, 4) in _shards_asked(bad):
+            break
+        client.weights.path(7).rename(client.weights.root / f"old-{seed}")
+        bad.asked.clear()
+        good.asked.clear()
+    asked = _shards_asked(bad) + _shards_asked(good)
+    assert sorted(asked) == sorted(
+        [keys.version_shard(7, index) for index in range(SHARDS)] + [keys.version_shard(7, 4)]
+    )
+
+
+def test_a_relay_that_breaks_off_is_left_and_the_shard_goes_on_elsewhere_by_range(
+    published: Published, client: Client, relay
+) -> None:
+    breaking = relay(published.www)
+    breaking.cut_after = 10_000
+    good = relay(published.www)
+    assert client.fetch([breaking, good]) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+    assert {"bytes=10000-"} == {range_ for path, range_ in good.asked if path.endswith(".bin") and range_}
+    assert client.transfer is not None
+    assert client.transfer.received_bytes == sum(len(data) for data in checkpoint(7).values())
+    assert client.sources is not None
+    weights = client.sources.weights()
+    assert weights[breaking.url] < weights[good.url]
+
+
+def test_a_lone_relay_that_always_breaks_off_still_gets_the_version_through(
+    published: Published, client: Client, relay
+) -> None:
+    breaking = relay(published.www)
+    breaking.cut_after = SHARD // 2 + 1
+    assert client.fetch([breaking]) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+
+
+def test_a_relay_that_serves_an_old_version_under_the_new_name_is_not_believed(
+    published: Published, client: Client, relay, tmp_path: Path
+) -> None:
+    published.publish(6)
+    old = tmp_path / "old" / "versions"
+    old.mkdir(parents=True)
+    (published.www / keys.version(6)).rename(old / "v000007")
+    liar = relay(old.parent)
+    assert client.fetch([liar], stall_seconds=1.0) is Outcome.STALLED
+    assert client.fetch([liar, relay(published.www)]) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+
+
+def test_a_relay_with_its_own_signatures_is_not_believed(
+    published: Published, client: Client, relay, tmp_path: Path
+) -> None:
+    (tmp_path / "stranger").mkdir()
+    stranger = Published(tmp_path / "stranger", Keys())
+    stranger.publish(7, checkpoint(99))
+    liar = relay(stranger.www)
+    before = FAILURES.labels("bad_piece")._value.get()
+    assert client.fetch([liar], stall_seconds=1.0) is Outcome.STALLED
+    assert FAILURES.labels("bad_piece")._value.get() > before
+    assert client.fetch([liar, relay(published.www)]) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+
+
+@pytest.mark.parametrize("piece", ["open.json", "00002.json", "00002.bin", "weights.json"])
+def test_an_endless_body_is_cut_at_the_size_that_the_piece_can_have(
+    published: Published, client: Client, relay, piece: str
+) -> None:
+    endless = relay(published.www)
+    endless.endless = piece
+    assert client.fetch([endless, relay(published.www)]) is Outcome.SEALED
+    assert client.files() == checkpoint(7)
+    assert client.transfer is not None
+    # At most the shard that was cut was in vain.
+    assert client.transfer.received_bytes <= sum(len(data) for data in checkpoint(7).values()) + SHARD
+
+
+def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
+    published: Published, client: Client, relay, tmp_path: Path, run_keys: Keys
+) -> None:
+    published.publish(8, seal=False)
+    source = relay(published.www)
+    done: list[Outcome] = []
+    thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
+    thread.start()
+    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in _shards_asked(source))
+    (tmp_path / "again").mkdir()
+    again = Published(tmp_path / "again", run_keys)
+    again.publish(8, checkpoint(80, 5 * SHARD))
+    published.tree.drop(8)
+    (again.www / keys.version(8)).rename(published.www / keys.version(8))
+    thread.join(30)
+    assert done == [Outcome.CHANGED]
+    assert client.weights.held() == []
+    FolderTarget(client.weights, 8, client.trainer_key).discard()
+    assert client.fetch([source], 8) is Outcome.SEALED
+    assert client.files(8) == checkpoint(80, 5 * SHARD)
+
+
+def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published, client: Client, relay) -> None:
+    """Same sizes, other bytes: the opening record is the same, only the digests of the seal tell."""
+    published.publish(8, seal=False)
+    source = relay(published.www)
+    done: list[Outcome] = []
+    thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
+    thread.start()
+    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in _shards_asked(source))
+    other = {**checkpoint(8), "model.safetensors": checkpoint(80)["model.safetensors"]}
+    folder = published.www.parent / "outbox" / "v000008"
+    (folder / "model.safetensors").write_bytes(other["model.safetensors"])
+    published.publish(8)
+    thread.join(30)
+    assert done == [Outcome.SEALED]
+    assert client.files(8) == other
+
+
+def test_a_whole_that_is_not_the_announced_one_is_given_up_and_nothing_is_left(
+    published: Published, client: Client, relay, run_keys: Keys
+) -> None:
+    """Every shard fits its digest, but the manifest's digest of the whole is wrong: the trainer signed nonsense."""
+    published.publish(8, seal=False)
+    manifest = publishing.cut_into(
+        published.tree,
+        published.www.parent / "outbox" / "v000008",
+        run_keys.config(),
+        8,
+        run_keys.trainer,
+        lambda: None,
+    ).model_copy(update={"sha256": "0" * 64})
+    published.tree.publish(8, WEIGHTS, sign(manifest, run_keys.trainer).to_json())
+    with pytest.raises(
+        WrongWeights, match=r"version 8: SHA-256 of the assembled checkpoint is .*, the manifest says 000000000000"
+    ):
+        client.fetch([relay(published.www)], 8)
+    assert client.weights.held() == []
+    assert not list(client.weights.root.glob("*.partial"))
+
+
+def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, client: Client, relay) -> None:
+    def lacks_last(path: str, body: bytes) -> bytes | None:
+        return None if path.endswith("00009.bin") else body
+
+    assert client.fetch([relay(published.www, lacks_last)], stall_seconds=1.0) is Outcome.STALLED
+    source = relay(published.www)
+    assert client.fetch([source]) is Outcome.SEALED
+    assert _shards_asked(source) == [keys.version_shard(7, 9)]
+    assert client.files() == checkpoint(7)
+
+
+def test_a_refused_token_is_no_fault_of_the_relay(published: Published, client: Client, pods: Pods) -> None:
+    source = pods.odd_relay(published.www)
+    sources = Sources([source.url], random.Random(1))
+    before = sources.weights()
+    source.refuse = True
+    transfer = Transfer(
+        Wanted(RUN, 7, client.trainer_key),
+        sources,
+        Downloader(lambda: None),
+        FolderTarget(client.weights, 7, client.trainer_key),
+        stall_seconds=0.5,
+    )
+    assert transfer.run() is Outcome.STALLED
+    assert sources.weights() == before
