@@ -28,7 +28,7 @@ from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.server import Problem
 
-INVITE_POLL_SECONDS = 20
+INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
 DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop starts over and says so
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0

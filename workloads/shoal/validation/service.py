@@ -24,8 +24,8 @@ from shoal.validation.judge import PolicySource, judge, verdict
 from shoal.validation.policies import Policies
 from shoal.validation.setup import read_facts
 
-POLL_SECONDS = 20
-"""How long the orchestrator may hold an empty claim open."""
+POLL_SECONDS = 3
+"""How long the orchestrator may hold an empty claim open; a stop waits for it."""
 CLAIM_DEADLINE_SECONDS = 30.0
 VERDICT_DEADLINE_SECONDS = 120.0
 """The orchestrator may be restarting; a judgement is worth waiting for it."""
