@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from samples import run_config
+from shoal import environments
 from shoal.contracts import keys
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
@@ -112,6 +113,24 @@ def test_more_tasks_than_the_environment_has_are_refused(store: Store, tmp_path:
     asked = config(tasks=TaskSource(environment="arithmetic", count=9000))
     with pytest.raises(CannotPrepare, match=r"spec.tasks: arithmetic: 9000 tasks asked for; allowed: 1 to 8100"):
         prepare(asked, store, tmp_path / "scratch")
+
+
+class OtherEnvironment:
+    """Somebody's environment: the same tasks, another class."""
+
+    name, version = "other", "1"
+    tasks = staticmethod(Arithmetic().tasks)
+    prompt = staticmethod(Arithmetic().prompt)
+    score = staticmethod(Arithmetic().score)
+    gold = staticmethod(Arithmetic().gold)
+
+
+def test_a_generated_model_for_another_environment_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "load", lambda name: OtherEnvironment())
+    with pytest.raises(CannotPrepare, match=r"made for the tasks of 'arithmetic', spec.tasks.environment is 'other'"):
+        prepare(config(), store, tmp_path / "scratch")
 
 
 def test_a_model_without_a_source_is_refused(store: Store, tmp_path: Path) -> None:

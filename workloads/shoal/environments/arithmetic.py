@@ -49,16 +49,25 @@ class Arithmetic:
 
     def gold(self, task: Task) -> str:
         """The scratchpad and the sum, written out."""
-        left, _, right = str(task.prompt).removesuffix("=").partition("+")
-        return worked_addition(int(left), int(right))
+        return worked_addition(*operands(task))
 
 
-def worked_addition(left: int, right: int) -> str:
-    """`<2+4+0=6,1+3+0=4>46` for 12 and 34: column by column from the units, `digit+digit+carry in=column sum`."""
-    carry = left % 10 + right % 10 >= 10
-    units = f"{left % 10}+{right % 10}+0={left % 10 + right % 10}"
-    tens = f"{left // 10}+{right // 10}+{int(carry)}={left // 10 + right // 10 + carry}"
-    return f"<{units},{tens}>{left + right}"
+def operands(task: Task) -> tuple[int, int]:
+    """The two numbers of a task of this environment."""
+    left, _, right = str(task.prompt).removesuffix("=").partition("+")
+    return int(left), int(right)
+
+
+def worked_addition(left: int, right: int, units_slip: int = 0, tens_slip: int = 0) -> str:
+    """`<2+4+0=6,1+3+0=4>46` for 12 and 34: column by column from the units, `digit+digit+carry in=column sum`.
+
+    A slip is added to the sum of its column (never below 0), and what follows is worked out from there.
+    """
+    units = max(0, left % 10 + right % 10 + units_slip)
+    carry = units // 10
+    tens = max(0, left // 10 + right // 10 + carry + tens_slip)
+    columns = f"{left % 10}+{right % 10}+0={units},{left // 10}+{right // 10}+{carry}={tens}"
+    return f"<{columns}>{10 * tens + units % 10}"
 
 
 def _task(left: int, right: int) -> Task:

@@ -2,7 +2,8 @@
 
 In: an environment, the target lengths of the run, a size, a seed. Out: a checkpoint folder in the Hugging Face layout, in
 float32, whose sampled answers are right about as often as asked for. Reinforcement learning needs a model that is
-sometimes right; from random weights no group would ever carry signal. Called by `prepare`.
+sometimes right; from random weights no group would ever carry signal. It is taught with a learner's additions, slips and
+all, so that it ends up where rewards have something to teach, whatever the seed. Called by `prepare`.
 """
 
 import random
@@ -12,25 +13,24 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment
+from shoal.environments.arithmetic import Arithmetic, operands
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.sampling import pass_rate
+from shoal.environments.slips import learners_addition
 from shoal.environments.tokens import prompt_tokens
 
 HEAD_SIZE = 32
 """The smallest head that vLLM serves on CPU."""
 LEARNING_RATE = 3e-3
-SETTLING_RATE = 1e-3
-"""Once answers begin to be right: steps of the full size would leave weights that the first RL updates only have to repair."""
 WARM_UP_STEPS = 20
 BATCH_SIZE = 64
 HELD_OUT_TASKS = 256
 """Tasks kept from the warm start, on which it is measured: the standard error of the rate is 3 %."""
 MEASURE_EVERY_STEPS = 4
-"""The rate climbs from 0 to 1 within some thirty steps: measured less often, the warm start would overshoot."""
 WORTH_MEASURING = 0.3
 """Mean cross entropy above which no answer is right: 20 tokens at 0.3 nats each are all right once in 400 times."""
 TEACHING_TASKS = 4096
@@ -52,7 +52,7 @@ class Lesson:
 
 def make_model(
     folder: Path,
-    environment: Environment,
+    environment: Arithmetic,
     targets: Sequence[int | None],
     spec: GeneratedModel,
     max_length: int,
@@ -65,6 +65,7 @@ def make_model(
     `report(step, loss, pass rate)` is called at each measurement. Raises WarmStartFailed. The same arguments give
     the same model on the same machine and number of threads.
     """
+    disable_progress_bar()
     torch.manual_seed(seed)
     chance = random.Random(seed)
     tasks = environment.tasks(TEACHING_TASKS + HELD_OUT_TASKS, seed)
@@ -106,7 +107,7 @@ def random_model(spec: GeneratedModel, tokenizer: PreTrainedTokenizerFast, max_l
 def _warm_start(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    environment: Environment,
+    environment: Arithmetic,
     taught: Sequence[Task],
     held_out: Sequence[Task],
     targets: Sequence[int | None],
@@ -116,23 +117,25 @@ def _warm_start(
 ) -> float:
     """Teach gold answers until the pass rate is reached, and return it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    rate, settling = 0.0, False
+    rate = 0.0
     for step in range(1, spec.warm_start_max_steps + 1):
         lessons = [
             Lesson(
                 prompt_tokens(tokenizer, environment, task, chance.choice(targets)),
-                [*tokenizer.encode(environment.gold(task), add_special_tokens=False), tokenizer.eos_token_id],
+                [
+                    *tokenizer.encode(learners_addition(*operands(task), chance), add_special_tokens=False),
+                    tokenizer.eos_token_id,
+                ],
             )
             for task in chance.choices(taught, k=BATCH_SIZE)
         ]
         for group in optimizer.param_groups:
-            group["lr"] = SETTLING_RATE if settling else LEARNING_RATE * min(1.0, step / WARM_UP_STEPS)
+            group["lr"] = LEARNING_RATE * min(1.0, step / WARM_UP_STEPS)
         loss = _teach(model, lessons, tokenizer.pad_token_id)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        settling = settling or loss < WORTH_MEASURING
-        if settling and step % MEASURE_EVERY_STEPS == 0:
+        if step % MEASURE_EVERY_STEPS == 0 and loss < WORTH_MEASURING:
             asked = [(task, targets[index % len(targets)]) for index, task in enumerate(held_out)]
             rate = pass_rate(model, tokenizer, environment, asked, seed=step)
             report(step, loss, rate)
@@ -140,7 +143,7 @@ def _warm_start(
                 return rate
     raise WarmStartFailed(
         f"after {spec.warm_start_max_steps} updates {rate:.0%} of the answers are right, asked for were"
-        f" {spec.warm_start_pass_rate:.0%}; raise model.generated.warmStartMaxSteps or lower warmStartPassRate"
+        f" {spec.warm_start_pass_rate:.0%}; raise model.generated.warmStartMaxSteps or lower warmStartPassRate (half of what it is taught has a slip)"
     )
 
 

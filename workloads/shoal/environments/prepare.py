@@ -13,6 +13,7 @@ from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.environments.arithmetic import Arithmetic
 from shoal.storage import Store, open_store
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -74,10 +75,14 @@ def checked_checkpoint(folder: Path) -> Path:
 
 
 def _generate(config: RunConfig, environment: environments.Environment, folder: Path) -> float:
-    from shoal.environments.generated_model import (
-        make_model,
-    )  # torch takes seconds to import; a prepared run needs none
+    # torch takes seconds to import, and a run that is prepared, or brings its model, needs none.
+    from shoal.environments.generated_model import make_model
 
+    if not isinstance(environment, Arithmetic):
+        raise CannotPrepare(
+            f"spec.model.generated: the model is made for the tasks of 'arithmetic', spec.tasks.environment is"
+            f" {environment.name!r}; set that to 'arithmetic', or give the model by huggingFace or path"
+        )
     log = telemetry.get_logger()
     assert config.model.generated is not None
     targets = config.length_reward.targets if config.length_reward is not None else [None]
@@ -128,7 +133,8 @@ def _upload(store: Store, folder: Path) -> None:
 
 def main() -> None:
     telemetry.start("prepare")
-    os.environ.setdefault("OMP_NUM_THREADS", "2")  # nothing else of the run is up yet
+    # One thread, so that a seed gives the same model everywhere; two are slower where cores are shared.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = load_run_config()
     prepare(config, open_store(config), home() / "tmp" / "prepare")
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from shoal import telemetry
 from shoal.contracts import keys
@@ -54,6 +55,7 @@ class Trainer:
         self._progress = progress
         self._attempt = attempt
         self._liveness = liveness
+        disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(base)
         self._reference = load_reference(base)
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
