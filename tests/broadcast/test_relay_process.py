@@ -267,6 +267,8 @@ def test_the_configuration_listens_where_the_pod_is_and_asks_its_own_agent() -> 
     assert "user nobody;" in text
     assert "user " not in render(local)
     assert 'root "/shoal/www";' in text
+    assert 'access_log "/shoal/www/logs/access-$log_hour.log" served;' in text
+    assert "/shoal/www/logs" not in render(cluster)
 
 
 def test_a_home_that_would_end_the_configurations_quotes_is_refused() -> None:

@@ -106,7 +106,7 @@ http {{
 
         location @serve {{
             limit_conn nodes {connections};
-            access_log "{logs}/access-$log_hour.log" served;
+            access_log {log};
             add_header Cache-Control no-store;
         }}
 
@@ -131,7 +131,7 @@ class Places:
     gate: str
     connections_per_node: int
     root: Path
-    logs: Path
+    logs: Path | None
     temporary: Path
     workers: int
     user: str | None
@@ -139,7 +139,7 @@ class Places:
 
 def render(places: Places) -> str:
     """The text of nginx.conf. `user` is given only to a root process: nginx then runs its workers as that user."""
-    for path in (places.root, places.logs, places.temporary):
+    for path in (places.root, places.logs or places.root, places.temporary):
         if not path.is_absolute() or any(mark in str(path) for mark in '\n"$\\'):
             raise ValueError(
                 f"nginx needs an absolute path without quotes, '$', backslash or line break, got {str(path)!r}"
@@ -150,7 +150,7 @@ def render(places: Places) -> str:
         user=f"user {places.user};" if places.user else "",
         listen=places.listen,
         root=places.root,
-        logs=places.logs,
+        log=f'"{places.logs}/access-$log_hour.log" served' if places.logs is not None else "off",
         gate=places.gate,
         node_variable=NODE_HEADER.lower().replace("-", "_"),
         connections=places.connections_per_node,
@@ -167,7 +167,7 @@ def places_of(role: NginxRole, folder: Path, address: str, cpus: int, user: str 
         gate=f"{neighbour}:{GATE_PORTS[role]}",
         connections_per_node=CONNECTIONS_PER_NODE[role],
         root=folder / "www",
-        logs=log_folder(folder),
+        logs=log_folder(folder) if role == "relay" else None,  # at the origin nobody counts, nor deletes
         temporary=folder / "tmp" / "nginx",
         workers=max(1, min(cpus, MAX_WORKERS)),
         user=user,
@@ -212,10 +212,11 @@ def main() -> None:
     # As root, workers are given to whoever owns the files that they serve and the log that they write.
     user = pwd.getpwuid(www.stat().st_uid).pw_name if os.geteuid() == 0 else None
     places = places_of("origin" if role == "origin" else "relay", folder, bind_address(), os.cpu_count() or 1, user)
-    for path in (places.logs, places.temporary):
-        path.mkdir(parents=True, exist_ok=True)
-    if user is not None:
-        shutil.chown(places.logs, user)
+    places.temporary.mkdir(parents=True, exist_ok=True)
+    if places.logs is not None:
+        places.logs.mkdir(parents=True, exist_ok=True)
+        if user is not None:
+            shutil.chown(places.logs, user)
     pid_file = places.temporary / "nginx.pid"
     if pid_file.is_file() and pid_file.read_text().strip().isdigit():
         for stray in stray_workers(int(pid_file.read_text())):
