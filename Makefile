@@ -4,7 +4,6 @@ SHELL := /bin/bash
 .PHONY: help demo test soak lint types format lock crds bench tools setup clean
 
 PYTHON := .venv/bin/python
-export PYTHONDONTWRITEBYTECODE ?= 1
 # Two threads of torch or vLLM on two shared cores are slower than one.
 export OMP_NUM_THREADS ?= 1
 

@@ -70,12 +70,12 @@ class LocalSystem:
 
     def pods(self, component: str) -> list[PodView]:
         """Pods of a component that are not finished, by name."""
+        return [pod for pod in self.running_pods() if pod.component == component]
+
+    def running_pods(self) -> list[PodView]:
+        """All pods that are not finished."""
         with self._lock:
-            return [
-                pod
-                for pod in self.local.pods()
-                if pod.component == component and pod.phase not in ("Succeeded", "Failed")
-            ]
+            return [pod for pod in self.local.pods() if pod.phase not in ("Succeeded", "Failed")]
 
     def pid(self, component: str, container: str, index: int = 0) -> int | None:
         pods = self.pods(component)

@@ -1,0 +1,29 @@
+"""What must hold of a run at any time, whatever was killed: read from the ledger and the store, which are the truth."""
+
+from collections import Counter
+
+from local_system import SMALL, LocalSystem
+
+ROWS_OF_A_STEP = SMALL["recipe"]["promptsPerStep"] * SMALL["recipe"]["groupSize"]
+
+
+def assert_nothing_lost_or_counted_twice(system: LocalSystem) -> None:
+    """The ledger chains, and every sealed step trained once, on whole groups of files that a validator accepted, none used twice."""
+    entries = system.ledger()
+    settled = Counter((entry.node, entry.digest) for entry in entries if entry.kind in ("accepted", "rejected"))
+    assert not [file for file, times in settled.items() if times > 1]
+    accepted = {entry.digest for entry in entries if entry.kind == "accepted"}
+    used: Counter[tuple[str, int]] = Counter()
+    sealed = system.sealed_steps()
+    assert sealed == list(range(len(sealed)))
+    for step in sealed:
+        batch = system.batch(step)
+        for file in batch.files:
+            assert file.sha256 in accepted
+            used.update((file.sha256, prompt) for prompt in file.prompt_indices)
+        assert sum(len(file.prompt_indices) for file in batch.files) == batch.groups
+    assert not [group for group, times in used.items() if times > 1]
+    trained = system.metrics()
+    assert sorted(trained) == list(range(len(trained)))
+    for metrics in trained.values():
+        assert metrics.rows == ROWS_OF_A_STEP
