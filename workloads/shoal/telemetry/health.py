@@ -43,7 +43,9 @@ Route = Callable[[Message], tuple[int, dict[str, str], bytes]]
 
 
 class _Server(ThreadingHTTPServer):
-    request_queue_size = 128  # nginx asks about tokens here, in bursts; the default of 5 makes connections wait a second
+    request_queue_size = (
+        128  # nginx asks about tokens here, in bursts; the default of 5 makes connections wait a second
+    )
 
 
 def serve_health(
