@@ -1,109 +1,22 @@
-"""Pods of the broadcast for tests: real processes, real nginx, each with an address and a home of its own.
+"""Pods of the broadcast for tests: real processes, real nginx, each with an address and a home of its own."""
 
-The two peers that belong to other roles are stood in for by small servers that speak the contracts: who takes announcements (the
-orchestrator), and who tells a client about relays (the agent's socket).
-"""
-
-import json
 import os
-import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import ThreadingMixIn, UnixStreamServer
 
 import httpx
+from broadcast_peers import AgentSocket, Announcements, OddRelay
+from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
 from servers import ROOT, Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT
-from shoal.contracts import keys, relay_token
-from shoal.contracts.canonical import sign
-from shoal.contracts.http_signatures import verify_request
-from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
-from shoal.contracts.protocol import RelayToken, VersionAnnouncement
-from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
-from shoal.contracts.run import Addresses, AgentState, NodeConfig, RunConfig
+from shoal.contracts import keys
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.storage.store import Store, open_folder
-
-RUN = "tides"
-SHARD = 64 << 10
-KEPT = 3
-
-
-def checkpoint(version: int, size: int = 10 * SHARD - 123) -> dict[str, bytes]:
-    """Files of a made-up checkpoint: a config and `size` bytes of weights that differ from version to version."""
-    return {
-        "config.json": json.dumps({"version": version}).encode(),
-        "model.safetensors": random.Random(version).randbytes(size),
-    }
-
-
-@dataclass
-class Keys:
-    """The keys of a made-up run."""
-
-    run: PrivateKey = field(default_factory=PrivateKey.generate)
-    roles: dict[Role, PrivateKey] = field(default_factory=lambda: {role: PrivateKey.generate() for role in ROLES})
-
-    def roster(self) -> Roster:
-        return Roster(run=RUN, keys={role: key.public for role, key in self.roles.items()})
-
-    @property
-    def trainer(self) -> PrivateKey:
-        return self.roles["trainer"]
-
-    def token(
-        self, node: str = "a" * 64, *, seconds: float = 600, run: str = RUN, signer: Role = "orchestrator"
-    ) -> str:
-        """A relay token, by default a good one."""
-        token = RelayToken(run=run, node=node, expires_unix=int(time.time() + seconds))
-        return relay_token.encode(token, self.roles[signer])
-
-    def config(
-        self, origin: str = "127.0.0.1", orchestrator: str = "http://127.0.0.1:1", **changes: object
-    ) -> RunConfig:
-        fields: dict[str, object] = {
-            "run": RUN,
-            "steps": 100,
-            "async_level": 1,
-            "model_id": "tiny-model",
-            "model": ModelSource(generated=GeneratedModel()),
-            "tasks": TaskSource(environment="arithmetic", count=10),
-            "recipe": Recipe(),
-            "sampling": Sampling(),
-            "length_reward": None,
-            "validation": Validation(),
-            "storage": StorageSpec(),
-            "shard_size": SHARD,
-            "kept_versions": KEPT,
-            "addresses": Addresses(
-                discovery="http://127.0.0.1:1",
-                orchestrator=orchestrator,
-                origin=f"http://{origin}:{NGINX_PORT}",
-                relays=[],
-                redis="redis://127.0.0.1:1/0",
-            ),
-            "roster": sign(self.roster(), self.run),
-            "run_key": self.run.public,
-        }
-        return RunConfig.model_validate({**fields, **changes})
-
-    def node_config(self) -> NodeConfig:
-        return NodeConfig(
-            run=RUN,
-            pool="pool",
-            discovery="http://127.0.0.1:1",
-            roster=sign(self.roster(), self.run),
-            run_key=self.run.public,
-        )
 
 
 class Pod:
@@ -120,6 +33,10 @@ class Pod:
     def url(self) -> str:
         """Where its nginx serves."""
         return f"http://{self.address}:{NGINX_PORT}"
+
+    def run(self) -> None:
+        """Start the pod's processes."""
+        raise NotImplementedError
 
     def configure(self, config: RunConfig | NodeConfig, key: PrivateKey | None = None) -> None:
         name = "run.json" if isinstance(config, RunConfig) else "node.json"
@@ -198,7 +115,7 @@ class OriginPod(Pod):
 
     def __init__(self, home: Path, address: str, run_keys: Keys, orchestrator: str, **changes: object) -> None:
         super().__init__(home, address)
-        self.config = run_keys.config(address, orchestrator, **changes)
+        self.config = run_keys.config(address, orchestrator, **changes)  # type: ignore[arg-type]
         self.configure(self.config, run_keys.trainer)
         (home / "store").mkdir(exist_ok=True)
         (home / "outbox").mkdir(exist_ok=True)
@@ -251,177 +168,6 @@ class ClientPod(Pod):
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
 
 
-def put_outbox(outbox: Path, version: int, files: dict[str, bytes]) -> None:
-    name = keys.version_name(version)
-    making = outbox / f".making-{name}"
-    making.mkdir()
-    for file, data in files.items():
-        (making / file).write_bytes(data)
-    making.rename(outbox / name)
-
-
-class Announcements:
-    """Takes `POST /v1/versions` as the orchestrator does: signed by the trainer, idempotent, 409 for other bytes."""
-
-    def __init__(self, run_keys: Keys, loopback: Loopback) -> None:
-        self.taken: list[VersionAnnouncement] = []
-        self.away = False
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                signed = verify_request(
-                    method="POST",
-                    url=outer.url + self.path,
-                    headers=dict(self.headers),
-                    body=body,
-                    now_unix=time.time(),
-                )
-                assert signed.key == run_keys.trainer.public
-                self.send_response(503 if outer.away else outer._take(VersionAnnouncement.from_json(body)))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        address = loopback.address()
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self.url = f"http://{address}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def _take(self, announcement: VersionAnnouncement) -> int:
-        known = [old for old in self.taken if old.version == announcement.version]
-        if known and known[0] != announcement:
-            return 409
-        if not known:
-            self.taken.append(announcement)
-        return 204
-
-    def versions(self) -> list[int]:
-        return [announcement.version for announcement in self.taken]
-
-    def close(self) -> None:
-        self._server.shutdown()
-
-
-class _UnixServer(ThreadingMixIn, UnixStreamServer):
-    daemon_threads = True
-
-
-class AgentSocket:
-    """`GET /v1/state` and `POST /v1/metrics` on a Unix socket; the test sets what is answered."""
-
-    def __init__(self, run_keys: Keys, path: Path) -> None:
-        self.state = AgentState(
-            node="a" * 64, state="Healthy", relay_token=run_keys.token(), trainer_key=run_keys.trainer.public
-        )
-        self.metrics: dict[str, float] = {}
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(200, outer.state.to_json())
-
-            def do_POST(self) -> None:
-                outer.metrics |= json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._answer(204, b"")
-
-            def _answer(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def address_string(self) -> str:
-                return "unix"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._path = path
-        self._server = _UnixServer(str(path), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def say(self, **changes: object) -> None:
-        self.state = AgentState.model_validate({**self.state.model_dump(), **changes})
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class OddRelay:
-    """Serves a `versions/` tree as nginx would, Range included, but `twist(path, body)` may change what is sent.
-
-    `twist` gives the body to send, or None for 404. With `cut_after`, connections break after so many bytes of every shard; `asked` lists requests.
-    """
-
-    def __init__(
-        self, www: Path, loopback: Loopback, twist: Callable[[str, bytes], bytes | None] | None = None
-    ) -> None:
-        self.twist = twist or (lambda _, body: body)
-        self.cut_after: int | None = None
-        self.endless: str | None = None
-        self.refuse = False
-        self.asked: list[tuple[str, str | None]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                path, wanted = self.path.lstrip("/"), self.headers.get("Range")
-                outer.asked.append((path, wanted))
-                if outer.refuse:
-                    return self.send_error(401)
-                if outer.endless is not None and path.endswith(outer.endless):
-                    return self._endless()
-                source = www / path
-                body = outer.twist(path, source.read_bytes()) if source.is_file() else None
-                start, size = 0, len(body or b"")
-                if wanted is not None and body is not None:
-                    start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-                self.send_response(404 if body is None else 206 if wanted else 200)
-                if wanted is not None:
-                    self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-                rest = (body or b"")[start:]
-                self.send_header("Content-Length", str(len(rest)))
-                self.end_headers()
-                if outer.cut_after is not None and path.endswith(".bin") and len(rest) > outer.cut_after:
-                    self.wfile.write(rest[: outer.cut_after])
-                    self.wfile.flush()
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    self.close_connection = True
-                else:
-                    self.wfile.write(rest)
-                return None
-
-            def _endless(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.close_connection = True
-                try:
-                    while True:
-                        self.wfile.write(bytes(65536))
-                except OSError:
-                    return
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        address = loopback.address()
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://{address}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 class Pods:
     """Makes pods, and stops them all."""
 
@@ -465,9 +211,3 @@ class Pods:
         for made in self._made:
             made.close() if isinstance(made, OddRelay) else made.stop()  # type: ignore[union-attr]
         self.announcements.close()
-
-
-def copy_www(source: Pod, target: Path) -> Path:
-    """A copy of a pod's served folder, to be twisted."""
-    shutil.copytree(source.home / "www" / "versions", target / "versions")
-    return target

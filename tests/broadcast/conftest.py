@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from broadcast_pods import Keys, Pods
+from broadcast_pods import Pods
+from broadcast_run import Keys
 
 from servers import Loopback
 

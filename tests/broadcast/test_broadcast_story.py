@@ -2,7 +2,8 @@
 
 import json
 
-from broadcast_pods import SHARD, Keys, Pods, checkpoint
+from broadcast_pods import Pods
+from broadcast_run import SHARD, Keys, checkpoint
 
 from servers import wait_until
 from shoal.broadcast.nginx import RELAY_PORT

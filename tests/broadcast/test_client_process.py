@@ -7,7 +7,8 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from broadcast_pods import RUN, SHARD, ClientPod, Keys, Pods, checkpoint, put_outbox
+from broadcast_pods import ClientPod, Pods
+from broadcast_run import RUN, SHARD, Keys, checkpoint, put_outbox
 
 from servers import wait_until
 from shoal.broadcast import cut, publishing, relay_target, weights_folder

@@ -1,7 +1,7 @@
 """Pieces from anywhere: well signed is not enough, each must be of this run, this version and this place."""
 
 import pytest
-from broadcast_pods import Keys
+from broadcast_run import Keys
 
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted

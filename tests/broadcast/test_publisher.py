@@ -4,7 +4,8 @@ import shutil
 
 import httpx
 import pytest
-from broadcast_pods import KEPT, SHARD, Keys, OriginPod, Pods, checkpoint
+from broadcast_pods import OriginPod, Pods
+from broadcast_run import KEPT, SHARD, Keys, checkpoint
 
 from servers import wait_until
 from shoal.broadcast.nginx import ORIGIN_PORT

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from broadcast_pods import RUN, SHARD, Keys, OriginPod, Pods, RelayPod, checkpoint
+from broadcast_pods import OriginPod, Pods, RelayPod
+from broadcast_run import RUN, SHARD, Keys, checkpoint
 
 from servers import Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT, RELAY_PORT, places_of, render, stray_workers
@@ -15,6 +16,8 @@ from shoal.contracts import keys
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.relay_token import encode
 from shoal.contracts.weights import VersionIndex
+
+Served = tuple[OriginPod, RelayPod]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def _get(
     return httpx.request(method, f"{pod.url}/{path}", headers=headers, trust_env=False, timeout=20)
 
 
-def test_a_relay_serves_exactly_the_origins_bytes(served, run_keys: Keys) -> None:
+def test_a_relay_serves_exactly_the_origins_bytes(served: Served, run_keys: Keys) -> None:
     origin, relay = served
     theirs = origin.home / "www" / "versions"
     for path in sorted(theirs.glob("v000000/*")):
@@ -52,7 +55,7 @@ def test_a_relay_serves_exactly_the_origins_bytes(served, run_keys: Keys) -> Non
     assert VersionIndex.from_json(index.content).versions == [0]
 
 
-def test_a_range_is_served_and_head_has_no_body(served, run_keys: Keys) -> None:
+def test_a_range_is_served_and_head_has_no_body(served: Served, run_keys: Keys) -> None:
     _, relay = served
     whole = (relay.home / "www" / keys.version_shard(0, 1)).read_bytes()
     part = _get(relay, keys.version_shard(0, 1), run_keys.token(), Range="bytes=1000-")
@@ -63,7 +66,7 @@ def test_a_range_is_served_and_head_has_no_body(served, run_keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("path", ["versions/index.json", "versions/v000000/open.json", "versions/v000000/00000.bin"])
-def test_without_a_good_token_nothing_is_served(served, run_keys: Keys, path: str) -> None:
+def test_without_a_good_token_nothing_is_served(served: Served, run_keys: Keys, path: str) -> None:
     _, relay = served
     stranger = Keys()
     for token in (
@@ -82,14 +85,14 @@ def test_without_a_good_token_nothing_is_served(served, run_keys: Keys, path: st
         assert answer.headers["www-authenticate"].startswith("Bearer ")
 
 
-def test_a_token_dies_with_its_time_although_it_was_good_before(served, run_keys: Keys) -> None:
+def test_a_token_dies_with_its_time_although_it_was_good_before(served: Served, run_keys: Keys) -> None:
     _, relay = served
     token = run_keys.token(seconds=2)
     assert _get(relay, "versions/index.json", token).status_code == 200
     wait_until("the token to expire", lambda: _get(relay, "versions/index.json", token).status_code == 401, 20)
 
 
-def test_the_origin_takes_the_relays_token_and_nobody_elses(served, run_keys: Keys) -> None:
+def test_the_origin_takes_the_relays_token_and_nobody_elses(served: Served, run_keys: Keys) -> None:
     origin, _ = served
     relay_key = run_keys.roles["relay"]
     own = RelayToken(run=RUN, node=relay_key.public, expires_unix=int(time.time()) + 30)
@@ -118,18 +121,18 @@ def test_the_origin_takes_the_relays_token_and_nobody_elses(served, run_keys: Ke
         "none",
     ],
 )
-def test_there_is_nothing_else_to_read_and_no_listing(served, run_keys: Keys, path: str) -> None:
+def test_there_is_nothing_else_to_read_and_no_listing(served: Served, run_keys: Keys, path: str) -> None:
     _, relay = served
     assert _get(relay, path, run_keys.token()).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_only_get_and_head_are_answered(served, run_keys: Keys, method: str) -> None:
+def test_only_get_and_head_are_answered(served: Served, run_keys: Keys, method: str) -> None:
     _, relay = served
     assert _get(relay, "versions/index.json", run_keys.token(), method).status_code == 405
 
 
-def test_what_is_served_is_counted_and_the_server_named(served, run_keys: Keys) -> None:
+def test_what_is_served_is_counted_and_the_server_named(served: Served, run_keys: Keys) -> None:
     _, relay = served
     before = relay.metric(RELAY_PORT, "shoal_relay_served_bytes_total")
     for _ in range(3):
@@ -142,7 +145,7 @@ def test_what_is_served_is_counted_and_the_server_named(served, run_keys: Keys) 
     assert relay.metric(RELAY_PORT, 'shoal_relay_server_info{server="nginx/') == 1
 
 
-def test_an_nginx_whose_master_was_killed_starts_again_on_its_port(served, run_keys: Keys) -> None:
+def test_an_nginx_whose_master_was_killed_starts_again_on_its_port(served: Served, run_keys: Keys) -> None:
     _, relay = served
     old = relay.pid("nginx")
     relay.kill("nginx")
@@ -250,7 +253,7 @@ def stray_workers_of(pod: OriginPod) -> list[int]:
     return stray_workers(int((pod.home / "tmp" / "nginx" / "nginx.pid").read_text()))
 
 
-def test_two_relays_of_one_machine_do_not_share_a_port(served, loopback: Loopback) -> None:
+def test_two_relays_of_one_machine_do_not_share_a_port(served: Served, loopback: Loopback) -> None:
     _, relay = served
     assert not answers(loopback.address(), NGINX_PORT)
     assert answers(relay.address, NGINX_PORT)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from broadcast_pods import RUN, SHARD, Keys, OddRelay, Pods, checkpoint, put_outbox
+from broadcast_peers import OddRelay
+from broadcast_pods import Pods
+from broadcast_run import RUN, SHARD, Keys, checkpoint, put_outbox
 
 from servers import Loopback, wait_until
 from shoal.broadcast import publishing
@@ -21,6 +23,7 @@ from shoal.contracts.canonical import sign
 from shoal.storage.checkpoint_files import WrongWeights
 
 SHARDS = 10
+Relays = Callable[..., OddRelay]
 
 
 class Published:
@@ -103,7 +106,9 @@ def _shards_asked(relay: OddRelay) -> list[str]:
     return [path for path, _ in relay.asked if path.endswith(".bin")]
 
 
-def test_a_version_comes_over_several_relays_and_each_shard_once(published: Published, client: Client, relay) -> None:
+def test_a_version_comes_over_several_relays_and_each_shard_once(
+    published: Published, client: Client, relay: Relays
+) -> None:
     relays = [relay(published.www), relay(published.www)]
     assert client.fetch(relays) is Outcome.SEALED
     assert client.files() == checkpoint(7)
@@ -111,13 +116,15 @@ def test_a_version_comes_over_several_relays_and_each_shard_once(published: Publ
     assert sorted(asked[0] + asked[1]) == [keys.version_shard(7, index) for index in range(SHARDS)]
 
 
-def test_nothing_is_visible_before_the_whole_is_checked(published: Published, client: Client, relay) -> None:
+def test_nothing_is_visible_before_the_whole_is_checked(published: Published, client: Client, relay: Relays) -> None:
     (published.www / keys.version_weights(7)).unlink()
     assert client.fetch([relay(published.www)], stall_seconds=1.0) is Outcome.STALLED
     assert client.weights.held() == []
 
 
-def test_shards_are_fetched_while_the_version_is_still_being_made(published: Published, client: Client, relay) -> None:
+def test_shards_are_fetched_while_the_version_is_still_being_made(
+    published: Published, client: Client, relay: Relays
+) -> None:
     """Pieces appear one by one, in the publisher's order; each is fetched before the next one appears."""
     full = published.www / keys.version(7)
     growing = published.www.parent / "growing"
@@ -140,7 +147,7 @@ def test_shards_are_fetched_while_the_version_is_still_being_made(published: Pub
     assert client.files() == checkpoint(7)
 
 
-def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, client: Client, relay) -> None:
+def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, client: Client, relay: Relays) -> None:
     bad = relay(published.www, lambda path, body: _flip(body) if path.endswith("00004.bin") else body)
     good = relay(published.www)
     for seed in range(20):  # until chance asks the bad relay for that shard first
@@ -158,7 +165,7 @@ def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, 
 
 
 def test_a_relay_that_breaks_off_is_left_and_the_shard_goes_on_elsewhere_by_range(
-    published: Published, client: Client, relay
+    published: Published, client: Client, relay: Relays
 ) -> None:
     breaking = relay(published.www)
     breaking.cut_after = 10_000
@@ -174,7 +181,7 @@ def test_a_relay_that_breaks_off_is_left_and_the_shard_goes_on_elsewhere_by_rang
 
 
 def test_a_lone_relay_that_always_breaks_off_still_gets_the_version_through(
-    published: Published, client: Client, relay
+    published: Published, client: Client, relay: Relays
 ) -> None:
     breaking = relay(published.www)
     breaking.cut_after = SHARD // 2 + 1
@@ -183,7 +190,7 @@ def test_a_lone_relay_that_always_breaks_off_still_gets_the_version_through(
 
 
 def test_a_relay_that_serves_an_old_version_under_the_new_name_is_not_believed(
-    published: Published, client: Client, relay, tmp_path: Path
+    published: Published, client: Client, relay: Relays, tmp_path: Path
 ) -> None:
     published.publish(6)
     old = tmp_path / "old" / "versions"
@@ -196,7 +203,7 @@ def test_a_relay_that_serves_an_old_version_under_the_new_name_is_not_believed(
 
 
 def test_a_relay_with_its_own_signatures_is_not_believed(
-    published: Published, client: Client, relay, tmp_path: Path
+    published: Published, client: Client, relay: Relays, tmp_path: Path
 ) -> None:
     (tmp_path / "stranger").mkdir()
     stranger = Published(tmp_path / "stranger", Keys())
@@ -211,7 +218,7 @@ def test_a_relay_with_its_own_signatures_is_not_believed(
 
 @pytest.mark.parametrize("piece", ["open.json", "00002.json", "00002.bin", "weights.json"])
 def test_an_endless_body_is_cut_at_the_size_that_the_piece_can_have(
-    published: Published, client: Client, relay, piece: str
+    published: Published, client: Client, relay: Relays, piece: str
 ) -> None:
     endless = relay(published.www)
     endless.endless = piece
@@ -223,7 +230,7 @@ def test_an_endless_body_is_cut_at_the_size_that_the_piece_can_have(
 
 
 def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
-    published: Published, client: Client, relay, tmp_path: Path, run_keys: Keys
+    published: Published, client: Client, relay: Relays, tmp_path: Path, run_keys: Keys
 ) -> None:
     published.publish(8, seal=False)
     source = relay(published.www)
@@ -244,7 +251,7 @@ def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
     assert client.files(8) == checkpoint(80, 5 * SHARD)
 
 
-def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published, client: Client, relay) -> None:
+def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published, client: Client, relay: Relays) -> None:
     """Same sizes, other bytes: the opening record is the same, only the digests of the seal tell."""
     published.publish(8, seal=False)
     source = relay(published.www)
@@ -262,7 +269,7 @@ def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published,
 
 
 def test_a_whole_that_is_not_the_announced_one_is_given_up_and_nothing_is_left(
-    published: Published, client: Client, relay, run_keys: Keys
+    published: Published, client: Client, relay: Relays, run_keys: Keys
 ) -> None:
     """Every shard fits its digest, but the manifest's digest of the whole is wrong: the trainer signed nonsense."""
     published.publish(8, seal=False)
@@ -283,7 +290,7 @@ def test_a_whole_that_is_not_the_announced_one_is_given_up_and_nothing_is_left(
     assert not list(client.weights.root.glob("*.partial"))
 
 
-def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, client: Client, relay) -> None:
+def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, client: Client, relay: Relays) -> None:
     def lacks_last(path: str, body: bytes) -> bytes | None:
         return None if path.endswith("00009.bin") else body
 

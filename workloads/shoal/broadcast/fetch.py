@@ -49,10 +49,10 @@ class Agent:
         self._state: AgentState | None = None
         self._asked_at = 0.0
 
-    def state(self) -> AgentState:
-        """Raises `Unavailable` or `Refused` when there is no agent and no fresh memory of one."""
+    def state(self, *, fresh: bool = False) -> AgentState:
+        """Ask, unless a memory will do. Raises `Unavailable` or `Refused` when there is no agent."""
         with self._lock:
-            if self._state is None or time.monotonic() - self._asked_at > STATE_SECONDS:
+            if fresh or self._state is None or time.monotonic() - self._asked_at > STATE_SECONDS:
                 self._state = None
                 state = self._client.call("GET", "/v1/state", None, AgentState, deadline_seconds=AGENT_DEADLINE_SECONDS)
                 assert state is not None
@@ -104,7 +104,7 @@ class Fetcher:
 
         Raises `Unavailable` or `Refused` when the agent is away, `NoSpace` when the disk is too small.
         """
-        state = self._agent.state()
+        state = self._agent.state(fresh=True)
         version = state.latest_version
         if version is None or version <= max(self._weights.held(), default=-1) or version in self._given_up:
             return False

@@ -1,0 +1,182 @@
+"""Peers of the broadcast that belong to other roles, or that misbehave: small servers that speak the contracts.
+
+Who takes announcements (the orchestrator), who tells a client about relays (the agent's socket), and relays that lie.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+
+from broadcast_run import Keys
+
+from servers import Loopback
+from shoal.contracts.http_signatures import verify_request
+from shoal.contracts.protocol import VersionAnnouncement
+from shoal.contracts.run import AgentState
+
+
+class Announcements:
+    """Takes `POST /v1/versions` as the orchestrator does: signed by the trainer, idempotent, 409 for other bytes."""
+
+    def __init__(self, run_keys: Keys, loopback: Loopback) -> None:
+        self.taken: list[VersionAnnouncement] = []
+        self.away = False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                signed = verify_request(
+                    method="POST",
+                    url=outer.url + self.path,
+                    headers=dict(self.headers),
+                    body=body,
+                    now_unix=time.time(),
+                )
+                assert signed.key == run_keys.trainer.public
+                self.send_response(503 if outer.away else outer._take(VersionAnnouncement.from_json(body)))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        address = loopback.address()
+        self._server = ThreadingHTTPServer((address, 0), Handler)
+        self.url = f"http://{address}:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _take(self, announcement: VersionAnnouncement) -> int:
+        known = [old for old in self.taken if old.version == announcement.version]
+        if known and known[0] != announcement:
+            return 409
+        if not known:
+            self.taken.append(announcement)
+        return 204
+
+    def versions(self) -> list[int]:
+        return [announcement.version for announcement in self.taken]
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+class _UnixServer(ThreadingMixIn, UnixStreamServer):
+    daemon_threads = True
+
+
+class AgentSocket:
+    """`GET /v1/state` and `POST /v1/metrics` on a Unix socket; the test sets what is answered."""
+
+    def __init__(self, run_keys: Keys, path: Path) -> None:
+        self.state = AgentState(
+            node="a" * 64, state="Healthy", relay_token=run_keys.token(), trainer_key=run_keys.trainer.public
+        )
+        self.metrics: dict[str, float] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(200, outer.state.to_json())
+
+            def do_POST(self) -> None:
+                outer.metrics |= json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._answer(204, b"")
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def address_string(self) -> str:
+                return "unix"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._path = path
+        self._server = _UnixServer(str(path), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def say(self, **changes: object) -> None:
+        self.state = AgentState.model_validate({**self.state.model_dump(), **changes})
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class OddRelay:
+    """Serves a `versions/` tree as nginx would, Range included, but `twist(path, body)` may change what is sent.
+
+    `twist` gives the body to send, or None for 404. With `cut_after`, connections break after so many bytes of every shard; `asked` lists requests.
+    """
+
+    def __init__(
+        self, www: Path, loopback: Loopback, twist: Callable[[str, bytes], bytes | None] | None = None
+    ) -> None:
+        self.twist = twist or (lambda _, body: body)
+        self.cut_after: int | None = None
+        self.endless: str | None = None
+        self.refuse = False
+        self.asked: list[tuple[str, str | None]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                path, wanted = self.path.lstrip("/"), self.headers.get("Range")
+                outer.asked.append((path, wanted))
+                if outer.refuse:
+                    return self.send_error(401)
+                if outer.endless is not None and path.endswith(outer.endless):
+                    return self._endless()
+                source = www / path
+                body = outer.twist(path, source.read_bytes()) if source.is_file() else None
+                start, size = 0, len(body or b"")
+                if wanted is not None and body is not None:
+                    start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                self.send_response(404 if body is None else 206 if wanted else 200)
+                if wanted is not None:
+                    self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+                rest = (body or b"")[start:]
+                self.send_header("Content-Length", str(len(rest)))
+                self.end_headers()
+                if outer.cut_after is not None and path.endswith(".bin") and len(rest) > outer.cut_after:
+                    self.wfile.write(rest[: outer.cut_after])
+                    self.wfile.flush()
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                else:
+                    self.wfile.write(rest)
+                return None
+
+            def _endless(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.close_connection = True
+                try:
+                    while True:
+                        self.wfile.write(bytes(65536))
+                except OSError:
+                    return
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        address = loopback.address()
+        self._server = ThreadingHTTPServer((address, 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://{address}:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,96 @@
+"""A made-up run for the broadcast's tests: its keys, configuration and checkpoints."""
+
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.broadcast.nginx import NGINX_PORT
+from shoal.contracts import keys, relay_token
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
+from shoal.contracts.protocol import RelayToken
+from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.run import Addresses, NodeConfig, RunConfig
+
+RUN = "tides"
+SHARD = 64 << 10
+KEPT = 3
+
+
+def checkpoint(version: int, size: int = 10 * SHARD - 123) -> dict[str, bytes]:
+    """Files of a made-up checkpoint: a config and `size` bytes of weights that differ from version to version."""
+    return {
+        "config.json": json.dumps({"version": version}).encode(),
+        "model.safetensors": random.Random(version).randbytes(size),
+    }
+
+
+@dataclass
+class Keys:
+    """The keys of a made-up run."""
+
+    run: PrivateKey = field(default_factory=PrivateKey.generate)
+    roles: dict[Role, PrivateKey] = field(default_factory=lambda: {role: PrivateKey.generate() for role in ROLES})
+
+    def roster(self) -> Roster:
+        return Roster(run=RUN, keys={role: key.public for role, key in self.roles.items()})
+
+    @property
+    def trainer(self) -> PrivateKey:
+        return self.roles["trainer"]
+
+    def token(
+        self, node: str = "a" * 64, *, seconds: float = 600, run: str = RUN, signer: Role = "orchestrator"
+    ) -> str:
+        """A relay token, by default a good one."""
+        token = RelayToken(run=run, node=node, expires_unix=int(time.time() + seconds))
+        return relay_token.encode(token, self.roles[signer])
+
+    def config(
+        self, origin: str = "127.0.0.1", orchestrator: str = "http://127.0.0.1:1", **changes: object
+    ) -> RunConfig:
+        fields: dict[str, object] = {
+            "run": RUN,
+            "steps": 100,
+            "async_level": 1,
+            "model_id": "tiny-model",
+            "model": ModelSource(generated=GeneratedModel()),
+            "tasks": TaskSource(environment="arithmetic", count=10),
+            "recipe": Recipe(),
+            "sampling": Sampling(),
+            "length_reward": None,
+            "validation": Validation(),
+            "storage": StorageSpec(),
+            "shard_size": SHARD,
+            "kept_versions": KEPT,
+            "addresses": Addresses(
+                discovery="http://127.0.0.1:1",
+                orchestrator=orchestrator,
+                origin=f"http://{origin}:{NGINX_PORT}",
+                relays=[],
+                redis="redis://127.0.0.1:1/0",
+            ),
+            "roster": sign(self.roster(), self.run),
+            "run_key": self.run.public,
+        }
+        return RunConfig.model_validate({**fields, **changes})
+
+    def node_config(self) -> NodeConfig:
+        return NodeConfig(
+            run=RUN,
+            pool="pool",
+            discovery="http://127.0.0.1:1",
+            roster=sign(self.roster(), self.run),
+            run_key=self.run.public,
+        )
+
+
+def put_outbox(outbox: Path, version: int, files: dict[str, bytes]) -> None:
+    name = keys.version_name(version)
+    making = outbox / f".making-{name}"
+    making.mkdir()
+    for file, data in files.items():
+        (making / file).write_bytes(data)
+    making.rename(outbox / name)
