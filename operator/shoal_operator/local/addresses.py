@@ -20,12 +20,23 @@ class NoAddress(RuntimeError):
     """No subnet or no address is left; the message says what to stop."""
 
 
-def lock_folder() -> Path:
-    """Where the locks of this user's runs lie: `$XDG_RUNTIME_DIR/shoal`, or a folder of the user under the temporary one."""
+def user_folder() -> Path:
+    """A folder with a short path for this user's locks and pod links: `$XDG_RUNTIME_DIR/shoal`, or one under the temporary folder.
+
+    Raises `NoAddress` when somebody else made it: what lies in it would not be ours.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "shoal" if base else Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NoAddress(f"{folder} must be a folder of this user's own with mode 0700: remove it, then try again")
     return folder
+
+
+def pod_link(address: str) -> Path:
+    """A short path to the folder of the pod with this address: a Unix socket's path may have no more than 107 bytes."""
+    return user_folder() / address
 
 
 class Subnet:
@@ -41,7 +52,7 @@ class Subnet:
 
 def lock_subnet() -> Subnet:
     """The first free subnet; raises `NoAddress` when every one is taken."""
-    folder = lock_folder()
+    folder = user_folder()
     for second in range(FIRST_SECOND_BYTE, LAST_SECOND_BYTE + 1):
         for third in range(256):
             lock = (folder / f"127.{second}.{third}.lock").open("a")

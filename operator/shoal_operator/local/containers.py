@@ -79,6 +79,7 @@ class Container:
         self._table = table
         self._executor = executor
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended_session: int | None = None
         self._started = 0.0
         self._next_start = 0.0
         self._quick_failures = 0
@@ -92,7 +93,7 @@ class Container:
     def tick(self, now: float) -> None:
         """Advance: start if due, notice an end, act on probes. `now` is monotonic seconds."""
         if self._process is None:
-            if not self.finished and now >= self._next_start:
+            if not self.finished and now >= self._next_start and not self._left_over():
                 self._start(now)
             return
         code = self._process.poll()
@@ -131,7 +132,7 @@ class Container:
     def gone(self) -> bool:
         """Whether nothing of it runs any more (to be asked after `terminate`)."""
         if self._process is None:
-            return True
+            return not self._left_over()
         if self._process.poll() is None:
             return False
         signal_group(self._process.pid, signal.SIGKILL)
@@ -170,7 +171,7 @@ class Container:
 
     def _ended(self, code: int, now: float) -> None:
         assert self._process is not None
-        signal_group(self._process.pid, signal.SIGKILL)  # what it left behind would hold its port
+        self._ended_session = self._process.pid
         self._forget()
         self.last_exit = code
         self._message = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
@@ -180,6 +181,15 @@ class Container:
         self._quick_failures = 1 if now - self._started >= HEALTHY_AFTER_SECONDS else self._quick_failures + 1
         self.restarts += 1
         self._next_start = now + restart_pause(self._quick_failures)
+
+    def _left_over(self) -> bool:
+        """Whether children of the process before still live; they are killed, as they would hold its port."""
+        if self._ended_session is not None:
+            signal_group(self._ended_session, signal.SIGKILL)
+            if group_alive(self._ended_session):
+                return True
+            self._ended_session = None
+        return False
 
     def _forget(self) -> None:
         assert self._process is not None

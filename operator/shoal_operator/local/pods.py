@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal_operator.local.addresses import pod_link
 from shoal_operator.local.containers import Container, ContainerView
 from shoal_operator.local.expand import UnsupportedField, environment
 from shoal_operator.local.processes import ProcessTable
@@ -169,7 +170,11 @@ class Pod:
             container.kill()
 
     def gone(self) -> bool:
-        return all(container.gone() for container in self._all)
+        """Whether nothing of it runs any more; its link goes with it."""
+        if not all(container.gone() for container in self._all):
+            return False
+        pod_link(self.address).unlink(missing_ok=True)
+        return True
 
     def pid(self, container: str) -> int | None:
         """Process id of a container's process, or None while it does not run; raises KeyError for a name it does not have."""
@@ -207,6 +212,9 @@ class Pod:
             lookup=self._place.lookup,
             where=self._where,
         )
+        link = pod_link(self.address)
+        link.unlink(missing_ok=True)  # of a run that was killed
+        link.symlink_to(home.resolve(), target_is_directory=True)
         self._message = ""
         policy = self._spec.get("restartPolicy", "Always")
         self._sidecars = [self._container(spec, home, "Always") for spec in self._spec.get("initContainers", [])]
@@ -219,7 +227,7 @@ class Pod:
         )
         variables = environment(
             spec,
-            home=str(home.resolve()),
+            home=str(pod_link(self.address)),
             address=self.address,
             pod=self.name,
             path=path,
