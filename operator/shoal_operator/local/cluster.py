@@ -159,8 +159,8 @@ class LocalCluster:
             return
         if want is None and pod.owner in self._orphans:
             return
-        if want is None and pod.phase in ("Succeeded", "Failed") and self._exists(pod.owner) and pod.gone():
-            return  # a finished Job's pod stays to be looked at, as on a cluster
+        if want is None and pod.phase in ("Succeeded", "Failed") and self._exists(pod.owner):
+            return  # a finished Job's pod stays to be looked at, as on a cluster; it ends its sidecars by itself
         pod.stop(now)
         if pod.gone():
             del self._pods[name]
