@@ -1,9 +1,8 @@
 """Entry point of the container `worker`: `python -m shoal.inference`. Health and metrics on port 9105."""
 
-import os
-
 from shoal import telemetry
 from shoal.contracts.run import home
+from shoal.inference.process_settings import set_engine_variables
 
 PORT = 9105
 SILENT_SECONDS = 600.0
@@ -15,8 +14,7 @@ them.
 def main() -> None:
     log = telemetry.start("worker")
     telemetry.install_signals()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the checkpoint; nobody is asked on the network
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    set_engine_variables()
     from shoal.inference.worker import Worker  # imports vLLM, which reads the environment and takes seconds
 
     liveness = telemetry.Liveness(SILENT_SECONDS)

@@ -8,18 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Read by vLLM and torch when they are imported. Dynamo would compile for minutes on a CPU; with a core process apart,
-# hooks and swaps would go through pickles; two threads are slower than one on small models (the worker pool is how a
-# machine's cores are used).
-for _name, _value in (
-    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
-    ("TORCHDYNAMO_DISABLE", "1"),
-    ("OMP_NUM_THREADS", "1"),
-    ("VLLM_NO_USAGE_STATS", "1"),
-    ("VLLM_LOGGING_LEVEL", "WARNING"),
-):
-    os.environ.setdefault(_name, _value)
+from shoal.inference.process_settings import set_engine_variables
 
+set_engine_variables()
+
+import torch  # noqa: E402
 import vllm  # noqa: E402
 from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
@@ -47,6 +40,8 @@ class Engine:
 
         Takes some seconds (a CPU and a tiny model) to minutes.
         """
+        # Whoever loaded torch before us may have left it with a thread for every core.
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._layout = checkpoint.layout
         self._eos = sorted(checkpoint.eos_token_ids)
         length = min(max_sequence_length, checkpoint.max_positions)
