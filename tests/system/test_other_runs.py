@@ -37,6 +37,8 @@ def test_a_second_run_beside_the_first_collides_with_nothing_and_resumes_after_a
     again = LocalSystem(manifest, tmp_path / "runs")
     again.start()
     try:
+        newest = max(version for version in digests if version is not None)
+        again.until("it resumes at its last version", lambda: again.latest_version() >= newest)
         again.advance(1)
         after = {entry.version: entry.digest for entry in again.ledger() if entry.kind == "version-published"}
         assert {version: after[version] for version in digests} == digests
