@@ -14,7 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.verdicts import Verdict
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def published(system: LocalSystem) -> dict[int, str | None]:

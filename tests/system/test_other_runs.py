@@ -12,7 +12,7 @@ from shoal.contracts.recipe import S3Storage
 from shoal.storage.store import open_s3
 from shoal_operator.local.processes import ProcessTable, start_ticks
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def test_a_second_run_beside_the_first_collides_with_nothing_and_resumes_after_a_stop(

@@ -19,7 +19,7 @@ import pytest
 from invariants import assert_nothing_lost_or_counted_twice
 from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 DEMO_DEADLINE_SECONDS = 1800

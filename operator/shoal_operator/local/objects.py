@@ -4,6 +4,7 @@ Keeps `generation` (grows when the spec changes) and `resourceVersion`, because 
 are refused by name.
 """
 
+import base64
 import copy
 import json
 import os
@@ -59,6 +60,10 @@ class Objects:
         before = self._objects.get((kind, name))
         new = copy.deepcopy(dict(wanted))
         new.pop("status", None)
+        if kind == "Secret" and "stringData" in new:
+            # As an API server does: what was written as text is kept, and read, as base64.
+            texts = {key: base64.b64encode(value.encode()).decode() for key, value in new.pop("stringData").items()}
+            new["data"] = new.get("data", {}) | texts
         metadata = new["metadata"]
         if before is None:
             metadata["uid"] = str(uuid.uuid4())

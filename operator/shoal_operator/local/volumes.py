@@ -103,8 +103,7 @@ def _secret(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
     secret = lookup("Secret", name)
     if secret is None:
         raise NotThere(f"{where}: waits for Secret {name}")
-    data = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
-    return data | {key: value.encode() for key, value in secret.get("stringData", {}).items()}
+    return {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
 
 
 def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str) -> dict[str, bytes]:

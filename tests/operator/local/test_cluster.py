@@ -144,6 +144,16 @@ def test_secrets_are_files_of_their_owner_only_and_a_pod_waits_for_them(bench: B
     assert stat.S_IMODE((bench.folder / "objects.json").stat().st_mode) == 0o600
 
 
+def test_text_in_a_secret_is_kept_as_data_like_an_api_server_does(bench: Bench) -> None:
+    bench.cluster.apply(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"accessKey": "a"}}
+    )
+    found = bench.cluster.get("Secret", "s")
+    assert found is not None
+    assert found["data"] == {"accessKey": base64.b64encode(b"a").decode()}
+    assert "stringData" not in found
+
+
 def test_a_container_sees_nothing_of_the_callers_environment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     bench.cluster.apply(job("env", template(container("import os; print(sorted(os.environ))"))))
