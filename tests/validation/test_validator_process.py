@@ -60,7 +60,7 @@ class Orchestrator:
                 if self.path == "/v1/verdicts":
                     outer.verdicts.append(Signed[Verdict].from_json(body).verified(signed.key))
                     self._answer(204, b"")
-                elif self.path == "/v1/claims?wait_seconds=20":
+                elif self.path.startswith("/v1/claims?wait_seconds="):
                     assert ClaimRequest.from_json(body).validator == "tiny-validator-0"
                     time.sleep(0 if outer.jobs else 0.2)
                     self._answer(200, outer.jobs.pop(0).to_json()) if outer.jobs else self._answer(204, b"")
