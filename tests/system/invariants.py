@@ -4,6 +4,7 @@ from collections import Counter
 
 from local_system import SMALL, LocalSystem
 
+ASYNC_LEVEL = 2
 ROWS_OF_A_STEP = SMALL["recipe"]["promptsPerStep"] * SMALL["recipe"]["groupSize"]
 
 
@@ -16,7 +17,9 @@ def assert_nothing_lost_or_counted_twice(system: LocalSystem) -> None:
     used: Counter[tuple[str, int]] = Counter()
     # From the same reading: the run goes on while it is looked at.
     sealed = [entry.step for entry in entries if entry.kind == "batch-sealed" and entry.step is not None]
-    assert sealed == list(range(len(sealed)))
+    assert len(set(sealed)) == len(sealed)
+    # Workers may be a step ahead, so a step can be full before the one below it: never by more than the async level.
+    assert all(step in sealed for step in range(max(sealed, default=0) - ASYNC_LEVEL))
     for step in sealed:
         batch = system.batch(step)
         for file in batch.files:
