@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup ## train a tiny model on this machine: the whole loop, some six minutes
+demo: setup ## train a tiny model on this machine: the whole loop, some five minutes
 	.venv/bin/shoal up -f examples/arithmetic/trainingrun.yaml
 
 test: setup ## lint, types and tests; what CI runs

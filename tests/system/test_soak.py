@@ -1,4 +1,4 @@
-"""What takes long: the shipped example to its end, and ten minutes of random kills. `make soak` runs these; their figures are committed.
+"""What takes long: the shipped example to its end, and five minutes of random kills. `make soak` runs these; their figures are committed.
 
 Each writes what it saw to `benchmarks/results/`, beside the machine and the versions that it was seen on.
 """
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 DEMO_DEADLINE_SECONDS = 1800
-CHURN_SECONDS = 600
+CHURN_SECONDS = 300
 PAUSE_SECONDS = (3.0, 12.0)
 """Between two kills: less than a worker needs to start again, so that parts are often down together."""
 ALL_CONTAINERS = (
@@ -58,10 +58,10 @@ def test_the_shipped_example_learns_and_reports_what_happened(tmp_path: Path) ->
     assert (report["engine"], report["relay"], report["store"]) == ("vllm", "nginx", "folder")
     assert report["bytes_broadcast"] > 0
     assert (tmp_path / "arithmetic" / "report.html").is_file()
-    write_result("demo", report)
+    write_result("demo", {name: value for name, value in report.items() if name not in ("step_metrics", "model")})
 
 
-def test_ten_minutes_of_random_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
+def test_five_minutes_of_random_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
     chance = random.Random(20261121)
     manifest = write_manifest(EXAMPLE, tmp_path / "run.yaml", name="churn", **SMALL)
     system = LocalSystem(manifest, tmp_path / "runs")
