@@ -121,8 +121,8 @@ def test_without_relays_workers_stay_on_their_version_and_the_run_waits_for_them
     assert (system.worker_version(), system.worker_version(1)) == held
     assert system.latest_version() <= max(held) + 3
     system.edit(lambda spec: spec["relayServer"].update(replicas=2))
+    system.until("workers hold a newer version", lambda: system.worker_version() > held[0])
     system.advance()
-    assert system.worker_version() > held[0]
 
 
 def test_scaling_the_pool_stops_and_starts_workers_without_losing_work(system: LocalSystem) -> None:
