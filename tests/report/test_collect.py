@@ -159,3 +159,18 @@ def test_utilisation_of_workers_is_their_mean() -> None:
         for pod, share in (("demo-pool-0", 1.0), ("demo-pool-1", 0.5))
     )
     assert [y for _, y in utilisation(readings, 0.0)["worker"]] == pytest.approx([0.75, 0.75])
+
+
+def test_sampled_rewards_count_every_accepted_rollout_also_of_groups_that_were_dropped() -> None:
+    found = facts(6)
+    found.verdicts.extend(verdict(number, "accept").model_copy(update={"step": number}) for number in range(6))
+    wrong = verdict(6, "accept").model_copy(update={"step": 0})
+    wrong = wrong.model_copy(update={"rewards": [row.model_copy(update={"task_reward": 0.0}) for row in wrong.rewards]})
+    found.verdicts.extend([wrong, verdict(7, "reject", "computation")])
+    data = report(found=found)
+    assert data.sampled_reward_start == pytest.approx((0.5 + 1.0 + 1.0) / 3)
+    assert data.sampled_reward_end == pytest.approx(1.0)
+
+
+def test_without_accepted_files_there_is_no_sampled_reward() -> None:
+    assert report().sampled_reward_start is None

@@ -60,6 +60,8 @@ class ReportData:
     steps: list[StepMetrics]
     reward_start: float | None = None
     reward_end: float | None = None
+    sampled_reward_start: float | None = None
+    sampled_reward_end: float | None = None
     files: Counter[str] = field(default_factory=Counter)
     reject_reasons: Counter[str] = field(default_factory=Counter)
     ledger: dict[str, int] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class ReportData:
             "run": self.run,
             "reward_start": self.reward_start,
             "reward_end": self.reward_end,
+            "sampled_reward_start": self.sampled_reward_start,
+            "sampled_reward_end": self.sampled_reward_end,
             "steps": len(self.steps),
             "steps_total": self.steps_total,
             "files_accepted": self.files["accept"],
@@ -124,6 +128,7 @@ def collect(
     data = ReportData(run=run, steps_total=steps_total, store=facts.kind, steps=facts.steps, model=model)
     data.notes += facts.notes
     _rewards(data)
+    _sampled_rewards(data, facts)
     _files(data, facts)
     data.wall_seconds = wall_seconds(records)
     data.busy_seconds = busy_seconds(samples)
@@ -150,6 +155,22 @@ def _rewards(data: ReportData) -> None:
             "so reward_start and reward_end share steps"
         )
     data.completion_tokens = sum(metrics.completion_tokens for metrics in data.steps)
+
+
+def _sampled_rewards(data: ReportData, facts: StoreFacts) -> None:
+    """Mean task reward over every accepted rollout of the first and last steps, also of groups that the online filter dropped.
+
+    The trained rewards cannot rise past what groups with signal have: a group that is all right is dropped.
+    """
+    sampled: dict[int, list[float]] = {}
+    for verdict in facts.verdicts:
+        if verdict.outcome == "accept":
+            rewards = [row.task_reward for row in verdict.rewards if row.task_reward is not None]
+            sampled.setdefault(verdict.step, []).extend(rewards)
+    means = [mean(sampled[metrics.step]) for metrics in data.steps if sampled.get(metrics.step)]
+    known = [value for value in means if value is not None]
+    data.sampled_reward_start = mean(known[:REWARD_START_STEPS])
+    data.sampled_reward_end = mean(known[-REWARD_END_STEPS:])
 
 
 def _files(data: ReportData, facts: StoreFacts) -> None:
