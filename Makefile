@@ -1,14 +1,14 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint types format lock crds bench tools setup clean
+.PHONY: help demo test soak lint types format lock crds bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
 export OMP_NUM_THREADS ?= 1
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## train a tiny model on this machine: the whole loop, some five minutes
 	.venv/bin/shoal up -f examples/arithmetic/trainingrun.yaml
@@ -34,15 +34,53 @@ format: setup ## let ruff order imports and lay out the code
 lock: ## resolve the Python packages anew into requirements/*.lock
 	@tools/lock.sh
 
-crds: setup ## write crds/ from operator/shoal_operator/api
-	$(PYTHON) -m shoal_operator.api.crd crds/
+crds: setup ## write crds/, docs/reference.md and the chart's permissions from operator/shoal_operator
+	$(PYTHON) -m shoal_operator.api.crd crds/ docs/reference.md
+	$(PYTHON) -m shoal_operator.install --permissions >charts/shoal/files/permissions.yaml
 
 bench: setup ## run the benchmarks; each writes one JSON and one table
-	@for program in benchmarks/*/run.py benchmarks/*.py; do \
+	@for program in benchmarks/*/run.py; do \
 		test -f "$$program" || continue; echo "== $$program"; $(PYTHON) "$$program" || exit 1; done
+	$(PYTHON) -m benchmarks.trainer
+	$(PYTHON) -m benchmarks.rewards
+	$(PYTHON) -m benchmarks.operator
 
-tools: ## build the Go programs that tests need (MinIO) into the user's cache
+bench-trainer: setup ## the trainer against TRL 1.16.0, on this machine's CPU or GPU
+	$(PYTHON) -m benchmarks.trainer
+
+bench-inference: setup ## what proofs cost an engine, swaps, from a new version to its first token; some five minutes
+	$(PYTHON) -m benchmarks.inference
+
+bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and aria2; needs root, some fifteen minutes
+	$(PYTHON) -m benchmarks.broadcast
+
+reproduce: setup ## the paper's experiments on a tiny model; runs what is missing, some 70 minutes in all
+	nice -n 19 $(PYTHON) -m benchmarks.reproduce
+
+golden: setup ## make the golden values of TRL anew that tests compare with
+	$$(tools/oracle.sh) -m benchmarks.trainer.make_golden
+	$$(tools/oracle.sh) -m benchmarks.trainer.make_golden_sft
+
+bench-trust: setup ## honest and dishonest workers before the validators: what lying and finding it costs; some half an hour
+	$(PYTHON) -m benchmarks.trust
+
+bench-toploc: setup ## proofs a chunk beside the published library, which is built from source the first time
+	$(PYTHON) -m benchmarks.toploc
+
+bench-operator: setup ## 1,000 pools on a real API server: benchmarks/results/operator.json
+	@tools/build.sh kubernetes >/dev/null
+	$(PYTHON) -m benchmarks.operator
+
+tools: ## build the Go programs that tests need (MinIO, Helm, a Kubernetes control plane) into the user's cache
 	@tools/build.sh minio
+	@tools/build.sh helm
+	@tools/build.sh kubernetes
+
+images: ## build the images of images/ with buildah, podman or docker (ROLES="operator relay": some)
+	@tools/images.sh $(ROLES)
+
+base-image: ## a base for them from Debian's packages, for machines without a container registry
+	@tools/images.sh --base
 
 setup: ## system packages and .venv; every other target does this by itself
 	@tools/setup.sh

@@ -72,6 +72,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden/*/*/out.yaml anew instead of comparing"
     )
+    parser.addoption(
+        "--kubeconfig",
+        metavar="FILE",
+        help="run tests/operator/cluster on this cluster, not on a control plane of its own",
+    )
+
+
+LAST = ("tests/operator/cluster/", "tests/system/")
+"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order of the files, but for whole systems, which come last. What was asked for by name keeps its order within."""
+    items.sort(
+        key=lambda item: next((place for place, folder in enumerate(LAST, 1) if item.nodeid.startswith(folder)), 0)
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,10 +9,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
+from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.ledger import GENESIS, LedgerEntry
+from shoal.contracts.pools import PoolTerms
+from shoal.contracts.proof_profile import (
+    CalibrationSize,
+    Control,
+    ErrorRate,
+    HonestErrors,
+    ProofProfile,
+    ProofTerms,
+)
 from shoal.contracts.protocol import (
     ClaimRequest,
+    DatasetAnnouncement,
+    DatasetProgress,
+    Exclusions,
     Hardware,
     Heartbeat,
     HeartbeatReply,
@@ -21,6 +34,8 @@ from shoal.contracts.protocol import (
     KnownNodes,
     Lease,
     LeaseRequest,
+    LeaseReturn,
+    LocalReturn,
     LocalSubmission,
     Registered,
     Registration,
@@ -39,6 +54,7 @@ from shoal.contracts.recipe import (
     GeneratedModel,
     LengthReward,
     ModelSource,
+    ProofThresholds,
     Recipe,
     S3Storage,
     Sampling,
@@ -48,10 +64,18 @@ from shoal.contracts.recipe import (
 )
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.run import Addresses, AgentState, NodeConfig, Prepared, PublicRun, RunConfig
+from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
+from shoal.contracts.weights import (
+    CheckpointFile,
+    DeltaBase,
+    ShardDescriptor,
+    VersionIndex,
+    VersionOpen,
+    WeightsManifest,
+)
 
 RUN = "arithmetic"
 LEASE = "ab" * 16
@@ -97,6 +121,7 @@ def run_config(s3: S3Storage | None = None, **changes: Any) -> RunConfig:
             ),
             "roster": ROSTER,
             "run_key": RUN_KEY.public,
+            "pools": [PoolTerms(name="pool", open=True)],
             **changes,
         }
     )
@@ -133,6 +158,20 @@ OPEN = VersionOpen(
     run=RUN, version=7, shard_size=1024, shard_count=3,
     files=[CheckpointFile(name="config.json", size=100), CheckpointFile(name="model.safetensors", size=2400)],
 )  # fmt: skip
+DELTA_OPEN = OPEN.model_copy(
+    update={"version": 8, "encoding": "delta", "base": DeltaBase(version=7, sha256=DIGEST, item_size=2)}
+)
+NEVER = ErrorRate(events=0, trials=384, low=0.0, high=0.0096)
+PROOF_PROFILE = ProofProfile(
+    hidden_size=128, dtype="float32", masked_dimensions=[3, 17],
+    thresholds=ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0),
+    size=CalibrationSize(prover="transformers", sequences=384, tokens=9000, chunks=384, file_sequences=48),
+    honest=HonestErrors(
+        max_mismatches=0, max_mantissa_error_mean=0.01, max_mantissa_error_median=0.0,
+        rejected_chunks=NEVER, rejected_files=ErrorRate(events=0, trials=8, low=0.0, high=0.37),
+    ),
+    controls=[Control(name="int8", chunks=NEVER, files=NEVER)],
+)  # fmt: skip
 HARDWARE = Hardware(cpus=2, memory_bytes=1 << 30, disk_free_bytes=1 << 34, gpus=1, gpu_type="H200")
 REGISTRATION = Registration(node=NODE, run=RUN, pool="workers", software_version="0.1.0", hardware=HARDWARE)
 INVITE = Invite(
@@ -147,9 +186,16 @@ PUBLIC = PublicRun(
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
     Registered(node=NODE, invited=True),
+    FinalModel(run=RUN, version=70, model_id="arithmetic-tiny", files={"config.json": DIGEST}),
+    SftManifest(
+        run=RUN, source="/data", completion_tokens=9,
+        shards=[SftShard(name="learnt-00000.parquet", sha256=DIGEST, rows=2, tokens=12, held_out=False)],
+    ),
+    SftShard(name="held-out-00000.parquet", sha256=DIGEST, rows=2, tokens=12, held_out=True),
     KnownNode(registration=REGISTRATION, address="127.0.0.9", seen_unix=NOW),
     KnownNodes(nodes=[KnownNode(registration=REGISTRATION, address="127.0.0.9", seen_unix=NOW)]),
     Heartbeat(node=NODE, invite=sign(INVITE, ORCHESTRATOR_KEY), policy_version=6, metrics={"tokens_per_second": 900.5}),
+    Exclusions(nodes=[NODE]),
     RelayToken(run=RUN, node=NODE, expires_unix=NOW + 30),
     HeartbeatReply(state="Healthy", relay_token="a.b", relays=["http://127.0.0.2:8090"], latest_version=7),
     StepInfo(
@@ -157,6 +203,8 @@ DOCUMENTS: list[Contract] = [
         needed_groups=16, accepted_groups=4, pending_groups=8,
     ),
     LeaseRequest(node=NODE, step=7),
+    LeaseReturn(node=NODE, lease=LEASE),
+    LocalReturn(lease=LEASE),
     Lease(lease=LEASE, node=NODE, step=7, submission=2, expires_unix=NOW + 120),
     UploadRequest(node=NODE, lease=LEASE, size=1000, sha256=DIGEST),
     UploadGrant(url="http://127.0.0.1:8080/v1/staging", fields={"key": "staging/a"}, expires_unix=NOW + 60),
@@ -170,6 +218,8 @@ DOCUMENTS: list[Contract] = [
         min_version=5, max_version=7,
     ),
     LocalSubmission(lease=LEASE, file="step-7.parquet", groups=4),
+    DatasetAnnouncement(run=RUN, name="traces", card_digest=DIGEST),
+    DatasetProgress(name="traces", steps=16, steps_collected=4, rows_seen=64, rows_kept=21, problems=16, problems_solved=9),
     RunProgress(run=RUN, steps_total=60, open_step=7, latest_version=7, nodes={"Healthy": 2}, last_step=METRICS),
     BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11, 12]),
     StepBatch(
@@ -186,6 +236,9 @@ DOCUMENTS: list[Contract] = [
         evidence="row 3: prompt_index is 9, drawn is 11",
     ),
     ShardDescriptor(run=RUN, version=7, index=2, size=452, sha256=DIGEST),
+    DeltaBase(version=6, sha256=DIGEST, item_size=4),
+    DELTA_OPEN,
+    ShardDescriptor(run=RUN, version=8, index=2, size=45, sha256=DIGEST, encoding="delta"),
     WeightsManifest(
         run=RUN, version=7, model="arithmetic-tiny", sha256=DIGEST, open_digest=document_digest(OPEN), shards=[DIGEST] * 3
     ),
@@ -198,6 +251,8 @@ DOCUMENTS: list[Contract] = [
         run=RUN, model_id="arithmetic-tiny", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST,
         task_count=4096, base_pass_rate=0.31,
     ),
+    PROOF_PROFILE, PROOF_PROFILE.size, PROOF_PROFILE.honest, PROOF_PROFILE.controls[0], NEVER,
+    ProofTerms.in_force(None, PROOF_PROFILE),
     AgentState(node=NODE, state="Healthy", relays=["http://127.0.0.2:8090"], trainer_key=TRAINER_KEY.public, public=PUBLIC),
     NodeConfig(run=RUN, pool="workers", discovery="http://127.0.0.1:8081", roster=ROSTER, run_key=RUN_KEY.public),
 ]  # fmt: skip

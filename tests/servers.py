@@ -26,6 +26,8 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 STOP_SECONDS = 10.0
 START_SECONDS = 60.0  # MinIO formats its folder at the first start; on two busy cores that has taken ten seconds
 NETWORKS = [(second, third) for second in range(200, 251) for third in range(1, 255)]
+HOSTS = 254
+"""Addresses of one network."""
 
 
 def wait_until(what: str, poll: Callable[[], Value | None], seconds: float = 20.0, interval: float = 0.02) -> Value:
@@ -49,11 +51,21 @@ def lacking(what: str, how: str) -> NoReturn:
 
 
 class Loopback:
-    """Addresses of one 127.x.y.0/24 that no other test run of this machine uses while the lock file is held."""
+    """Addresses of networks 127.x.y.0/24 that no other test run of this machine uses while their lock files are held."""
 
     def __init__(self) -> None:
-        self._lock, self._network = self._claim()
-        self._next = 0
+        self._locks: list[IO[bytes]] = []
+        self._network = ""
+        self._next = HOSTS
+
+    def address(self) -> str:
+        """An address that was not given out before. When a network is used up, another one is claimed."""
+        if self._next >= HOSTS:
+            lock, self._network = self._claim()
+            self._locks.append(lock)
+            self._next = 0
+        self._next += 1
+        return f"{self._network}.{self._next}"
 
     @staticmethod
     def _claim() -> tuple[IO[bytes], str]:
@@ -69,12 +81,6 @@ class Loopback:
             return lock, f"127.{second}.{third}"
         raise RuntimeError(f"every test network is taken; stale lock files would lie in {folder}")
 
-    def address(self) -> str:
-        """The next address; a test run has 254."""
-        self._next += 1
-        assert self._next < 255, "this test run has used its 254 loopback addresses: share servers, or ask for ports"
-        return f"{self._network}.{self._next}"
-
     @staticmethod
     def port(address: str) -> int:
         """A port that is free on `address` now."""
@@ -83,9 +89,10 @@ class Loopback:
             return int(probe.getsockname()[1])
 
     def close(self) -> None:
-        """Give the network back."""
-        Path(self._lock.name).unlink(missing_ok=True)
-        self._lock.close()
+        """Give the networks back."""
+        for lock in self._locks:
+            Path(lock.name).unlink(missing_ok=True)
+            lock.close()
 
 
 def answers(address: str, port: int) -> bool:

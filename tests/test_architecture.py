@@ -20,7 +20,7 @@ from shoal_operator.children.names import PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE_LINES = 400
-TABLE_FILES = {"requirements/dev.lock", "requirements/bootstrap.lock"}
+TABLE_FILES = {"requirements/dev.lock", "requirements/bootstrap.lock", "requirements/oracle.lock"}
 
 # Machines, registries and folders that exist in one place only. Spelt in parts so that this file does not match itself.
 PLACES = re.compile(
@@ -106,16 +106,17 @@ def project() -> dict[str, object]:
 
 
 def wanted() -> list[Requirement]:
-    """Every requirement of the project and of all its extras."""
+    """Every requirement of the project and of all its extras, but for the oracle's, which has an environment and a lock of its own."""
     described = project()
     extras: dict[str, list[str]] = described["optional-dependencies"]  # type: ignore[assignment]
+    extras = {name: lines for name, lines in extras.items() if name != "oracle"}
     lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]  # type: ignore[misc]
     return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal"]
 
 
-def locked() -> dict[str, str]:
-    """Name and version of every locked package."""
-    text = (ROOT / "requirements" / "dev.lock").read_text()
+def locked(name: str = "dev") -> dict[str, str]:
+    """Name and version of every package of a lock."""
+    text = (ROOT / "requirements" / f"{name}.lock").read_text()
     return {
         name.lower().replace("_", "-"): number for name, number in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M)
     }
@@ -130,6 +131,15 @@ def test_the_lock_has_what_the_project_asks_for() -> None:
         or not requirement.specifier.contains(Version(packages[requirement.name.lower()]), prereleases=True)
     ]
     assert not wrong, f"run `make lock`: {wrong}"
+
+
+def test_the_oracle_has_the_torch_and_transformers_that_it_is_compared_with() -> None:
+    ours, oracle = locked(), locked("oracle")
+    assert oracle["trl"] == "1.16.0"
+    assert {name: oracle[name] for name in ("torch", "transformers", "numpy")} == {
+        name: ours[name] for name in ("torch", "transformers", "numpy")
+    }
+    assert "trl" not in ours
 
 
 def test_the_lock_pins_every_file_by_hash_and_names_no_index() -> None:
@@ -188,14 +198,47 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\|[^|]*\| (\w+) \| [^|]+ \| (\d+) \|", page, re.M)
     documented = {container: int(port) for container, port in rows}
-    assert len(documented) == 11
+    assert len(documented) == 12
     assert documented == PORTS
     assert METRIC_PORTS.items() <= documented.items()
     for name, port in {
         "training/__main__.py": documented["trainer"], "protocol/agent.py": documented["agent"],
         "inference/__main__.py": documented["worker"], "validation/__main__.py": documented["validator"],
         "broadcast/nginx.py": documented["publisher"], "broadcast/fetch.py": documented["fetch"],
+        "rewards/runner/__main__.py": documented["runner"],
     }.items():  # fmt: skip
         assert re.search(rf"PORT = {port}\b", (ROOT / "workloads" / "shoal" / name).read_text()), (
             f"{name} serves another port"
         )
+
+
+def test_the_operator_needs_no_arrays_no_parquet_and_no_object_store() -> None:
+    # Its image has none of them, and its memory is the better for it.
+    program = (
+        "import sys, shoal_operator.__main__, shoal_operator.install;"
+        "print(*{'numpy', 'pyarrow', 'torch', 'minio', 'obstore', 'structlog'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("role", ["operator", "protocol", "relay"])
+def test_an_image_has_the_versions_that_were_tested(role: str) -> None:
+    tested, in_image = locked(), locked(f"images/{role}")
+    assert in_image
+    assert {name: number for name, number in in_image.items() if tested.get(name) != number} == {}
+    dockerfile = (ROOT / "images" / role / "Dockerfile").read_text()
+    assert f"requirements/images/{role}.lock" in dockerfile
+    assert "\nUSER 10001:10001\n" in dockerfile
+
+
+@pytest.mark.parametrize("role", ["protocol", "relay"])
+def test_images_of_python_programs_differ_in_role_packages_and_command_only(role: str) -> None:
+    # Each is built by one command and from no other image, so they repeat each other; here they are kept in step.
+    def common(name: str) -> list[str]:
+        text = (ROOT / "images" / name / "Dockerfile").read_text()
+        own = re.compile(r"^# .*Shoal|image\.description=|^CMD |--no-install-recommends")
+        named = re.compile(rf"(images/|shoal/|install\.sh |sbom\.py ){name}\b")
+        return [named.sub(r"\1ROLE", line) for line in text.splitlines() if not own.search(line)]
+
+    assert common(role) == common("operator")

@@ -3,7 +3,9 @@
 #
 #   tools/build.sh minio          build unless it is built, print the path
 #   tools/build.sh --path minio   print the path if it is built, otherwise nothing and status 4
+#   tools/build.sh kubernetes     the same; what is printed is the folder with kube-apiserver, etcd, kubectl and the others
 #
+# A folder with a main.go and a file `names` is one program that goes by several names: it gets a folder of links.
 # Programs are kept outside the checkout, under $XDG_CACHE_HOME/shoal/tools (default ~/.cache), named by the digest of the lock and the Go version.
 # Status 3: this machine has no Go that is new enough; the line on stderr says how to get it.
 set -euo pipefail
@@ -24,12 +26,25 @@ have=$(go env GOVERSION)  # go1.26.8
 # A Go older than go.mod fetches a newer one by itself unless GOTOOLCHAIN says local.
 [[ $(printf '%s\n%s\n' "$wanted" "${have#go}" | sort -V | head -n1) == "$wanted" ]] || no_go "$have is here"
 
-key=$(cat go.mod go.sum <(echo "$have") | sha256sum | cut -c1-16)
+sources=(go.mod go.sum)
+package=$(sed -n 's/^tool //p' go.mod)
+flags="-s -w"
+# Further flags for the linker: Helm wants to be told which Kubernetes it is made for, or it takes every cluster for 1.20.
+[[ -f flags ]] && { sources+=(flags); flags+=" $(<flags)"; }
+if [[ -f names ]]; then
+    sources+=(main.go names)
+    package=.
+    version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' go.mod)
+    # Without it the programs call themselves v0.0.0, and a kubelet refuses to be that much older than its API server.
+    flags+=" -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/client-go/pkg/version.gitVersion=$version"
+fi
+key=$(cat "${sources[@]}" <(echo "$have") | sha256sum | cut -c1-16)
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/tools
 program=$folder/$tool-$key
+[[ -f names ]] && program=$folder/$tool-$key/kubernetes
 if [[ ! -x $program ]]; then
     ((only_path)) && exit 4
-    mkdir -p "$folder"
+    mkdir -p "$(dirname "$program")"
     exec 9>"$folder/$tool.lock"
     flock -w 3600 9
     if [[ ! -x $program ]]; then
@@ -37,9 +52,12 @@ if [[ ! -x $program ]]; then
         started=$SECONDS
         # Appears whole or not at all: built under another name, then renamed.
         CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false -trimpath" nice -n 5 \
-            go build -ldflags "-s -w" -o "$program.partial" "$(sed -n 's/^tool //p' go.mod)" >&2
+            go build -ldflags "$flags" -o "$program.partial" "$package" >&2
+        if [[ -f names ]]; then
+            while read -r name; do ln -sfn kubernetes "$(dirname "$program")/$name"; done <names
+        fi
         mv "$program.partial" "$program"
         echo "tools: $tool is built, $((SECONDS - started)) s" >&2
     fi
 fi
-echo "$program"
+if [[ -f names ]]; then dirname "$program"; else echo "$program"; fi

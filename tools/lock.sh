@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves requirements/{bootstrap,dev}.lock from requirements/bootstrap.in and pyproject.toml (`make lock`).
+# Resolves requirements/{bootstrap,dev,oracle}.lock and requirements/images/*.lock from requirements/bootstrap.in and pyproject.toml (`make lock`).
 #
 # Hashes pin every file; no index is named, so that the lock works behind any mirror. Versions already locked are kept where they still fit;
 # `UPGRADE=1 make lock` takes newer ones. Needs only Python 3.11 with its venv module.
@@ -19,4 +19,13 @@ export UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1
 
 "$folder/venv/bin/uv" pip compile "${options[@]}" requirements/bootstrap.in -o requirements/bootstrap.lock
 "$folder/venv/bin/uv" pip compile "${options[@]}" --extra dev --override requirements/overrides.txt pyproject.toml -o requirements/dev.lock
+# The oracle's environment has the versions of .venv, so that a difference between the two trainers is never one of torch.
+"$folder/venv/bin/uv" pip compile "${options[@]}" --extra trainer --extra oracle --constraint requirements/dev.lock --override requirements/overrides.txt \
+    pyproject.toml -o requirements/oracle.lock
+# An image has what its role needs, in the versions that were tested.
+mkdir -p requirements/images
+for role in operator protocol relay; do
+    "$folder/venv/bin/uv" pip compile "${options[@]}" --extra "$role" --constraint requirements/dev.lock --override requirements/overrides.txt \
+        pyproject.toml -o "requirements/images/$role.lock"
+done
 grep -c '^[a-z0-9].*==' requirements/dev.lock | sed 's/$/ packages locked/'

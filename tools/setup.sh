@@ -17,7 +17,7 @@ fail() {
 }
 
 # What must be on PATH, and the Debian package that brings it.
-commands=(nginx:nginx-light redis-server:redis-server flock:util-linux)
+commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux)
 
 missing_packages() {
     local pair
@@ -51,7 +51,7 @@ install_packages() {
     ((${#packages[@]})) || return 0
     if ! command -v apt-get >/dev/null; then
         fail "this machine lacks ${packages[*]} (names of Debian packages). There is no apt-get here:" \
-            "install nginx, Redis and Python 3.11 with its venv module by your system's own means, then run again."
+            "install nginx, Redis, bubblewrap and Python 3.11 with its venv module by your system's own means, then run again."
     fi
     if [[ $(id -u) != 0 ]]; then
         command -v sudo >/dev/null || fail "this machine lacks ${packages[*]}. As root: apt-get install -y ${packages[*]}"

@@ -21,15 +21,15 @@ check() {
 if [[ ${1:-} == --only-tests ]]; then
     shift
 else
-    # MinIO is built while the static checks run; a machine without Go is told how to get it, and its tests are skipped (in CI: fail).
-    tools/build.sh minio >/dev/null &
+    # Go programs are built while the static checks run; a machine without Go is told how to get it, and their tests are skipped (in CI: fail).
+    { tools/build.sh minio && tools/build.sh helm && tools/build.sh kubernetes; } >/dev/null &
     building=$!
     check "ruff check" .venv/bin/ruff check
     check "ruff format" .venv/bin/ruff format --check
     check "mypy" .venv/bin/mypy operator/shoal_operator workloads/shoal
     check "import rules" .venv/bin/lint-imports
     echo "== tools"
-    wait "$building" || echo "   MinIO is not built: its tests cannot run"
+    wait "$building" || echo "   MinIO, Helm or the Kubernetes control plane is not built: their tests cannot run"
 fi
 
 echo "== tests"

@@ -9,7 +9,7 @@ import yaml
 
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import ROLES, Roster
-from shoal.contracts.run import NodeConfig
+from shoal.contracts.run import Addresses, NodeConfig
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
 from shoal_operator.children import (
     ObservedRun,
@@ -20,8 +20,10 @@ from shoal_operator.children import (
     training_run_children,
     validator_children,
 )
-from shoal_operator.children.pods import child
-from shoal_operator.children.training_run import config_hashes, run_config
+from shoal_operator.children.own_kinds import References, relays_of
+from shoal_operator.children.run_config import config_hashes, run_config
+from shoal_operator.children.runner import runner_count
+from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
 PLACEHOLDER_KEY = "0" * 64
@@ -38,34 +40,45 @@ def render(run: TrainingRun) -> list[Object]:
     """All objects of a run as they are once prepare has succeeded, in the order of creation; the run itself is not among them."""
     name, namespace = run.metadata.name, run.metadata.namespace or "default"
     identity = placeholder_identity(name)
-    addresses = names.cluster_addresses(name, namespace, run.spec.relay_server.replicas)
+    # References are to objects that others made: here they are not known, and what depends on them has its defaults.
+    references = References()
+    addresses = names.cluster_addresses(
+        name, namespace, relays_of(run, references).replicas, run.spec.relay_server_ref, runner_count(run)
+    )
     observed = ObservedRun(stage="running", trainer_attempt=1, prepared=True)
     if run.spec.suspend:
         observed = ObservedRun(stage="suspended", prepared=True)
-    hashes = config_hashes(run_config(run, identity, addresses))
-    rendered = secret_placeholders(name)
+    hashes = config_hashes(run_config(run, references, addresses, identity.roster, identity.run_key))
+    rendered = secret_placeholders(run)
     for made in training_run_children(run, identity, observed, addresses):
         rendered.append(made)
-        rendered += _below(made, identity, addresses.discovery, hashes)
+        rendered += _below(made, identity, addresses, hashes)
     for made in rendered:
         made["metadata"]["namespace"] = namespace
     return rendered
 
 
-def secret_placeholders(run: str) -> list[Object]:
+def secret_placeholders(run: TrainingRun) -> list[Object]:
     """The Secrets of a run, without what they hold."""
-    secrets = [names.run_key_secret(run), *(names.role_secret(run, role) for role in ROLES)]
-    return [child("Secret", secret, run, "keys", {"type": "Opaque"}) for secret in secrets]
+    name = run.metadata.name
+    secrets = [names.run_key_secret(name), *(names.role_secret(name, role) for role in ROLES)]
+    secrets += [names.ticket_secret(names.pool(name, pool.name)) for pool in run.spec.inference_pools]
+    return [child("Secret", secret, name, "keys", {"type": "Opaque"}) for secret in secrets]
 
 
-def _below(made: Object, identity: RunIdentity, discovery: str, hashes: dict[str, str]) -> list[Object]:
+def _below(made: Object, identity: RunIdentity, addresses: Addresses, hashes: dict[str, str]) -> list[Object]:
     """Children of one of our own kinds."""
     match made["kind"]:
         case "InferencePool":
             pool = InferencePool.model_validate(made)
             run = pool.spec.run
             join = NodeConfig(
-                run=run, pool=pool.spec.pool, discovery=discovery, roster=identity.roster, run_key=identity.run_key
+                run=run,
+                pool=pool.spec.pool,
+                runners=addresses.runners,
+                discovery=addresses.discovery,
+                roster=identity.roster,
+                run_key=identity.run_key,
             )
             return inference_pool_children(pool, join)
         case "RelayServer":

@@ -15,33 +15,45 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from broadcast_run import Keys
 
 from servers import Loopback
-from shoal.contracts.http_signatures import verify_request
-from shoal.contracts.protocol import VersionAnnouncement
+from shoal.contracts.http_signatures import SignedBy, verify_request
+from shoal.contracts.protocol import Exclusions, VersionAnnouncement
 from shoal.contracts.run import AgentState
 
 
 class Announcements:
-    """Takes `POST /v1/versions` as the orchestrator does: signed by the trainer, idempotent, 409 for other bytes."""
+    """Takes `POST /v1/versions` as the orchestrator does: signed by the trainer, idempotent, 409 for other bytes. Tells relays who is excluded."""
 
     def __init__(self, run_keys: Keys, loopback: Loopback) -> None:
         self.taken: list[VersionAnnouncement] = []
         self.away = False
+        self.excluded: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                assert self.path == "/v1/exclusions"
+                assert self._signed(b"").key == run_keys.roles["relay"].public
+                body = Exclusions(nodes=outer.excluded).to_json()
+                self.send_response(503 if outer.away else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                signed = verify_request(
-                    method="POST",
+                assert self._signed(body).key == run_keys.trainer.public
+                self.send_response(503 if outer.away else outer._take(VersionAnnouncement.from_json(body)))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def _signed(self, body: bytes) -> SignedBy:
+                return verify_request(
+                    method=self.command,
                     url=outer.url + self.path,
                     headers=dict(self.headers),
                     body=body,
                     now_unix=time.time(),
                 )
-                assert signed.key == run_keys.trainer.public
-                self.send_response(503 if outer.away else outer._take(VersionAnnouncement.from_json(body)))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -68,6 +80,9 @@ class Announcements:
 
 class _UnixServer(ThreadingMixIn, UnixStreamServer):
     daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients are ended while they ask; that is nobody's concern."""
 
 
 class AgentSocket:
@@ -115,7 +130,8 @@ class AgentSocket:
 class OddRelay:
     """Serves a `versions/` tree as nginx would, Range included, but `twist(path, body)` may change what is sent.
 
-    `twist` gives the body to send, or None for 404. With `cut_after`, connections break after so many bytes of every shard; `asked` lists requests.
+    `twist` gives the body to send, or None for 404. It may be slow, silent or endless, too. With `cut_after`, connections break after so
+    many bytes of every shard; `asked` lists requests.
     """
 
     def __init__(
@@ -124,6 +140,13 @@ class OddRelay:
         self.twist = twist or (lambda _, body: body)
         self.cut_after: int | None = None
         self.endless: str | None = None
+        self.rate: int | None = None
+        """Bytes a second of every shard."""
+        self.silent: str | None = None
+        """What a path ends on that is never answered; the connection stays open."""
+        self.drips_headers: str | None = None
+        """What a path ends on that is answered with an endless header, a byte at a time."""
+        self._ended = threading.Event()
         self.refuse = False
         self.asked: list[tuple[str, str | None]] = []
         outer = self
@@ -138,6 +161,10 @@ class OddRelay:
                     return self.send_error(401)
                 if outer.endless is not None and path.endswith(outer.endless):
                     return self._endless()
+                if outer.silent is not None and path.endswith(outer.silent):
+                    return self._drip(b"")
+                if outer.drips_headers is not None and path.endswith(outer.drips_headers):
+                    return self._drip(b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000)
                 source = www / path
                 body = outer.twist(path, source.read_bytes()) if source.is_file() else None
                 start, size = 0, len(body or b"")
@@ -154,9 +181,26 @@ class OddRelay:
                     self.wfile.flush()
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
+                elif outer.rate is not None and path.endswith(".bin"):
+                    self._slowly(rest, outer.rate)
                 else:
                     self.wfile.write(rest)
                 return None
+
+            def _slowly(self, body: bytes, rate: int) -> None:
+                step = max(1, rate // 20)
+                for at in range(0, len(body), step):
+                    self.wfile.write(body[at : at + step])
+                    if outer._ended.wait(0.05):
+                        return
+
+            def _drip(self, data: bytes) -> None:
+                self.close_connection = True
+                for at in range(len(data)):
+                    self.wfile.write(data[at : at + 1])
+                    if outer._ended.wait(0.1):
+                        return
+                outer._ended.wait(60)
 
             def _endless(self) -> None:
                 self.send_response(200)
@@ -168,6 +212,12 @@ class OddRelay:
                 except OSError:
                     return
 
+            def handle(self) -> None:
+                try:
+                    super().handle()
+                except OSError:
+                    pass  # the client has gone
+
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -178,5 +228,6 @@ class OddRelay:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._server.server_close()

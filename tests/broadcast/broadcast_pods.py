@@ -15,6 +15,7 @@ from servers import ROOT, Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.relays import RelayConfig
 from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.storage.store import Store, open_folder
 
@@ -136,9 +137,21 @@ class OriginPod(Pod):
 class RelayPod(Pod):
     """A relay: sync agent and nginx."""
 
-    def __init__(self, home: Path, address: str, run_keys: Keys, origin: str, **changes: object) -> None:
+    def __init__(
+        self,
+        home: Path,
+        address: str,
+        run_keys: Keys,
+        origin: str,
+        orchestrator: str,
+        own: RelayConfig | None = None,
+        **changes: object,
+    ) -> None:
+        """`own`: its `relay.json`; `changes`: to `run.json`."""
         super().__init__(home, address)
-        self.configure(run_keys.config(origin, **changes), run_keys.roles["relay"])
+        self.configure(run_keys.config(origin, orchestrator, **changes), run_keys.roles["relay"])
+        if own is not None:
+            (home / "config" / "relay.json").write_bytes(own.to_json())
 
     def run(self) -> None:
         self.start_nginx("relay")
@@ -189,9 +202,10 @@ class Pods:
         self._made.append(pod)
         return pod
 
-    def relay(self, origin: Pod, **changes: object) -> RelayPod:
+    def relay(self, origin: Pod, own: RelayConfig | None = None, **changes: object) -> RelayPod:
         """Not started."""
-        pod = RelayPod(self._home("r"), self._loopback.address(), self._keys, origin.address, **changes)
+        home, address = self._home("r"), self._loopback.address()
+        pod = RelayPod(home, address, self._keys, origin.address, self.announcements.url, own, **changes)
         self._made.append(pod)
         return pod
 

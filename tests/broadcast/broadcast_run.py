@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys, relay_token
 from shoal.contracts.canonical import sign
@@ -25,6 +27,17 @@ def checkpoint(version: int, size: int = 10 * SHARD - 123) -> dict[str, bytes]:
         "config.json": json.dumps({"version": version}).encode(),
         "model.safetensors": random.Random(version).randbytes(size),
     }
+
+
+def trained(version: int, size: int = 6 * SHARD) -> dict[str, bytes]:
+    """Files of a version of a run that learns slowly: a few of its bf16 weights differ from those of the version before."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    weights = np.random.default_rng(0).integers(0, 1 << 16, size // 2, dtype=np.uint16)
+    for step in range(1, version + 1):
+        moved = np.random.default_rng(step).random(weights.size) < 0.03
+        weights = weights ^ moved.astype(np.uint16)
+    safetensors = len(header).to_bytes(8, "little") + header + weights.tobytes()
+    return {"config.json": b"{}", "model.safetensors": safetensors}
 
 
 @dataclass
@@ -65,6 +78,7 @@ class Keys:
             "storage": StorageSpec(),
             "shard_size": SHARD,
             "kept_versions": KEPT,
+            "anchor_every": 1,  # made-up weights do not resemble each other; tests of deltas say otherwise
             "addresses": Addresses(
                 discovery="http://127.0.0.1:1",
                 orchestrator=orchestrator,

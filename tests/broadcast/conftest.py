@@ -1,8 +1,11 @@
 """One made-up run for the broadcast's tests, and pods that end with their test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from broadcast_client import Client, Published
+from broadcast_peers import OddRelay
 from broadcast_pods import Pods
 from broadcast_run import Keys
 
@@ -20,3 +23,28 @@ def pods(run_keys: Keys, loopback: Loopback, tmp_path_factory: pytest.TempPathFa
     made = Pods(run_keys, loopback, tmp_path_factory.mktemp("b"))
     yield made
     made.stop()
+
+
+@pytest.fixture
+def published(tmp_path: Path, run_keys: Keys) -> Published:
+    made = Published(tmp_path, run_keys)
+    made.publish(7)
+    return made
+
+
+@pytest.fixture
+def client(tmp_path: Path, run_keys: Keys) -> Client:
+    return Client(tmp_path / "weights", run_keys)
+
+
+@pytest.fixture
+def relay(loopback: Loopback) -> Iterator[Callable[..., OddRelay]]:
+    made: list[OddRelay] = []
+
+    def make(www: Path, twist: Callable[[str, bytes], bytes | None] | None = None) -> OddRelay:
+        made.append(OddRelay(www, loopback, twist))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

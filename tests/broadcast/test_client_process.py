@@ -59,6 +59,26 @@ def test_a_client_killed_half_way_fetches_only_what_it_lacks(pods: Pods, run_key
     assert asked == [keys.version_shard(3, 8), keys.version_shard(3, 9)]
 
 
+def test_a_version_is_fetched_before_it_is_announced_and_visible_only_then(
+    pods: Pods, run_keys: Keys, tmp_path: Path
+) -> None:
+    _publish(tmp_path, run_keys, 0)
+    relay = pods.odd_relay(tmp_path)
+    client = pods.client()
+    client.agent.say(relays=[relay.url], latest_version=None)
+    client.run()
+    wait_until("eleven shards", lambda: _shards_here(client, 0) == 11, 60)
+    assert client.held() == []
+    client.agent.say(latest_version=0)
+    wait_until("version 0", lambda: client.held() == [0], 60)
+    _publish(tmp_path, run_keys, 1)
+    wait_until("the next version's shards", lambda: _shards_here(client, 1) == 11, 60)
+    assert client.held() == [0]
+    client.agent.say(latest_version=1)
+    wait_until("version 1", lambda: client.held() == [0, 1], 60)
+    assert client.files(1) == checkpoint(1, 10 * SHARD)
+
+
 def test_an_nginx_killed_while_it_serves_costs_the_client_nothing_but_time(pods: Pods) -> None:
     origin = pods.origin()
     relays = [pods.relay(origin), pods.relay(origin)]

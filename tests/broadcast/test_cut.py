@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from shoal.broadcast import cut
 from shoal.contracts.canonical import document_digest
-from shoal.contracts.weights import CheckpointFile
+from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
+from shoal.storage.checkpoint_files import extents
 
 SIZES = st.lists(st.integers(0, 500), min_size=1, max_size=6)
 
@@ -17,10 +18,11 @@ def test_the_spans_of_all_shards_are_every_byte_of_every_file_once_and_in_order(
     record = cut.opening_record("r", 1, files, shard)
     covered = []
     for index in range(record.shard_count):
-        spans = cut.spans(record, index)
+        spans = extents(record, index)
         start, end = record.shard_bounds(index)
         assert sum(span.length for span in spans) == end - start
         covered += [(span.name, at) for span in spans for at in range(span.start, span.start + span.length)]
+        assert [span.at for span in spans] == [sum(other.length for other in spans[:n]) for n in range(len(spans))]
     assert covered == [(file.name, at) for file in files for at in range(file.size)]
 
 
@@ -51,3 +53,34 @@ def test_the_manifest_ties_stream_record_and_shards_together() -> None:
     )
     with pytest.raises(ValueError, match="1 shard digests for 2 shards"):
         cut.manifest(record, "model", "5" * 64, ["1" * 64])
+
+
+def _record(version: int, size: int = 150, shard: int = 100) -> VersionOpen:
+    return cut.opening_record("r", version, [CheckpointFile(name="a", size=size)], shard)
+
+
+def test_a_version_is_a_delta_against_the_one_before_it() -> None:
+    base = cut.base_for(_record(7), _record(6), "6" * 64, 2, anchor_every=8, chain_bytes=149)
+    assert base == DeltaBase(version=6, sha256="6" * 64, item_size=2)
+    delta = cut.as_delta(_record(7), base)
+    assert (delta.encoding, delta.base, delta.files) == ("delta", base, _record(7).files)
+
+
+@pytest.mark.parametrize(
+    ("record", "candidate", "anchor_every", "chain_bytes"),
+    [
+        (_record(8), _record(7), 8, 0),
+        (_record(0), None, 8, 0),
+        (_record(7), None, 8, 0),
+        (_record(7), _record(5), 8, 0),
+        (_record(7), _record(6, size=151), 8, 0),
+        (_record(7), _record(6, shard=90), 8, 0),
+        (_record(7), _record(6), 1, 0),
+        (_record(7), _record(6), 8, 150),
+    ],
+    ids=["anchor", "first", "no base", "old base", "other sizes", "other shards", "switched off", "large deltas"],
+)
+def test_a_version_is_published_in_full(
+    record: VersionOpen, candidate: VersionOpen | None, anchor_every: int, chain_bytes: int
+) -> None:
+    assert cut.base_for(record, candidate, "6" * 64, 2, anchor_every=anchor_every, chain_bytes=chain_bytes) is None

@@ -6,7 +6,7 @@ from broadcast_run import Keys
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
 from shoal.contracts.canonical import sign
-from shoal.contracts.weights import CheckpointFile, VersionOpen
+from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
 
 
 def _record(version: int = 3, size: int = 250) -> VersionOpen:
@@ -20,7 +20,7 @@ def wanted(run_keys: Keys) -> Wanted:
 
 def test_the_trainers_pieces_are_read(run_keys: Keys, wanted: Wanted) -> None:
     record = _record()
-    shard = cut.descriptor(record, 2, "1" * 64)
+    shard = cut.descriptor(record, 2, record.shard_bounds(2)[1] - record.shard_bounds(2)[0], "1" * 64)
     sealed = cut.manifest(record, "model", "5" * 64, ["1" * 64] * 3)
     key = run_keys.trainer
     assert pieces.read_open(sign(record, key).to_json(), wanted).document == record
@@ -57,13 +57,13 @@ def test_an_old_versions_piece_under_a_new_name_is_refused(run_keys: Keys, wante
 
 def test_another_shards_descriptor_is_refused(run_keys: Keys, wanted: Wanted) -> None:
     record = _record()
-    other = sign(cut.descriptor(record, 1, "1" * 64), run_keys.trainer).to_json()
+    other = sign(cut.descriptor(record, 1, 100, "1" * 64), run_keys.trainer).to_json()
     with pytest.raises(BadPiece, match="descriptor of shard 0 of version 3: it is that of shard 1"):
         pieces.read_descriptor(other, wanted, record, 0)
 
 
 def test_a_descriptor_of_another_size_is_refused(run_keys: Keys, wanted: Wanted) -> None:
-    shard = cut.descriptor(_record(size=300), 2, "1" * 64)
+    shard = cut.descriptor(_record(size=300), 2, 100, "1" * 64)
     with pytest.raises(BadPiece, match="it says 100 bytes, the opening record 50"):
         pieces.read_descriptor(sign(shard, run_keys.trainer).to_json(), wanted, _record(), 2)
 
@@ -79,3 +79,20 @@ def test_a_manifest_with_too_few_shards_is_refused(run_keys: Keys, wanted: Wante
     sealed = cut.manifest(record, "model", "5" * 64, ["1" * 64] * 3).model_copy(update={"shards": ["1" * 64]})
     with pytest.raises(BadPiece, match="lists 1 shards, the opening record 3"):
         pieces.read_manifest(sign(sealed, run_keys.trainer).to_json(), wanted, record)
+
+
+def test_a_delta_is_taken_only_where_the_record_allows_one_and_only_if_it_is_smaller(
+    run_keys: Keys, wanted: Wanted
+) -> None:
+    full = _record()
+    delta = cut.as_delta(full, DeltaBase(version=2, sha256="2" * 64, item_size=2))
+
+    def read(size: int, record: VersionOpen) -> object:
+        shard = cut.descriptor(record, 2, size, "1" * 64, "delta")
+        return pieces.read_descriptor(sign(shard, run_keys.trainer).to_json(), wanted, record, 2).document
+
+    assert read(49, delta) == cut.descriptor(delta, 2, 49, "1" * 64, "delta")
+    with pytest.raises(BadPiece, match="a delta of 50 bytes, where the opening record allows fewer than 50"):
+        read(50, delta)
+    with pytest.raises(BadPiece, match="a delta of 10 bytes, where the opening record allows none"):
+        read(10, full)

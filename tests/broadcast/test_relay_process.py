@@ -15,6 +15,7 @@ from shoal.broadcast.nginx import NGINX_PORT, RELAY_PORT, places_of, render, str
 from shoal.contracts import keys
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.relay_token import encode
+from shoal.contracts.relays import RateLimits, RelayConfig
 from shoal.contracts.weights import VersionIndex
 
 Served = tuple[OriginPod, RelayPod]
@@ -272,6 +273,19 @@ def test_the_configuration_listens_where_the_pod_is_and_asks_its_own_agent() -> 
     assert 'root "/shoal/www";' in text
     assert 'access_log "/shoal/www/logs/access-$log_hour.log" served;' in text
     assert "/shoal/www/logs" not in render(cluster)
+
+
+def test_a_relay_limits_what_one_node_may_take() -> None:
+    limits = RateLimits(connections=7, requests_per_second=30, bytes_per_second=1_000_000)
+    text = render(places_of("relay", Path("/shoal"), "127.1.2.3", 2, None, RelayConfig(rate_limits=limits)))
+    for line in (
+        "limit_conn nodes 7;",
+        "limit_req_zone $shoal_node zone=requests:4m rate=30r/s;",
+        "limit_req zone=requests burst=30 nodelay;",
+        "limit_rate 1000000;",
+    ):
+        assert line in text
+    assert "limit_rate " not in render(places_of("relay", Path("/shoal"), "127.1.2.3", 2, None, RelayConfig()))
 
 
 def test_a_home_that_would_end_the_configurations_quotes_is_refused() -> None:

@@ -2,22 +2,24 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from broadcast_client import Client, Published, shards_asked
 from broadcast_peers import OddRelay
 from broadcast_pods import Pods
-from broadcast_run import RUN, SHARD, Keys, checkpoint, put_outbox
+from broadcast_run import RUN, SHARD, Keys, checkpoint
 
-from servers import Loopback, wait_until
+from servers import wait_until
 from shoal.broadcast import publishing
+from shoal.broadcast.documents import FAILURES
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import Wanted
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import FAILURES, Outcome, Transfer
-from shoal.broadcast.tree import WEIGHTS, Tree
-from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
+from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.tree import WEIGHTS
+from shoal.broadcast.weights_folder import FolderTarget
 from shoal.contracts import keys
 from shoal.contracts.canonical import sign
 from shoal.storage.checkpoint_files import WrongWeights
@@ -26,84 +28,8 @@ SHARDS = 10
 Relays = Callable[..., OddRelay]
 
 
-class Published:
-    """A version in a served folder, made by the publisher's own code, sealed or not."""
-
-    def __init__(self, folder: Path, run_keys: Keys) -> None:
-        self.www = folder / "www"
-        self.tree = Tree(self.www)
-        self._outbox = folder / "outbox"
-        self._outbox.mkdir()
-        self._keys = run_keys
-
-    def publish(self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True) -> None:
-        folder = self._outbox / keys.version_name(version)
-        if not folder.exists():
-            put_outbox(self._outbox, version, files or checkpoint(version))
-        manifest = publishing.cut_into(
-            self.tree, folder, self._keys.config(), version, self._keys.trainer, lambda: None
-        )
-        if seal:
-            self.tree.publish(version, WEIGHTS, sign(manifest, self._keys.trainer).to_json())
-
-
-@pytest.fixture
-def published(tmp_path: Path, run_keys: Keys) -> Published:
-    made = Published(tmp_path, run_keys)
-    made.publish(7)
-    return made
-
-
-class Client:
-    """A client's folder and one transfer into it."""
-
-    def __init__(self, root: Path, run_keys: Keys) -> None:
-        self.trainer_key = run_keys.trainer.public
-        self.weights = WeightsFolder(root, RUN, self.trainer_key)
-        self._downloader = Downloader(run_keys.token)
-        self.transfer: Transfer | None = None
-        self.sources: Sources | None = None
-
-    def fetch(self, relays: list[OddRelay], version: int = 7, *, seed: int = 1, stall_seconds: float = 30.0) -> Outcome:
-        self.sources = Sources([relay.url for relay in relays], random.Random(seed))
-        self.transfer = Transfer(
-            Wanted(RUN, version, self.trainer_key),
-            self.sources,
-            self._downloader,
-            FolderTarget(self.weights, version, self.trainer_key),
-            stall_seconds=stall_seconds,
-        )
-        return self.transfer.run()
-
-    def files(self, version: int = 7) -> dict[str, bytes]:
-        folder = self.weights.path(version)
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
-
-
-@pytest.fixture
-def client(tmp_path: Path, run_keys: Keys) -> Client:
-    return Client(tmp_path / "weights", run_keys)
-
-
-@pytest.fixture
-def relay(loopback: Loopback) -> Iterator[Callable[..., OddRelay]]:
-    made: list[OddRelay] = []
-
-    def make(www: Path, twist: Callable[[str, bytes], bytes | None] | None = None) -> OddRelay:
-        made.append(OddRelay(www, loopback, twist))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 def _flip(body: bytes) -> bytes:
     return body[:100] + bytes([body[100] ^ 1]) + body[101:]
-
-
-def _shards_asked(relay: OddRelay) -> list[str]:
-    return [path for path, _ in relay.asked if path.endswith(".bin")]
 
 
 def test_a_version_comes_over_several_relays_and_each_shard_once(
@@ -112,7 +38,7 @@ def test_a_version_comes_over_several_relays_and_each_shard_once(
     relays = [relay(published.www), relay(published.www)]
     assert client.fetch(relays) is Outcome.SEALED
     assert client.files() == checkpoint(7)
-    asked = [_shards_asked(one) for one in relays]
+    asked = [shards_asked(one) for one in relays]
     assert sorted(asked[0] + asked[1]) == [keys.version_shard(7, index) for index in range(SHARDS)]
 
 
@@ -139,7 +65,7 @@ def test_shards_are_fetched_while_the_version_is_still_being_made(
         for name in (keys.descriptor_name(index), keys.shard_name(index)):
             (target / name).write_bytes((full / name).read_bytes())
         wanted = keys.version_shard(7, index)
-        wait_until(f"shard {index} to be asked for", lambda: wanted in _shards_asked(source))  # noqa: B023
+        wait_until(f"shard {index} to be asked for", lambda: wanted in shards_asked(source))  # noqa: B023
         assert not done
     (target / "weights.json").write_bytes((full / "weights.json").read_bytes())
     thread.join(30)
@@ -153,12 +79,12 @@ def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, 
     for seed in range(20):  # until chance asks the bad relay for that shard first
         assert client.fetch([bad, good], seed=seed) is Outcome.SEALED
         assert client.files() == checkpoint(7)
-        if keys.version_shard(7, 4) in _shards_asked(bad):
+        if keys.version_shard(7, 4) in shards_asked(bad):
             break
         client.weights.path(7).rename(client.weights.root / f"old-{seed}")
         bad.asked.clear()
         good.asked.clear()
-    asked = _shards_asked(bad) + _shards_asked(good)
+    asked = shards_asked(bad) + shards_asked(good)
     assert sorted(asked) == sorted(
         [keys.version_shard(7, index) for index in range(SHARDS)] + [keys.version_shard(7, 4)]
     )
@@ -237,7 +163,7 @@ def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
     done: list[Outcome] = []
     thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
     thread.start()
-    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in _shards_asked(source))
+    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in shards_asked(source))
     (tmp_path / "again").mkdir()
     again = Published(tmp_path / "again", run_keys)
     again.publish(8, checkpoint(80, 5 * SHARD))
@@ -258,7 +184,7 @@ def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published,
     done: list[Outcome] = []
     thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
     thread.start()
-    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in _shards_asked(source))
+    wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in shards_asked(source))
     other = {**checkpoint(8), "model.safetensors": checkpoint(80)["model.safetensors"]}
     folder = published.www.parent / "outbox" / "v000008"
     (folder / "model.safetensors").write_bytes(other["model.safetensors"])
@@ -297,7 +223,7 @@ def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, 
     assert client.fetch([relay(published.www, lacks_last)], stall_seconds=1.0) is Outcome.STALLED
     source = relay(published.www)
     assert client.fetch([source]) is Outcome.SEALED
-    assert _shards_asked(source) == [keys.version_shard(7, 9)]
+    assert shards_asked(source) == [keys.version_shard(7, 9)]
     assert client.files() == checkpoint(7)
 
 

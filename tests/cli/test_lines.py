@@ -51,6 +51,15 @@ def test_steps_versions_and_rejects_are_events() -> None:
     ]
 
 
+def test_a_supervised_step_has_losses_in_place_of_rewards() -> None:
+    step = step_metrics(7, epoch=1.5, loss=0.25, held_out_loss=0.5, learning_rate=1e-5)
+    after = snapshot(progress=progress(last_step=step))
+    assert events(snapshot(progress=progress()), after) == [
+        "step 8/60 trained: epoch 1.50, loss 0.250, held-out loss 0.500, gradient norm 0.080, learning rate 1.00e-05, "
+        "5,000 tokens in 8 s",
+    ]
+
+
 def test_a_step_with_skipped_updates_says_so() -> None:
     after = snapshot(progress=progress(last_step=step_metrics(7, skipped_updates=2)))
     assert events(snapshot(progress=progress()), after)[0].endswith("in 8 s, 2 updates skipped")

@@ -78,12 +78,14 @@ def test_a_manifest_that_is_not_text_is_one_line(tmp_path: Path) -> None:
 
 
 def test_every_mistake_in_a_manifest_is_one_line_with_the_nearest_key(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(GOOD.replace("steps: 10", "stepz: 10\n  asyncLevel: 9"))
+    (tmp_path / "run.yaml").write_text(
+        GOOD.replace("steps: 10", "stepz: 10\n  asyncLevel: 9").replace("environment:", "environ:")
+    )
     lines = failed(tmp_path, "up", "-f", "run.yaml")
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert any("spec.stepz: unknown key" in line and "did you mean steps?" in line for line in lines)
     assert any("spec.asyncLevel: given 9; allowed: integer, 0 to 4" in line for line in lines)
-    assert any("spec.steps: missing" in line for line in lines)
+    assert any("spec.tasks.environment: missing" in line for line in lines)
 
 
 def test_two_runs_in_one_manifest_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from samples import DOCUMENTS, NODE, run_config
-from shoal.contracts import identity, ledger, protocol, recipe, run, steps, tasks, verdicts, weights
+from shoal.contracts import (
+    final_model,
+    identity,
+    ledger,
+    proof_profile,
+    protocol,
+    recipe,
+    run,
+    sft,
+    steps,
+    tasks,
+    verdicts,
+    weights,
+)
 from shoal.contracts.base import Contract, SpecModel
 from shoal.contracts.canonical import canonical_bytes
 
@@ -34,12 +47,13 @@ def refused_fields(document: Contract, fields: dict[str, Any]) -> set[str]:
 
 
 def test_there_is_a_sample_of_every_message() -> None:
-    modules = [identity, ledger, protocol, run, steps, tasks, verdicts, weights]
+    modules = [final_model, identity, ledger, proof_profile, protocol, run, sft, steps, tasks, verdicts, weights]
     defined = {
         value
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Contract) and value.__module__ == module.__name__
+        if not issubclass(value, SpecModel)
     }
     reached = {type(document) for document in DOCUMENTS} | {run.Addresses, weights.CheckpointFile}
     assert defined <= reached, f"add to tests/samples.py: {sorted(kind.__name__ for kind in defined - reached)}"
@@ -127,7 +141,7 @@ NUMBERS = {
     "step": -1, "submission": -1, "version": -1, "policy_version": -1, "latest_version": 1_000_000, "min_version": -1,
     "max_version": 1_000_000, "size": -1, "groups": -1, "cpus": 0, "memory_bytes": -1, "gpus": 1025, "needed_groups": -1,
     "accepted_groups": -1, "pending_groups": -1, "expires_unix": float("nan"), "total_size": -1, "shard_size": 0,
-    "shard_count": 0, "index": -1, "rows": -1, "completion_tokens": 0.5, "number": -1, "steps": 0, "async_level": 5,
+    "shard_count": 0, "index": -1, "rows": -1, "completion_tokens": 0.5, "number": -1, "steps": -1, "async_level": 5,
     "task_count": 0.5, "base_pass_rate": 1.5, "seed": -1, "groups_dropped": -1, "loss": float("nan"),
     "reward": math.inf, "gradient_norm": -math.inf,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -20,7 +21,7 @@ from shoal.contracts.ledger import GENESIS, LedgerEntry
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.tasks import TASKS_SCHEMA, BadTaskTable, ChatMessage, Task, read_tasks, tasks_digest, write_tasks
-from shoal.contracts.weights import CheckpointFile, VersionOpen
+from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen
 from shoal.storage.store import KEY_PATTERN, MAX_KEY_LENGTH
 
 
@@ -113,6 +114,25 @@ class TestWeights:
     def test_two_files_of_one_name_are_refused(self) -> None:
         with pytest.raises(ValidationError, match="two files have the same name"):
             opening([1, 2], 1024, files=[CheckpointFile(name="a", size=1), CheckpointFile(name="a", size=2)])
+
+    def test_a_full_version_is_written_as_before_there_were_deltas(self) -> None:
+        assert set(json.loads(OPEN.to_json())) == {
+            "schema_version", "run", "version", "files", "shard_size", "shard_count", "encoding"
+        }  # fmt: skip
+        assert b"encoding" not in ShardDescriptor(run=RUN, version=7, index=0, size=1, sha256="0" * 64).to_json()
+        digest = hashlib.sha256(rfc8785.dumps(json.loads(OPEN.to_json()))).hexdigest()
+        assert document_digest(OPEN) == digest
+
+    def test_a_delta_names_its_base_and_a_full_version_has_none(self) -> None:
+        base = {"version": 6, "sha256": "0" * 64, "item_size": 2}
+        assert opening([10], 10, encoding="delta", base=base).base == DeltaBase(**base)
+        for encoding, named in (("delta", None), ("full", base)):
+            with pytest.raises(ValidationError, match=f"encoding is {encoding}: a delta names its base"):
+                opening([10], 10, encoding=encoding, base=named)
+        with pytest.raises(ValidationError, match="version 7 cannot be a delta against version 7: give an older one"):
+            opening([10], 10, encoding="delta", base=base | {"version": 7})
+        with pytest.raises(ValidationError, match="item_size"):
+            opening([10], 10, encoding="delta", base=base | {"item_size": 3})
 
     @pytest.mark.parametrize(
         "name", ["", "..", ".", "../x", "/etc/passwd", "a/b", "a\\b", ".shards", "-x", "a\n", "a" * 129, "é"]

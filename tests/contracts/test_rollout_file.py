@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samples import METADATA, NODE, RUN, rollout
-from shoal.contracts.rollouts import ROLLOUT_SCHEMA, BadRollouts, Rollout, read_rollouts, write_rollouts
+from shoal.contracts.rollouts import (
+    ROLLOUT_SCHEMA,
+    BadRollouts,
+    Rollout,
+    read_rollouts,
+    sampled_stretches,
+    write_rollouts,
+)
 
 ROWS = [
     rollout(sample_index=0),
@@ -227,3 +234,17 @@ def test_the_schema_is_the_documented_one() -> None:
         "length_penalty",
         "reward",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "stretches"),
+    [
+        ([True] * 5, [(0, 5)]),
+        ([True, True, False, True], [(0, 2), (3, 4)]),
+        ([False, True, False], [(1, 2)]),
+        ([False, False], []),
+        ([], []),
+    ],
+)
+def test_sampled_stretches_are_the_runs_of_true(mask: list[bool], stretches: list[tuple[int, int]]) -> None:
+    assert [(part.start, part.stop) for part in sampled_stretches(mask)] == stretches

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from shoal.contracts.http_signatures import (
 )
 from shoal.contracts.identity import PrivateKey, Roster, verify
 from shoal.contracts.protocol import Invite, RelayToken
+from shoal.contracts.verdicts import Verdict
 
 URL = "http://127.0.0.1:8080/v1/leases?wait_seconds=20"
 BODY = b'{"node": "n", "step": 7}'
@@ -144,6 +146,20 @@ class TestSignedDocuments:
         changed = signed.model_copy(update={"document": INVITE.model_copy(update={field: other})})
         with pytest.raises(BadSignature, match="does not fit the document"):
             changed.verified(ORCHESTRATOR_KEY.public)
+
+    def test_a_verdict_from_before_it_named_its_validator_still_fits_its_signature(self) -> None:
+        written = {
+            "run": RUN, "node": "0" * 64, "lease": "0" * 32, "step": 1, "submission": 0, "sha256": "1" * 64, "policy_version": None,
+            "outcome": "expired", "reason": None, "evidence": "late", "rewards": [], "rows": 0, "completion_tokens": 0, "proof_rows": 0,
+            "check_seconds": 0.5,
+        }  # fmt: skip
+        old = rfc8785.dumps(written)  # all of its fields, as they were signed then
+        assert canonical_bytes(Verdict.model_validate(written)) == old
+        signed = sign(Verdict.model_validate(written), key(9))
+        assert Signed[Verdict].from_json(signed.to_json()).verified(signed.signer).evidence == "late"
+        named = Verdict.model_validate(written | {"validator": "v-0", "seconds_by_check": {"parse": 0.25}})
+        assert canonical_bytes(named) != old
+        assert Verdict.from_json(named.to_json()) == named
 
     def test_a_signature_over_one_kind_of_document_does_not_fit_another_kind(self) -> None:
         class Look(Contract):

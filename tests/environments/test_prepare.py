@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from samples import run_config
+from samples import PROOF_PROFILE, run_config
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import read_tasks, tasks_digest
-from shoal.environments import digest, generated_model
+from shoal.environments import digest, generated_model, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import WarmStartFailed
 from shoal.environments.generated_tokenizer import train_tokenizer
@@ -47,17 +48,22 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint as somebody mounts it: with a README and a pickle, which are nobody's business."""
-    folder = tmp_path / "mounted"
+    """A checkpoint as somebody mounts it, with its proof profile, a README, and a pickle, which is nobody's business."""
+    folder = checkpoint_of_width(tmp_path / "mounted", 128)
+    (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
+    (folder / "README.md").write_text("# A model")
+    (folder / "optimizer.bin").write_bytes(b"pickle")
+    return folder
+
+
+def checkpoint_of_width(folder: Path, width: int) -> Path:
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = {"hidden_size": width, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     tokenizer = train_tokenizer(["12+34=", " Think for 20 tokens before giving a response.\n"])
     Qwen3ForCausalLM(
         Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
     ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text("# A model")
-    (folder / "optimizer.bin").write_bytes(b"pickle")
     return folder
 
 
@@ -78,6 +84,44 @@ def test_a_mounted_checkpoint_and_a_task_table_are_put_into_the_store(
     names = {info.key.removeprefix(keys.BASE_MODEL) for info in store.list(keys.BASE_MODEL)}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert not names & {"README.md", "optimizer.bin"}
+
+
+def test_a_base_model_without_a_proof_profile_is_calibrated_and_carries_it_from_then_on(
+    store: Store, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof_calibration, "RUN_SEQUENCES", 24)
+    (checkpoint / "proof_profile.json").unlink()
+    profile = prepare(mounted(checkpoint), store, tmp_path / "scratch").proof_profile
+    assert profile is not None
+    assert (profile.hidden_size, profile.dtype, profile.size.sequences) == (128, "float32", 24)
+    assert profile.honest.rejected_chunks.events == 0
+    assert ProofProfile.from_json(store.get(keys.BASE_MODEL + "proof_profile.json")) == profile
+    assert not (checkpoint / "proof_profile.json").exists()  # the mounted folder is not ours to write to
+
+
+def test_a_profile_that_a_model_brings_is_taken(store: Store, tmp_path: Path, checkpoint: Path) -> None:
+    assert prepare(mounted(checkpoint), store, tmp_path / "scratch").proof_profile == PROOF_PROFILE
+
+
+def test_a_profile_of_another_model_is_refused(store: Store, tmp_path: Path, checkpoint: Path) -> None:
+    (checkpoint / "proof_profile.json").write_bytes(PROOF_PROFILE.model_copy(update={"hidden_size": 256}).to_json())
+    with pytest.raises(CannotPrepare, match="is of a model 256 wide, this one is 128 wide: calibrate again"):
+        prepare(mounted(checkpoint), store, tmp_path / "scratch")
+
+
+def test_a_model_too_narrow_for_proofs_is_refused(store: Store, tmp_path: Path) -> None:
+    narrow = checkpoint_of_width(tmp_path / "narrow", 32)
+    with pytest.raises(CannotPrepare, match="hidden size 32: a proof needs 128 values"):
+        prepare(mounted(narrow), store, tmp_path / "scratch")
+
+
+def test_a_model_too_large_to_calibrate_here_goes_without(
+    store: Store, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof_calibration, "RUN_BYTES", 1000)
+    (checkpoint / "proof_profile.json").unlink()
+    assert prepare(mounted(checkpoint), store, tmp_path / "scratch").proof_profile is None
+    assert not store.exists(keys.BASE_MODEL + "proof_profile.json")
 
 
 def test_a_run_that_is_prepared_is_left_as_it_is(store: Store, tmp_path: Path, checkpoint: Path) -> None:
@@ -135,7 +179,7 @@ def test_a_generated_model_for_another_environment_is_refused(
 
 def test_a_model_without_a_source_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(
-        CannotPrepare, match=r"spec.model: nothing is given; allowed: one of huggingFace, path, generated"
+        CannotPrepare, match=r"spec.model: nothing is given; allowed: one of huggingFace, path, generated, run"
     ):
         prepare(config(model=ModelSource()), store, tmp_path / "scratch")
 
@@ -150,6 +194,7 @@ def test_a_generated_model_is_a_checkpoint_that_answers_and_the_same_one_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generated_model, "WORTH_MEASURING", 10.0)  # a few updates only: here it need not be right
+    monkeypatch.setattr(proof_calibration, "RUN_SEQUENCES", 8)
     done = prepare(config(), store, tmp_path / "scratch")
     folder = tmp_path / "scratch" / "base"
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)

@@ -1,8 +1,8 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder), generate (requests, stop_after decoding steps), swap
-(folder).
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps),
+swap (folder), preemptions (how many there were), version (found).
 """
 
 import base64
@@ -13,9 +13,38 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shoal.contracts.pools import EngineSettings
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.completions import Completion, Request
 from shoal.inference.engine import Engine, GenerationStoppedError
+
+
+class PREEMPTED:
+    """Counts what vLLM's scheduler takes out of the batch for want of memory."""
+
+    total = 0
+
+
+def count_preemptions() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler  # loaded by then, with the variables that `engine` sets
+
+    preempt = Scheduler._preempt_request
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        PREEMPTED.total += 1
+        preempt(*args, **kwargs)
+
+    Scheduler._preempt_request = counted
+
+
+def refusal_of_version(found: str) -> str | None:
+    from shoal.inference import vllm_hooks  # loads vLLM, which `engine` has prepared for
+
+    try:
+        vllm_hooks._check_version(found)
+    except vllm_hooks.UnsupportedVllmError as refused:
+        return str(refused)
+    return None
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
@@ -27,26 +56,36 @@ def generate(engine: Engine, command: dict[str, Any]) -> Any:
     limit = command.get("stop_after", float("inf"))
     requests = [Request(**request) for request in command["requests"]]
     try:
-        return [completion_json(made) for made in engine.generate(requests, lambda: next(steps) >= limit)]
+        made = engine.generate(requests, lambda: "the test says so" if next(steps) >= limit else None)
+        return [completion_json(completion) for completion in made]
     except GenerationStoppedError as stopped:
         return str(stopped)
 
 
 def main(folder: Path) -> None:
+    count_preemptions()
     results: list[Any] = []
     for command in json.loads((folder / "commands.json").read_text()):
         match command["do"]:
             case "start":
-                engine = Engine(read_checkpoint(Path(command["folder"])), max_sequence_length=128, batch=16)
+                checkpoint = read_checkpoint(Path(command["folder"]))
+                settings = EngineSettings(**command.get("settings", {}))
+                length = command.get("length", 128)
+                engine = Engine(checkpoint, max_sequence_length=length, batch=16, settings=settings)
                 results.append(None)
             case "generate":
                 results.append(generate(engine, command))
+            case "version":
+                results.append(refusal_of_version(command["found"]))
+            case "preemptions":
+                results.append(PREEMPTED.total)
             case "swap":
                 try:
                     engine.swap(read_checkpoint(Path(command["folder"])))
                     results.append(None)
                 except ValueError as refused:
                     results.append(str(refused))
+    engine.close()
     (folder / "results.json").write_text(json.dumps(results))
 
 

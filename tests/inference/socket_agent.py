@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
 from shoal.contracts.tasks import Task, write_tasks
 
@@ -23,6 +23,7 @@ class Agent:
     leases: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     files: list[tuple[LocalSubmission, bytes]] = field(default_factory=list)
+    returned: list[str | None] = field(default_factory=list)
     refuse_leases: bool = False
     refused: int = 0
 
@@ -67,6 +68,9 @@ class SocketAgent:
                     number, agent.leases = agent.leases, agent.leases + 1
                     lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=0.0)
                     self._answer(200, lease.to_json())
+                elif self.path == "/v1/returns":
+                    agent.returned.append(LocalReturn.from_json(body).lease)
+                    self._answer(204, b"")
                 else:
                     handed = LocalSubmission.from_json(body)
                     data = (home / "tmp" / handed.file).read_bytes()

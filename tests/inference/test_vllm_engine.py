@@ -58,7 +58,7 @@ def test_a_completion_ends_with_an_end_token_or_at_the_limit(made: Scenario) -> 
 
 
 def test_the_same_seeds_give_the_same_completions_also_after_an_abort(made: Scenario) -> None:
-    assert made.stopped == "stopped with 24 sequences unfinished"
+    assert made.stopped == "stopped with 24 sequences unfinished: the test says so"
     assert [completion.tokens for completion in made.after_stop] == [completion.tokens for completion in made.old]
     assert [completion.proofs for completion in made.after_stop] == [completion.proofs for completion in made.old]
 

@@ -1,53 +1,24 @@
-"""The worker's pure parts: proofs recorded row by row, planning, versions on disk, checkpoint facts."""
+"""The worker's pure parts: planning, versions on disk, checkpoint facts."""
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny_policy
 from safetensors.torch import load_file, save_file
 
-from shoal.contracts import toploc
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.proof_profile import PROFILE_FILE
 from shoal.contracts.weights import WeightsManifest
 from shoal.environments.tokens import completion_text, eos_token_ids
-from shoal.inference.checkpoint import BadCheckpointError, read_checkpoint
-from shoal.inference.proofs import ProofRecorder
+from shoal.inference.checkpoint import BadCheckpointError, check_tensor_parallel, read_checkpoint
+from shoal.inference.device import WrongEngineError, require_cpu_where_redrawn
 from shoal.inference.rollouts import plan_submission
 from shoal.inference.weights import newest_policy, versions_in
 from shoal.storage.checkpoint_files import MANIFEST_FILE
 
 TRAINER = PrivateKey.generate()
-
-
-def test_rows_recorded_one_by_one_and_interleaved_give_the_proofs_of_each_whole() -> None:
-    random = np.random.default_rng(0)
-    whole = {
-        name: random.normal(size=(length, 128)).astype(np.float32) for name, length in (("a", 70), ("b", 3), ("c", 32))
-    }
-    recorder = ProofRecorder()
-    for step in range(70):
-        running = [name for name, states in whole.items() if step < len(states)]
-        recorder.add(running, np.stack([whole[name][step] for name in running]))
-    taken = recorder.take(["c", "a", "b"])
-    assert taken == {name: toploc.encode(states) for name, states in whole.items()}
-    with pytest.raises(KeyError):
-        recorder.take(["a"])
-
-
-def test_aborted_sequences_are_forgotten() -> None:
-    recorder = ProofRecorder()
-    recorder.add(["a"], np.ones((1, 128), np.float32))
-    recorder.forget()
-    with pytest.raises(KeyError):
-        recorder.take(["a"])
-
-
-def test_states_without_a_request_are_an_error() -> None:
-    with pytest.raises(ValueError, match="2 rows of hidden states for 1 sampled tokens"):
-        ProofRecorder().add(["a"], np.ones((2, 128), np.float32))
 
 
 def test_a_plan_holds_every_sample_of_every_group_in_order() -> None:
@@ -143,6 +114,44 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         read_checkpoint(folder)
 
 
+def test_a_checkpoint_names_the_dimensions_that_its_profile_masks(tmp_path: Path) -> None:
+    tiny_policy.make_policy(tmp_path, 0)
+    assert read_checkpoint(tmp_path).masked_dimensions == ()
+    profile = tiny_policy.proof_profile([3, 64, 127])
+    (tmp_path / PROFILE_FILE).write_bytes(profile.to_json())
+    assert read_checkpoint(tmp_path).masked_dimensions == (3, 64, 127)
+    (tmp_path / PROFILE_FILE).write_bytes(profile.model_copy(update={"hidden_size": 256}).to_json())
+    with pytest.raises(BadCheckpointError, match="is of a model 256 wide, this one is 128 wide"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (3, "engine.tensorParallelSize is 3, which does not divide num_attention_heads, 4"),
+        (4, None),  # two key-value heads are copied
+        (8, "engine.tensorParallelSize is 8, which does not divide num_attention_heads, 4"),
+    ],
+)
+def test_a_model_that_cannot_be_spread_is_refused_by_the_number_that_does_not_fit(
+    tmp_path: Path, size: int, words: str | None
+) -> None:
+    tiny_policy.make_policy(tmp_path, 0)
+    checkpoint = read_checkpoint(tmp_path)
+    if words is None:
+        check_tensor_parallel(checkpoint, size)
+    else:
+        with pytest.raises(BadCheckpointError, match=words):
+            check_tensor_parallel(checkpoint, size)
+
+
+def test_key_value_heads_that_can_be_neither_split_nor_copied_are_refused(tmp_path: Path) -> None:
+    tiny_policy.make_policy(tmp_path, 0)
+    change(tmp_path, num_attention_heads=12, num_key_value_heads=4, intermediate_size=240)
+    with pytest.raises(BadCheckpointError, match="neither divides nor is a multiple of num_key_value_heads, 4"):
+        check_tensor_parallel(read_checkpoint(tmp_path), 6)
+
+
 def test_end_tokens_of_both_configurations_count(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
@@ -156,3 +165,10 @@ def test_the_text_of_a_completion_lacks_its_end_token_and_shows_others(tmp_path:
     assert completion_text(tokenizer, [*tokens, 1], frozenset({1})) == "<2+4+0=6>46"
     assert completion_text(tokenizer, [*tokens, 0], frozenset({1})) == "<2+4+0=6>46<pad>"
     assert completion_text(tokenizer, [1], frozenset({1})) == ""
+
+
+def test_a_gpu_engine_does_not_serve_a_pool_whose_tokens_are_drawn_again_as_on_a_cpu() -> None:
+    require_cpu_where_redrawn("cpus", ["cpus"], "cpu")
+    require_cpu_where_redrawn("gpus", ["cpus"], "cuda")
+    with pytest.raises(WrongEngineError, match="runs on cuda, and tokens of pool cpus are drawn again as on a CPU"):
+        require_cpu_where_redrawn("cpus", ["cpus"], "cuda")

@@ -14,11 +14,13 @@ import pytest
 import tiny_policy
 from socket_agent import Agent, SocketAgent
 
+import samples
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.keys import version_name
+from shoal.contracts.pools import EngineSettings
 from shoal.contracts.rollouts import Rollout, read_rollouts
-from shoal.contracts.run import AgentState
+from shoal.contracts.run import AgentState, NodeConfig
 from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.weights import WeightsManifest
 from shoal.inference.rollouts import plan_submission
@@ -26,7 +28,14 @@ from shoal.storage.checkpoint_files import MANIFEST_FILE
 
 ADDRESS = "127.13.0.5"
 TRAINER = PrivateKey.generate()
-PUBLIC = tiny_policy.PUBLIC.model_copy(update={"tasks_digest": tasks_digest(tiny_policy.TASKS)})
+PUBLIC = tiny_policy.PUBLIC.model_copy(
+    update={
+        "tasks_digest": tasks_digest(tiny_policy.TASKS),
+        # Long enough that a file takes seconds: what happens meanwhile is what these tests are about.
+        "max_sequence_length": 300,
+        "sampling": tiny_policy.PUBLIC.sampling.model_copy(update={"max_completion_tokens": 200}),
+    }
+)
 WAITING_STATE = AgentState(node=tiny_policy.NODE, state="Discovered", trainer_key=TRAINER.public)
 
 
@@ -53,14 +62,20 @@ class Process:
         self._folder = tempfile.TemporaryDirectory()  # short: a socket's path has at most 107 characters
         self.home = Path(self._folder.name)
         (self.home / "tmp").mkdir()
-        (self.home / "tmp" / "left-behind.parquet").write_bytes(b"of a process before")
-        self.log = (self.home / "log").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.inference"],
-            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
+        (self.home / "config").mkdir()
+        node = NodeConfig(
+            run="tiny",
+            pool="pool",
+            engine=EngineSettings(max_sequences=8, kv_cache_bytes=64 << 20),
+            discovery="http://127.0.0.1:1",
+            roster=samples.ROSTER,
+            run_key=samples.RUN_KEY.public,
         )
+        (self.home / "config" / "node.json").write_bytes(node.to_json())
+        for name in ("left-behind.parquet", "half-written.partial"):
+            (self.home / "tmp" / name).write_bytes(b"of a process before")
+        self.log = (self.home / "log").open("w+")
+        self.start()
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of the health server; 0 while it does not listen."""
@@ -70,6 +85,14 @@ class Process:
                 return answer.status_code, answer.text
         except httpx.ConnectError:
             return 0, ""
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.inference"],
+            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -110,7 +133,7 @@ def rows_of(agent: Agent, index: int) -> list[Rollout]:
 
 
 def test_it_waits_for_an_agent_and_says_so(worker: Process, served: list[SocketAgent], deadline: Deadline) -> None:
-    deadline("the health server", lambda: worker.get("/readyz")[0] == 503, seconds=60)
+    deadline("the health server", lambda: worker.get("/readyz")[0] == 503, seconds=150)
     assert worker.get("/readyz") == (503, "no weights are loaded yet")
     assert worker.get("/healthz")[0] == 200
     deadline("the wait as a metric", lambda: "the agent to be admitted to a run" in worker.get("/metrics")[1])
@@ -123,9 +146,10 @@ def test_it_starts_on_the_first_weights_that_the_trainer_signed(
     agent.state = WAITING_STATE.model_copy(update={"state": "Healthy", "public": PUBLIC})
     publish(worker.home, 4, seed=9, signer=PrivateKey.generate())
     publish(worker.home, 3, seed=0)
-    deadline("a loaded engine", lambda: worker.get("/readyz")[0] == 200, seconds=90)
+    deadline("a loaded engine", lambda: worker.get("/readyz")[0] == 200, seconds=150)
     assert "shoal_worker_policy_version 3.0" in worker.get("/metrics")[1]
-    assert not (worker.home / "tmp" / "left-behind.parquet").exists()
+    assert list((worker.home / "tmp").iterdir()) == []
+    assert agent.returned == [None], "what a process before it held is given back"
 
 
 def test_it_hands_in_what_the_beacon_draws(
@@ -187,9 +211,49 @@ def test_refused_leases_are_asked_for_again(agent: Agent, served: list[SocketAge
     deadline("another lease", lambda: agent.leases > before, seconds=60)
 
 
-def test_on_sigterm_it_leaves_at_once_and_cleanly(worker: Process, served: list[SocketAgent]) -> None:
+def test_a_lease_whose_step_is_sealed_is_given_back(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    assert agent.returned == [None]
+    open_step = agent.step
+    agent.step = tiny_policy.STEP.model_copy(
+        update={"step": 7, "min_version": 5, "max_version": 7, "first_unsealed_step": 8}
+    )
+    deadline("a lease given back", lambda: len(agent.returned) > 1, seconds=60)
+    assert 'shoal_worker_returned_total{reason="sealed"} ' in worker.get("/metrics")[1]
+    agent.step = open_step
+    before = len(agent.files)
+    deadline("another file", lambda: len(agent.files) > before, seconds=60)
+
+
+def test_killed_at_work_it_leaves_nothing_half_done(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    leases = agent.leases
+    deadline("work on another lease", lambda: agent.leases > leases, seconds=60)
+    worker.process.kill()
+    worker.process.wait()
+    before = len(agent.files)
+    worker.start()
+    deadline("a file of the next process", lambda: len(agent.files) > before, seconds=120)
+    assert agent.returned.count(None) == 2
+    for index in range(len(agent.files)):
+        assert len(rows_of(agent, index)) == 24
+    assert len({handed.lease for handed, _ in agent.files}) == len(agent.files)
+
+
+def test_on_sigterm_it_finishes_what_it_can_and_leaves_cleanly(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    leases = agent.leases
+    deadline("work on another lease", lambda: agent.leases > leases, seconds=60)
+    before = len(agent.files)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(timeout=30) == 0
-    assert list((worker.home / "tmp").glob("*.parquet")) == []
+    assert len(agent.files) >= before
+    # Each lease ended in a file or was given back, but for the one that the kill took: the pod gave that back.
+    ended = len(agent.files) + sum(name is not None for name in agent.returned)
+    assert agent.leases - ended in (0, 1)
+    assert list((worker.home / "tmp").iterdir()) == []
     worker.log.seek(0)
     assert "Traceback" not in worker.log.read()

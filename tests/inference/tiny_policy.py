@@ -21,8 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from shoal.contracts import seeds
+from shoal.contracts.proof_profile import CalibrationSize, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.protocol import Lease, StepInfo
-from shoal.contracts.recipe import LengthReward, Sampling
+from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
 from shoal.contracts.run import PublicRun
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
@@ -65,8 +66,8 @@ STEP = StepInfo(
 LEASE = Lease(lease="0f" * 16, node=NODE, step=4, submission=2, expires_unix=0.0)
 
 
-def make_policy(folder: Path, seed: int, *, tied: bool = False) -> Qwen3ForCausalLM:
-    """Write a random byte-level Qwen3 checkpoint of 0.5M parameters in float32 to `folder`; returns the model."""
+def make_policy(folder: Path, seed: int, *, tied: bool = False, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+    """Write a random byte-level Qwen3 checkpoint of 0.5M parameters to `folder`; returns the model."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=258,
@@ -83,7 +84,7 @@ def make_policy(folder: Path, seed: int, *, tied: bool = False) -> Qwen3ForCausa
         pad_token_id=0,
         initializer_range=0.08,
     )
-    model = Qwen3ForCausalLM(config).float().eval()
+    model = Qwen3ForCausalLM(config).to(dtype).eval()
     model.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<pad>": 0, "<eos>": EOS} | {character: 2 + index for index, character in enumerate(alphabet)}
@@ -92,6 +93,25 @@ def make_policy(folder: Path, seed: int, *, tied: bool = False) -> Qwen3ForCausa
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
     return model
+
+
+def proof_profile(masked: Sequence[int]) -> ProofProfile:
+    """A profile of such a policy that masks these dimensions and measured nothing."""
+    rate = ErrorRate(events=0, trials=1, low=0.0, high=1.0)
+    return ProofProfile(
+        hidden_size=128,
+        dtype="bfloat16",
+        masked_dimensions=list(masked),
+        thresholds=ProofThresholds(),
+        size=CalibrationSize(prover="none", sequences=1, tokens=1, chunks=1, file_sequences=1),
+        honest=HonestErrors(
+            max_mismatches=0,
+            max_mantissa_error_mean=0.0,
+            max_mantissa_error_median=0.0,
+            rejected_chunks=rate,
+            rejected_files=rate,
+        ),
+    )
 
 
 def plan(tokenizer: Any) -> list[PlannedRow]:
@@ -122,7 +142,7 @@ class EngineRun:
     @functools.cached_property
     def results(self) -> list[Any]:
         """One answer a command; completions as `Completion`."""
-        code = self._process.wait(timeout=240)
+        code = self._process.wait(timeout=280)
         self._log.seek(0)
         assert code == 0, self._log.read()[-6000:]
         answers = json.loads((Path(self._folder.name) / "results.json").read_text())

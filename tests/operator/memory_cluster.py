@@ -8,7 +8,7 @@ from typing import Any
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
-from shoal_operator.engine.cluster import Object
+from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile_all
 
@@ -21,19 +21,29 @@ class MemoryCluster:
     def __init__(self, folder: Path) -> None:
         self.objects = Objects(folder / "objects.json")
         self.progress: RunProgress | None = None
+        self.pods: dict[str, Object] = {}
         self.asked: list[str] = []
         self.writes: list[str] = []
+        self.refuses: dict[str, ClusterError] = {}
+        """What is said to applies of objects, by `<kind>/<name>`."""
         self.status_writes = 0
         self.time = datetime(2026, 11, 21, tzinfo=UTC)
 
     def get(self, kind: str, name: str) -> Object | None:
         return self.objects.get(kind, name)
 
+    def read_foreign(self, kind: str, name: str) -> Object | None:
+        return self.objects.get(kind, name)
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        if kind == "Pod":
+            return [pod for _, pod in sorted(self.pods.items()) if labels.items() <= pod["metadata"]["labels"].items()]
         return self.objects.find(kind, labels)
 
     def apply(self, wanted: Object) -> Object:
         self.writes.append(f"{wanted['kind']}/{wanted['metadata']['name']}")
+        if (refusal := self.refuses.get(self.writes[-1])) is not None:
+            raise refusal
         return self.objects.apply(wanted)
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
@@ -46,8 +56,8 @@ class MemoryCluster:
         self.status_writes += 1
         self.objects.set_status(kind, name, status)
 
-    def addresses(self, run: str, relays: int) -> Addresses:
-        return names.cluster_addresses(run, self.namespace, relays)
+    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
+        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         self.asked.append(orchestrator_url)

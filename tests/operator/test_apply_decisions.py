@@ -68,6 +68,57 @@ def test_what_the_api_server_calls_immutable_is_replaced() -> None:
     assert decide(wanted, live()) is Action.REPLACE
 
 
+def template(**spec: Any) -> dict[str, Any]:
+    made = job(None)
+    made["spec"]["template"] = {"spec": {"containers": [{"name": "trainer", "image": "shoal/trainer"}], **spec}}
+    return made
+
+
+def test_a_field_that_a_running_job_is_to_lose_replaces_it() -> None:
+    """A prepare pod that finds no node, and the author who takes the node selector back."""
+    selected = with_hash(template(nodeSelector={"gpu": "b200"}))
+    assert contains(selected, template()), "the live Job has all that is wanted"
+    assert decide(template(), selected) is Action.REPLACE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"containers": [{"name": "trainer", "image": "mirror.internal/shoal/trainer"}]},
+        {"tolerations": [{"key": "gpu"}, {"key": "added-by-the-queue"}]},
+    ],
+)
+def test_what_admission_changed_in_a_job_is_left_as_it_is(changed: dict[str, Any]) -> None:
+    wanted = template(tolerations=[{"key": "gpu"}])
+    admitted = with_hash(wanted)
+    admitted = {**admitted, "spec": {"template": {"spec": {**admitted["spec"]["template"]["spec"], **changed}}}}
+    assert decide(wanted, admitted) is Action.NOTHING
+
+
+def test_what_admission_changed_does_not_hide_drift_elsewhere() -> None:
+    wanted = template()
+    wanted["metadata"]["labels"] = {"a": "b"}
+    admitted = with_hash(wanted)
+    admitted["spec"] = {"template": {"spec": {"containers": []}}}
+    admitted["metadata"]["labels"] = {"a": "c"}
+    assert decide(wanted, admitted) is Action.REPLACE
+
+
+def test_a_service_that_is_to_lose_its_load_balancers_class_is_replaced() -> None:
+    wanted: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "s"},
+        "spec": {"type": "LoadBalancer"},
+    }
+    classed = with_hash({**wanted, "spec": {"type": "LoadBalancer", "loadBalancerClass": "internal"}})
+    assert decide(wanted, classed) is Action.REPLACE
+    assert decide({**wanted, "spec": {"type": "NodePort"}}, classed) is Action.APPLY
+    defaulted = with_hash(wanted)
+    defaulted["spec"] = {**wanted["spec"], "loadBalancerClass": "of-the-cloud"}
+    assert decide(wanted, defaulted) is Action.NOTHING
+
+
 @pytest.mark.parametrize("condition", ["Complete", "Failed"])
 def test_a_finished_job_is_never_written_again(condition: str) -> None:
     changed = job(None) | {"spec": {"template": {"spec": {}}}}

@@ -1,16 +1,20 @@
 """The CRDs: as committed, and of the structural form that an API server takes."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import celpy
 import pytest
 import yaml
-from pydantic import Field
+from celpy.adapter import json_to_cel
+from pydantic import Field, ValidationError
 
 from shoal.contracts.base import SpecModel
 from shoal_operator.api import KINDS
 from shoal_operator.api.crd import crd, crd_yaml, file_name
+from shoal_operator.api.reference import reference_page
 from shoal_operator.api.schema import UnsupportedSchema, structural_schema
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -19,6 +23,16 @@ CRDS = Path(__file__).parents[2] / "crds"
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_committed_file_is_what_the_models_say(kind: str) -> None:
     assert (CRDS / file_name(kind)).read_text() == crd_yaml(kind), "run `make crds`"
+
+
+def test_the_committed_reference_page_is_what_the_models_say() -> None:
+    assert (CRDS.parent / "docs" / "reference.md").read_text() == reference_page(), "run `make crds`"
+
+
+def test_the_reference_page_links_only_to_what_it_has() -> None:
+    page = reference_page()
+    headings = {line.lstrip("# ").lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")}
+    assert set(re.findall(r"\(#([^)]+)\)", page)) <= headings
 
 
 def test_nothing_else_lies_beside_them() -> None:
@@ -95,7 +109,7 @@ def test_defaults_below_an_object_apply_though_the_object_is_absent() -> None:
     spec = yaml.safe_load(crd_yaml("TrainingRun"))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
         "spec"
     ]
-    assert spec["properties"]["recipe"]["default"] == {}
+    assert spec["properties"]["recipe"]["default"]["groupSize"] == 16
     assert spec["properties"]["recipe"]["properties"]["groupSize"]["default"] == 16
     assert "default" not in spec["properties"]["lengthReward"]
 
@@ -106,3 +120,21 @@ def test_a_union_is_refused_by_the_name_of_its_field() -> None:
 
     with pytest.raises(UnsupportedSchema, match=r"Either\.value: unions are not allowed"):
         structural_schema(Either)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("TrainingRun", 40), *((kind, 52) for kind in KINDS if kind != "TrainingRun")]
+)
+def test_a_name_that_the_models_do_not_take_is_refused_by_the_api_server(kind: str, most: int) -> None:
+    """The operator could read such an object neither for itself nor for the run that it serves."""
+    rule, *_ = version(kind)["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    metadata = KINDS[kind].model_fields["metadata"].annotation
+    assert metadata is not None
+    for name in ("a" * most, "a-b", "a" * (most + 1), "a.b", "-a", "a-"):
+        try:
+            metadata(name=name)
+            taken = True
+        except ValidationError:
+            taken = False
+        program = celpy.Environment().program(celpy.Environment().compile(rule["rule"]))
+        assert bool(program.evaluate({"self": json_to_cel({"metadata": {"name": name}})})) is taken, name

@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.contracts.run import NodeConfig
+from shoal.contracts.run import NodeConfig, RunConfig
+from shoal_operator.api import InferencePool, RelayServer, Validator
 from shoal_operator.api.manifest import check
 from shoal_operator.children import (
     ObservedRun,
+    References,
     inference_pool_children,
     names,
     relay_server_children,
     training_run_children,
     validator_children,
 )
+from shoal_operator.children.runner import runner_count
 from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.render import placeholder_identity, to_yaml
 
@@ -31,7 +34,14 @@ def build(case: Path) -> list[dict[str, Any]]:
     assert not mistakes, mistakes
     match manifest["kind"]:
         case "TrainingRun":
-            return training_run_children(found, IDENTITY, ObservedRun(**observed[0]), ADDRESSES)
+            others = [check(each)[0] for each in observed[0].pop("references", [])]
+            references = References(
+                relay_server=next((each for each in others if isinstance(each, RelayServer)), None),
+                validator=next((each for each in others if isinstance(each, Validator)), None),
+                pools=tuple(each for each in others if isinstance(each, InferencePool)),
+            )
+            addresses = names.cluster_addresses("sums", "default", relays=2, runners=runner_count(found))
+            return training_run_children(found, IDENTITY, ObservedRun(**observed[0], references=references), addresses)
         case "InferencePool":
             join = NodeConfig(
                 run="sums", pool="pool", discovery=ADDRESSES.discovery, roster=IDENTITY.roster, run_key=IDENTITY.run_key
@@ -79,7 +89,7 @@ def test_every_mount_lies_under_shoal_and_has_a_volume(pod: dict[str, Any]) -> N
     volumes = {volume["name"] for volume in pod["volumes"]}
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         for mount in container["volumeMounts"]:
-            assert mount["mountPath"].startswith("/shoal/")
+            assert mount["mountPath"].startswith("/shoal/") or mount["mountPath"] == "/dev/shm"
             assert mount["name"] in volumes | {"key", "weights", "www", "data"}
 
 
@@ -98,22 +108,43 @@ def test_only_kinds_of_the_short_list_are_built(case: Path) -> None:
 def mounted_secrets(pod: dict[str, Any]) -> set[str]:
     found = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
     for volume in pod["volumes"]:
-        found |= {source["secret"]["name"] for source in volume.get("projected", {}).get("sources", [])}
+        sources = volume.get("projected", {}).get("sources", [])
+        found |= {source["secret"]["name"] for source in sources if "secret" in source}
     return found
 
 
 def test_a_pod_mounts_the_key_of_its_own_role_only_and_a_worker_none() -> None:
-    by_owner = {name: mounted_secrets(pod) for case in CASES for name, pod in pods(case) if "s3" not in case.name}
+    by_owner = {
+        name.replace("/traces-", "/sums-"): {secret.replace("traces-", "sums-") for secret in mounted_secrets(pod)}
+        for case in CASES
+        for name, pod in pods(case)
+        if "s3" not in case.name
+    }
+    trainers = [name for name in by_owner if name.startswith("Job/sums-trainer-")]
+    assert all(by_owner.pop(name) == {"sums-trainer-key"} for name in trainers)
     assert by_owner == {
         "Job/sums-prepare": set(),
         "StatefulSet/sums-redis": set(),
         "Deployment/sums-discovery": {"sums-discovery-key"},
         "Deployment/sums-orchestrator": {"sums-orchestrator-key"},
-        "Job/sums-trainer-2": {"sums-trainer-key"},
         "StatefulSet/sums-relay": {"sums-relay-key"},
         "Deployment/sums-validator": {"sums-validator-key"},
-        "StatefulSet/sums-fast": set(),
+        "StatefulSet/sums-runner": set(),
+        "StatefulSet/sums-fast": {"sums-fast-ticket"},
+        "StatefulSet/sums-big": {"sums-big-ticket"},
     }
+
+
+def test_of_a_pools_pod_only_the_agent_has_a_secret() -> None:
+    for case in CASES:
+        for _, pod in pods(case) if case.parent.name == "inferencepool" else []:
+            holders = {
+                container["name"]
+                for container in pod["containers"]
+                for mount in container["volumeMounts"]
+                if mount["name"] == "secrets"
+            }
+            assert holders == {"agent"}
 
 
 def test_no_pod_mounts_the_run_key() -> None:
@@ -143,3 +174,85 @@ def test_another_relay_starts_nothing_anew_but_the_orchestrator() -> None:
 
     two, three = hashes(2), hashes(3)
     assert [name for name in two if two[name] != three[name]] == ["sums-orchestrator"]
+
+
+def built(kind: str, case: str) -> dict[str, dict[str, Any]]:
+    return {f"{made['kind']}/{made['metadata']['name']}": made for made in build(GOLDEN / kind / case)}
+
+
+def test_ranks_of_several_pods_meet_at_pod_0_and_none_is_started_again_alone() -> None:
+    made = built("trainingrun", "several_trainer_pods")
+    job = made["Job/sums-trainer-3"]
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (4, 4, 0)
+    pod = job["spec"]["template"]["spec"]
+    assert (pod["restartPolicy"], pod["subdomain"]) == ("Never", "sums-ranks")
+    command = next(each["command"] for each in pod["containers"] if each["name"] == "trainer")
+    assert " ".join(command) == (
+        "python -m torch.distributed.run --nproc-per-node 8 --nnodes 4 --node-rank $(JOB_COMPLETION_INDEX) "
+        "--master-addr sums-trainer-3-0.sums-ranks --master-port 29500 -m shoal.training"
+    )
+    assert made["Service/sums-ranks"]["spec"]["publishNotReadyAddresses"] is True
+    origin = made["Service/sums-trainer"]["spec"]["selector"]
+    assert origin["batch.kubernetes.io/job-completion-index"] == "0", "only rank 0 publishes"
+    assert not [name for name in made if name.endswith(("-outbox", "-www"))], "pods on several nodes share no volume"
+
+
+def test_a_trainer_of_one_process_is_started_without_torchrun() -> None:
+    pod = built("trainingrun", "running")["Job/sums-trainer-2"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == ["python", "-m", "shoal.training"]
+
+
+def test_a_queued_job_is_made_suspended_for_its_queue() -> None:
+    job = built("trainingrun", "several_trainer_pods")["Job/sums-trainer-3"]
+    assert job["spec"]["suspend"] is True
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+
+
+def test_every_edge_is_allowed_at_both_ends_and_nothing_else_comes_in() -> None:
+    """Every caller that an ingress rule names has an egress rule to the same pods and port, and the other way round."""
+    made = built("trainingrun", "running")
+    policies = {name.split("/")[1]: each["spec"] for name, each in made.items() if name.startswith("NetworkPolicy/")}
+    assert policies["sums-deny"] == {
+        "podSelector": {"matchLabels": {"shoal.dev/run": "sums"}},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+
+    def component(peer: dict[str, Any]) -> str:
+        return peer["podSelector"]["matchLabels"].get("shoal.dev/component", "operator")
+
+    incoming, outgoing = set(), set()
+    for spec in policies.values():
+        own = component(spec)
+        for rule in spec.get("ingress", []):
+            incoming |= {(component(peer), own, port["port"]) for peer in rule["from"] for port in rule["ports"]}
+        for rule in spec.get("egress", []):
+            outgoing |= {(own, component(peer), port["port"]) for peer in rule.get("to", []) for port in rule["ports"]}
+    assert incoming - outgoing == {("operator", "orchestrator", 8080)}
+    assert outgoing <= incoming
+    assert ("trainer", "relay", 8090) not in incoming
+
+
+def test_what_is_open_to_the_world_is_what_is_exposed() -> None:
+    made = built("trainingrun", "overrides")
+    open_to_all = {
+        name
+        for name, each in made.items()
+        if name.startswith("NetworkPolicy/") and any("from" not in rule for rule in each["spec"].get("ingress", []))
+    }
+    assert open_to_all == {f"NetworkPolicy/sums-{each}" for each in ("relay", "discovery", "orchestrator")}
+
+
+def test_relays_have_one_way_in_each() -> None:
+    made = built("relayserver", "load_balancers")
+    for number in (0, 1):
+        spec = made[f"Service/sums-relay-{number}"]["spec"]
+        assert spec["selector"] == {"statefulset.kubernetes.io/pod-name": f"sums-relay-{number}"}
+        assert (spec["type"], spec["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
+
+
+def test_referenced_objects_settle_what_their_kinds_settle() -> None:
+    made = built("trainingrun", "references")
+    assert not [name for name in made if name.split("/")[0] in ("RelayServer", "Validator", "InferencePool")]
+    config = RunConfig.from_json(made["ConfigMap/sums-config"]["data"]["run.json"])
+    assert (config.kept_versions, config.validation.proof_rows_share) == (9, 1.0)
+    assert [(pool.name, pool.open) for pool in config.pools] == [("fast", True)]

@@ -72,10 +72,10 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
     ("path", "value", "line"),
     [
         ("spec.recipe.learningrate", 1,
-         "spec.recipe.learningrate: unknown key; allowed keys: promptsPerStep, groupSize, {...}; did you mean learningRate?"),
+         "spec.recipe.learningrate: unknown key; allowed keys: objective, promptsPerStep, groupSize, {...}; did you mean learningRate?"),
         ("spec.recipe.group_size", 8, "spec.recipe.group_size: unknown key; allowed keys: {...}; did you mean groupSize?"),
-        ("spec.qqq", 8, "spec.qqq: unknown key; allowed keys: model, tasks, steps, {...}suspend"),
-        ("spec.steps", ..., "spec.steps: missing; required is integer, 1 to 999999"),
+        ("spec.qqq", 8, "spec.qqq: unknown key; allowed keys: mode, model, tasks, steps, {...}suspend"),
+        ("spec.steps", ..., "spec.steps: missing; must be given, but not with mode Generate, which samples each task once"),
         ("spec.steps", "4", 'spec.steps: given "4"; allowed: integer, 1 to 999999'),
         ("spec.steps", 0, "spec.steps: given 0; allowed: integer, 1 to 999999"),
         ("spec.steps", True, "spec.steps: given true; allowed: integer, 1 to 999999"),
@@ -90,8 +90,17 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
         ("spec.lengthReward.targets", [0], "spec.lengthReward.targets[0]: given 0; allowed: integer, 1 to 1048576"),
         ("spec.trainer.resources.requests", {"memory": "4GB"},
          'spec.trainer.resources.requests.memory: given "4GB"; allowed: a quantity such as 500m, 2 or 4Gi'),
-        ("spec.inferencePool.name", "much-too-long-a-name",
-         'spec.inferencePool.name: given "much-too-long-a-name"; allowed: text, matching {...}'),
+        ("spec.inferencePools", [{"name": "much-too-long-a-name"}],
+         'spec.inferencePools[0].name: given "much-too-long-a-name"; allowed: text, at most 11 characters, matching {...}'),
+        ("spec.trainer.podTemplate.tolerations", [{"effect": "noexecute"}],
+         'spec.trainer.podTemplate.tolerations[0].effect: given "noexecute"; allowed: one of NoSchedule, PreferNoSchedule, NoExecute; '
+         "did you mean NoExecute?"),
+        ("spec.trainer.gpuCount", 8, "spec.trainer.gpuCount: unknown key; allowed keys: replicas, gpu, {...}"),
+        ("spec.inferencePool", {"replicas": 2},
+         "spec.inferencePool: unknown key; allowed keys: mode, model, {...}; did you mean inferencePools?"),
+        ("spec.relayServer.exposure", {"type": "Loadbalancer"},
+         'spec.relayServer.exposure.type: given "Loadbalancer"; allowed: one of ClusterIP, NodePort, LoadBalancer, Ingress; '
+         "did you mean LoadBalancer?"),
         ("metadata.name", "Sums", 'metadata.name: given "Sums"; allowed: text, matching {...}'),
         ("metadata.nmae", "sums", "metadata.nmae: unknown key; allowed keys: name, {...}; did you mean name?"),
         ("apiVersion", "shoal.dev/v1", 'apiVersion: given "shoal.dev/v1"; allowed: shoal.dev/v1alpha1; did you mean shoal.dev/v1alpha1?'),
@@ -162,13 +171,28 @@ def test_every_rule_belongs_to_a_model_that_a_manifest_has() -> None:
         ("spec.recipe.clipDelta", 1.1, "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
         ("spec.recipe.optimizerSteps", 3,
          "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps"),
-        ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated"),
+        ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated, run"),
         ("spec.model", {"huggingFace": "a/b"},
          "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow"),
         ("spec.sampling.maxCompletionTokens", 32768,
          "spec.sampling.maxCompletionTokens: given 32768; must be less than recipe.maxSequenceLength, which counts the prompt too"),
         ("spec.lengthReward.targets", [99999],
          "spec.lengthReward.targets: given a list of 1; must all be at most sampling.maxCompletionTokens"),
+        ("spec.inferencePools", [{"name": "fast"}, {"name": "fast"}],
+         "spec.inferencePools: given a list of 2; must have names that differ"),
+        ("spec.inferencePools", [{"name": "relay"}],
+         'spec.inferencePools[0].name: given "relay"; must not be the name of another part of the run'),
+        ("spec.inferencePools", [{"name": "runner"}],
+         'spec.inferencePools[0].name: given "runner"; must not be the name of another part of the run'),
+        ("spec.inferencePools", [{"engine": {"tensorParallelSize": 2}}],
+         "spec.inferencePools[0].engine.tensorParallelSize: given 2; must be at most gpu.count: "
+         "an engine spreads over the GPUs of its own pod"),
+        ("spec.trainer.resources.limits", {"nvidia.com/gpu": 1},
+         "spec.trainer.resources: must not name nvidia.com/gpu: gpu.count asks for GPUs"),
+        ("spec.rollBack", {"toVersion": 3, "atStep": 2},
+         "spec.rollBack.toVersion: given 3; must be at most atStep: later versions do not exist yet when that step begins"),
+        ("spec.relayServer.exposure", {"type": "Ingress"},
+         "spec.relayServer.exposure.domain: missing; must be given with type Ingress, and only with it"),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_said_at_its_field(path: str, value: Any, line: str) -> None:
@@ -181,5 +205,5 @@ def test_what_a_run_was_made_from_cannot_change_but_its_length_can() -> None:
     [other] = load_manifest(yaml.safe_dump(changed("spec.tasks.environment", "chess")))
     assert list(broken_rules(longer, old)) == []
     assert list(broken_rules(other, old)) == [
-        ("spec.tasks", "tasks cannot change once the run exists; start a new run instead")
+        ("spec.tasks", "cannot change once the run exists; start a new run instead")
     ]

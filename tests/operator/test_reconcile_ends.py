@@ -60,7 +60,7 @@ def test_a_changed_recipe_starts_a_new_attempt_once_the_old_one_is_gone(cluster:
     cluster.pods_end()
     cluster.settle()
     assert cluster.names("Job") == ["sums-prepare", "sums-trainer-2"]
-    assert status(cluster)["trainer"] == {"attempt": 2, "startedAtVersion": 1}
+    assert status(cluster)["trainer"] == {"attempt": 2, "startedAtVersion": 1, "failures": 0, "lastFailed": 0}
 
 
 def test_an_attempt_that_made_progress_and_died_is_followed_by_another(cluster: MemoryCluster) -> None:

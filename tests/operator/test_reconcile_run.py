@@ -8,7 +8,9 @@ from run_story import at_version, holds, prepared, put, replicas, running, said,
 
 import samples
 from shoal.contracts.identity import ROLES, PrivateKey
-from shoal.contracts.protocol import RunProgress
+from shoal.contracts.proof_profile import ProofTerms
+from shoal.contracts.protocol import DatasetProgress, RunProgress
+from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.run import RunConfig
 from shoal_operator.engine.cluster import ClusterError
 from shoal_operator.reconcile import reconcile, reconcile_all
@@ -50,6 +52,7 @@ def test_every_child_is_owned_by_its_own_kind(cluster: MemoryCluster) -> None:
     }
     below = {name: kind for name, kind in owners.items() if kind != "TrainingRun"}
     assert below == {
+        "ConfigMap/sums-relay-limits": "RelayServer",
         "Service/sums-relay": "RelayServer",
         "StatefulSet/sums-relay": "RelayServer",
         "Deployment/sums-validator": "Validator",
@@ -79,6 +82,15 @@ def test_deleting_a_failed_prepare_tries_again(cluster: MemoryCluster) -> None:
     cluster.settle()
     assert cluster.names("Job") == ["sums-prepare"]
     assert status(cluster)["phase"] == "Preparing"
+
+
+def test_a_run_whose_name_the_api_server_made_up_is_read_too(cluster: MemoryCluster) -> None:
+    """`generateName` is what people use who start many runs."""
+    live = cluster.get("TrainingRun", "sums")
+    assert live is not None
+    cluster.objects.apply({**live, "metadata": {**live["metadata"], "generateName": "su"}})
+    cluster.settle()
+    assert cluster.names("Job") == ["sums-prepare"]
 
 
 # Applying: only what differs.
@@ -204,6 +216,25 @@ def test_figures_come_from_the_orchestrator(cluster: MemoryCluster) -> None:
     assert found["etaSeconds"] == 41.0  # two steps left, the last one took 20.5 s
 
 
+def test_thresholds_of_proofs_and_their_error_rates_are_shown(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 2, proofs=ProofTerms.in_force(None, samples.PROOF_PROFILE))
+    cluster.settle()
+    assert status(cluster)["proofs"] == {
+        "calibrated": True,
+        "thresholds": {"maxExponentMismatches": 2, "maxMantissaErrorMean": 0.1, "maxMantissaErrorMedian": 0.0},
+        "maskedDimensions": 2,
+        "honestChunks": 384,
+        "falseRejectChunksBound": 0.0096,
+        "falseRejectFilesBound": 0.37,
+        "controls": [{"name": "int8", "acceptedChunks": 0.0, "acceptedFiles": 0.0}],
+    }
+    at_version(cluster, 3, proofs=ProofTerms.in_force(ProofThresholds(), samples.PROOF_PROFILE))
+    cluster.settle()
+    found = status(cluster)["proofs"]  # of other thresholds no rate is known
+    assert (found["calibrated"], found["falseRejectChunksBound"], found["controls"]) == (False, None, [])
+
+
 def test_an_orchestrator_that_is_not_ready_is_not_asked(cluster: MemoryCluster) -> None:
     prepared(cluster)
     assert cluster.asked == []
@@ -221,3 +252,51 @@ def test_another_runs_progress_is_not_taken_for_ours(cluster: MemoryCluster) -> 
     cluster.progress = RunProgress(run="other", steps_total=4, open_step=None, latest_version=4)
     cluster.settle()
     assert "Complete" not in holds(cluster)
+
+
+# What the online filter and a run of mode Generate are at.
+
+
+def test_groups_kept_and_dropped_are_told(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 0, groups_accepted_total=30, groups_dropped_total=12)
+    reconcile(cluster, "TrainingRun", "sums")
+    assert (status(cluster)["groupsKept"], status(cluster)["groupsDropped"]) == (30, 12)
+    assert said(cluster, "StalledOnSignal")["status"] == "False"
+
+
+def test_a_step_at_the_cap_on_sampling_is_a_condition_that_says_what_to_do(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 0, stalled_on_signal="step 0: 160 groups were sampled; raise spec.recipe.samplingCap to go on")
+    reconcile(cluster, "TrainingRun", "sums")
+    assert "StalledOnSignal" in holds(cluster)
+    assert "Ready" not in holds(cluster)
+    assert said(cluster, "Ready")["reason"] == "StalledOnSignal"
+    assert "raise spec.recipe.samplingCap to go on" in said(cluster, "StalledOnSignal")["message"]
+    at_version(cluster, 0)
+    reconcile(cluster, "TrainingRun", "sums")
+    assert "Ready" in holds(cluster)
+    assert "StalledOnSignal" not in holds(cluster)
+
+
+def test_a_run_that_generates_is_complete_when_its_orchestrator_said_so_once(cluster: MemoryCluster) -> None:
+    cluster.delete("TrainingRun", "sums")
+    cluster.settle()
+    put(cluster, mode="Generate", steps=None)
+    prepared(cluster)
+    trainer = cluster.get("Job", "sums-trainer-1")
+    assert trainer is not None
+    commands = {each["name"]: each["command"] for each in trainer["spec"]["template"]["spec"]["containers"]}
+    assert commands["trainer"] == ["python", "-m", "shoal.collection"]
+    made = DatasetProgress(name="traces", steps=9, steps_collected=9, rows_seen=80, rows_kept=31)
+    cluster.progress = RunProgress(run="sums", steps_total=9, open_step=None, latest_version=0, dataset=made)
+    cluster.pods_start()
+    cluster.settle()
+    assert status(cluster)["dataset"] == {"slices": 9, "slicesCollected": 9, "rowsSeen": 80, "rowsKept": 31}
+    assert "Complete" not in holds(cluster)
+    cluster.progress = cluster.progress.model_copy(update={"complete": True})
+    cluster.settle()
+    assert said(cluster, "Complete")["reason"] == "DatasetWritten"
+    cluster.progress = None
+    cluster.settle()
+    assert "Complete" in holds(cluster)

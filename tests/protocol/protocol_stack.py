@@ -14,6 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, sign
 from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
 from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import (
     ClaimRequest,
     Hardware,
@@ -78,6 +79,7 @@ def config(
         "addresses": addresses,
         "roster": sign(roster, run_key),
         "run_key": run_key.public,
+        "pools": [PoolTerms(name="pool", open=True)],
     }
     return RunConfig.model_validate({**fields, **changes})
 

@@ -221,8 +221,8 @@ def test_a_step_that_is_short_of_groups_and_has_nothing_pending_always_has_room(
 def test_nodes_serve_the_smallest_step_with_room() -> None:
     full = StepLoad(3, needed_groups=4, accepted_groups=2, pending_groups=40)
     free = StepLoad(4, needed_groups=4, accepted_groups=0, pending_groups=0)
-    assert step_to_serve([free, full], 0.5) == 4
-    assert step_to_serve([full], 0.5) is None
+    assert step_to_serve([free, full], lambda load: has_room(load, 0.5)) == 4
+    assert step_to_serve([full], lambda load: has_room(load, 0.5)) is None
 
 
 def test_the_estimated_rate_moves_from_a_half_to_what_was_seen() -> None:
@@ -267,9 +267,15 @@ def verdict(outcome: Outcome, reason: RejectReason | None = None, version: int =
 
 
 def decided(
-    found: Verdict, opinions: Sequence[OpinionNote] = (), *, sealed: bool = False, digest: str = "d" * 64
+    found: Verdict,
+    opinions: Sequence[OpinionNote] = (),
+    *,
+    sealed: bool = False,
+    digest: str = "d" * 64,
+    by: str = "validator-1",
+    alone: bool = False,
 ) -> Decision:
-    return decide(found, digest, opinions, sealed=sealed, window=(2, 4))
+    return decide(found, digest, opinions, validator=by, alone=alone, sealed=sealed, window=(2, 4))
 
 
 def opinion(reason: RejectReason, digest: str = "e" * 64) -> OpinionNote:
@@ -285,6 +291,13 @@ def test_a_deterministic_reject_stands_at_once(reason: RejectReason) -> None:
 def test_a_statistical_reject_needs_a_second_finding(reason: RejectReason) -> None:
     assert decided(verdict("reject", reason)).kind == "second-opinion"
     assert decided(verdict("reject", reason), [opinion(reason)]).kind == "record"
+
+
+@pytest.mark.parametrize("reason", sorted(STATISTICAL))
+def test_the_same_validator_confirms_itself_only_when_no_other_came(reason: RejectReason) -> None:
+    notes = [opinion(reason)]
+    assert decided(verdict("reject", reason), notes, by="validator-0").kind == "second-opinion"
+    assert decided(verdict("reject", reason), notes, by="validator-0", alone=True).kind == "record"
 
 
 def test_the_same_verdict_sent_twice_is_one_opinion() -> None:

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from protocol_stack import ledger, verdict_on
+from protocol_stack import GROUP_SIZE, GROUPS, ledger, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
+from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import Heartbeat
 from shoal.contracts.recipe import Recipe, Sampling, Validation
 from shoal.contracts.verdicts import Verdict
@@ -16,6 +17,7 @@ from shoal.protocol import background, membership, work
 from shoal.protocol.leases import lease_seconds
 from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.protocol.progress import run_progress
+from shoal.protocol.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
 from shoal.protocol.uploads import largest_file
 from shoal.transport.server import Problem
 
@@ -124,6 +126,68 @@ def test_with_one_validator_the_second_opinion_is_a_fresh_check(run: Orchestrato
     assert run.beat(node) == "Healthy"
 
 
+def test_a_late_finding_of_the_same_validator_is_no_second_one_while_others_have_their_time(
+    run: Orchestrator, node: str
+) -> None:
+    run.hand_in(node)
+    job = run.claimed("validator-0")
+    named = {"validator": "validator-0"}
+    run.judge(verdict_on(job, "reject", "computation", evidence="first").model_copy(update=named))
+    run.claimed("validator-1")  # busy with it when the slower of two checks by validator-0 comes in
+    run.judge(verdict_on(job, "reject", "computation", evidence="second").model_copy(update=named))
+    assert run.beat(node) == "Healthy"
+    run.judge(verdict_on(job, "reject", "computation").model_copy(update={"validator": "validator-1"}))
+    with pytest.raises(Problem, match="403 Evicted"):
+        run.beat(node)
+
+
+def test_a_job_says_what_its_node_has_earned(run: Orchestrator, node: str) -> None:
+    validation = run.state.config.validation.model_copy(update={"probation_files": 2, "slashing": "Discard"})
+    run.config = run.state.config = run.state.config.model_copy(update={"validation": validation})
+
+    def standing() -> tuple[int, bool]:
+        job = run.claimed()
+        return job.accepted_files, job.on_probation
+
+    found, equal = [], [1.0] * (GROUPS * GROUP_SIZE)
+    for outcome in ("accept", "accept", "reject", "accept"):
+        run.hand_in(node)
+        found.append(standing())
+        run.clock.now += 61  # the claim runs out: the next one is of the same file
+        reason = "reward" if outcome == "reject" else None
+        run.judge(verdict_on(run.claimed(), outcome, reason, rewards=equal))  # without signal the step stays open
+    assert found == [(0, True), (1, True), (2, False), (0, True)]
+    run.restarted()
+    run.hand_in(node)
+    assert standing() == (1, True), "the ledger knows, whoever reads it"
+    assert run.state.view.accepted_in_a_row[run.join()] == 0
+
+
+def test_a_job_after_a_statistical_reject_asks_for_every_row(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    first = run.claimed("validator-0")
+    run.judge(verdict_on(first, "reject", "redraw", evidence="row 1"))
+    assert (first.second_opinion, run.claimed("validator-1").second_opinion) == (False, True)
+
+
+def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    assert run.claimed().sampler == "vllm-cpu"
+
+    def sampler(**changes: object) -> str | None:
+        state = run.new_state()
+        state.config = run.config.model_copy(update=changes)
+        return work.sampler_of(state, node)
+
+    cpu, gpu, other = PoolTerms(name="pool"), PoolTerms(name="pool", gpus=1), PoolTerms(name="other", gpus=8)
+    asked = PoolTerms(name="pool", requirements=Requirements(gpus=1))
+    assert (sampler(pools=[cpu, other]), sampler(pools=[gpu]), sampler(pools=[asked])) == ("vllm-cpu", None, None)
+    off = run.config.validation.model_copy(update={"redraw": "Off"})
+    assert sampler(validation=off) is None
+    run.lose_redis()  # and with it, which pool the node is in
+    assert (sampler(pools=[cpu]), sampler(pools=[cpu, other]), sampler(pools=[])) == ("vllm-cpu", None, None)
+
+
 def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: Orchestrator, node: str) -> None:
     run.hand_in(node)
     run.lease(node)
@@ -134,6 +198,54 @@ def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: O
         with pytest.raises(Problem, match="403 Evicted"):
             action()
     assert ledger(run.store)[-2].detail == "reward: row 0: 1.0 claimed, 0.0 found"
+
+
+def test_where_slashing_is_off_a_rejected_file_costs_its_node_that_file_only(run: Orchestrator, node: str) -> None:
+    validation = run.state.config.validation.model_copy(update={"slashing": "Discard"})
+    run.state.config = run.state.config.model_copy(update={"validation": validation})
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
+    assert run.beat(node) == "Healthy"
+    assert run_progress(run.state).files_rejected == 1
+    assert [entry.kind for entry in ledger(run.store)][-1] == "rejected"
+
+
+def nobody_can_judge(run: Orchestrator, files: int) -> None:
+    """Every file in the queue has been checked as often as is waited for, without a result."""
+    for _ in range(UNJUDGED_CHECKS):
+        for _ in range(files):
+            run.judge(verdict_on(run.claimed(), "inconclusive"))
+        run.clock.now += 61
+
+
+def test_files_that_nobody_can_judge_do_not_keep_a_step_from_its_files(run: Orchestrator, node: str) -> None:
+    other, files = run.join(), 5
+    for _ in range(files):
+        run.hand_in(node)
+    with pytest.raises(Problem, match="409 Enough is under way"):
+        run.lease(other)
+    nobody_can_judge(run, files)
+    assert run_progress(run.state).files_pending == files
+    assert pending(run) == 0
+    run.hand_in(other)
+    assert pending(run) == 2
+
+
+def test_a_node_whose_files_nobody_can_judge_gets_no_more_leases_until_they_are_settled(
+    run: Orchestrator, node: str
+) -> None:
+    other, handed_in = run.join(), 0
+    while handed_in < MOST_UNJUDGED_FILES:
+        assert run.state.unjudged_files(node) == handed_in
+        run.hand_in(node)
+        handed_in += 1
+        nobody_can_judge(run, handed_in)
+    with pytest.raises(Problem, match="409 Files could not be judged: 8 or more files of this node wait"):
+        run.lease(node)
+    run.lease(other)
+    job = run.claimed()
+    run.judge(verdict_on(job))
+    run.lease(node)
 
 
 def test_an_inconclusive_check_neither_pays_nor_slashes_and_is_made_again_later(run: Orchestrator, node: str) -> None:

@@ -9,10 +9,12 @@ from samples import NODE_KEY, RUN, TRAINER_KEY
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, document_digest, sign
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage import NotFound, Store
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest
-from shoal.storage.versions import materialise, read_sealed_manifest, sealed_versions
+from shoal.storage.delta import encode
+from shoal.storage.store import open_folder
+from shoal.storage.versions import bases, materialise, read_sealed_manifest, sealed_versions
 
 FILES = {
     "config.json": b'{"a": 1}',
@@ -116,6 +118,105 @@ class TestFromTheStore:
         store.put(keys.version_descriptor(7, 1), store.get(keys.version_descriptor(7, 2)))
         with pytest.raises(WrongWeights, match="descriptor of shard 1 of version 7 belongs elsewhere"):
             materialise(store, 7, tmp_path / "v", RUN, TRAINER_KEY.public)
+
+
+class Chain:
+    """Versions 8 (in full), 9 and 10 (deltas) in a store, made here with the codec alone."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.files = {8: FILES}
+        publish(store, 8)
+        for version in (9, 10):
+            self._publish(version)
+
+    def _publish(self, version: int) -> None:
+        old = self.files[version - 1]
+        changed = bytes([version]) * 3 + old["model.safetensors"][3:]
+        self.files[version] = new = {**old, "model.safetensors": changed}
+        before, after = b"".join(old.values()), b"".join(new.values())
+        opening = record(version).model_copy(
+            update={
+                "encoding": "delta",
+                "base": DeltaBase(version=version - 1, sha256=hashlib.sha256(before).hexdigest(), item_size=2),
+            }
+        )
+        self.store.put(keys.version_open(version), sign(opening, TRAINER_KEY).to_json())
+        digests = []
+        for index in range(opening.shard_count):
+            start, end = opening.shard_bounds(index)
+            packed = encode(after[start:end], before[start:end], 2)
+            data, encoding = (after[start:end], "full") if packed is None else (packed, "delta")
+            digests.append(hashlib.sha256(data).hexdigest())
+            descriptor = ShardDescriptor(
+                run=RUN, version=version, index=index, size=len(data), sha256=digests[-1], encoding=encoding
+            )
+            self.store.put(keys.version_descriptor(version, index), sign(descriptor, TRAINER_KEY).to_json())
+            self.store.put(keys.version_shard(version, index), data)
+        sealing = manifest(
+            version,
+            sha256=hashlib.sha256(after).hexdigest(),
+            open_digest=document_digest(opening),
+            shards=digests,
+        )
+        self.store.put(keys.version_weights(version), sign(sealing, TRAINER_KEY).to_json())
+
+    def make(self, version: int, root: Path) -> Path:
+        folder = root / keys.version_name(version)
+        materialise(self.store, version, folder, RUN, TRAINER_KEY.public)
+        assert contents(folder) == self.files[version]
+        return folder
+
+
+class TestChains:
+    """On a folder only: which store it is makes no difference here."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> Chain:
+        return Chain(open_folder(tmp_path / "store", f"shoal/{RUN}"))
+
+    def test_a_delta_is_made_from_its_anchor_and_only_it_is_left(self, made: Chain, tmp_path: Path) -> None:
+        made.make(10, tmp_path / "w")
+        assert [path.name for path in (tmp_path / "w").iterdir()] == ["v000010"]
+
+    def test_a_base_beside_it_is_used_and_kept(self, made: Chain, tmp_path: Path) -> None:
+        made.make(9, tmp_path / "w")
+        for info in made.store.list(keys.version(8)):
+            made.store.delete(info.key)
+        made.make(10, tmp_path / "w")
+        assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["v000009", "v000010"]
+
+    def test_a_base_that_rotted_on_this_disk_is_not_trusted(self, made: Chain, tmp_path: Path) -> None:
+        rotten = made.make(9, tmp_path / "w") / "model.safetensors"
+        rotten.write_bytes(bytes([rotten.read_bytes()[0] ^ 1]) + rotten.read_bytes()[1:])
+        made.make(10, tmp_path / "w")
+
+    def test_a_chain_cut_off_half_way_goes_on(self, made: Chain, tmp_path: Path) -> None:
+        missing = keys.version_shard(10, 2)
+        data = made.store.get(missing)
+        made.store.delete(missing)
+        with pytest.raises(NotFound):
+            made.make(10, tmp_path / "w")
+        assert not (tmp_path / "w" / "v000010").exists()
+        made.store.put(missing, data)
+        for info in made.store.list(keys.version(8)):  # the link that was made is enough
+            made.store.delete(info.key)
+        made.make(10, tmp_path / "w")
+        assert [path.name for path in (tmp_path / "w").iterdir()] == ["v000010"]
+
+    def test_a_shard_that_is_no_delta_of_its_base_is_refused(self, made: Chain, tmp_path: Path) -> None:
+        rubbish = b"rubbish"
+        descriptor = ShardDescriptor(
+            run=RUN, version=10, index=1, size=7, sha256=hashlib.sha256(rubbish).hexdigest(), encoding="delta"
+        )
+        made.store.put(keys.version_descriptor(10, 1), sign(descriptor, TRAINER_KEY).to_json())
+        made.store.put(keys.version_shard(10, 1), rubbish)
+        with pytest.raises(WrongWeights, match="shard 1 of version 10: the delta does not unpack"):
+            made.make(10, tmp_path / "w")
+        assert not (tmp_path / "w" / "v000010").exists()
+
+    def test_the_store_tells_what_versions_are_based_on(self, made: Chain) -> None:
+        assert bases(made.store, [8, 9, 10]) == {8: None, 9: 8, 10: 9}
 
 
 class TestAssembler:

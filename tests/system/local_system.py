@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "steps": 500,  # never reached: tests end before
     "recipe": {"promptsPerStep": 4, "groupSize": 4, "optimizerSteps": 1},
     "sampling": {"groupsPerSubmission": 2},
-    "validation": {"claimSeconds": 5},
+    "validator": {"validation": {"claimSeconds": 5}},
 }
 """Small steps, so that a test waits seconds for the next one; a short claim, so that a dead validator's work is soon given to its successor."""
 
@@ -199,10 +199,15 @@ def write_manifest(source: Path, target: Path, **changes: Any) -> Path:
     document = yaml.safe_load(source.read_text())
     document["metadata"]["name"] = changes.pop("name", document["metadata"]["name"])
     for field, value in changes.items():
-        before = document["spec"].get(field)
-        document["spec"][field] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
+        document["spec"][field] = _merged(document["spec"].get(field), value)
     target.write_text(yaml.safe_dump(document))
     return target
+
+
+def _merged(before: Any, value: Any) -> Any:
+    if not isinstance(before, dict) or not isinstance(value, dict):
+        return value
+    return before | {key: _merged(before.get(key), below) for key, below in value.items()}
 
 
 def copy_prepared(source: LocalSystem, target_folder: Path, run: str) -> None:

@@ -15,10 +15,19 @@ def test_without_normalisation_only_the_mean_is_taken_off() -> None:
     np.testing.assert_allclose(group_advantages(np.array([1.0, 0.5, 0.0]), normalize=False), [0.5, 0.0, -0.5])
 
 
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    found = group_advantages(np.array([1.0, 0.5, 0.0]), normalize=False, leave_one_out=True)
+    np.testing.assert_allclose(found, [1.0 - 0.25, 0.5 - 0.5, 0.0 - 0.75])
+
+
 @pytest.mark.parametrize("rewards", [[0.7], [0.3] * 5, [0.1 + 0.2, 0.3]])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_equal_rewards_and_groups_of_one_have_no_advantage(rewards: list[float], normalize: bool) -> None:
-    np.testing.assert_array_equal(group_advantages(np.array(rewards), normalize=normalize), 0.0)
+@pytest.mark.parametrize("leave_one_out", [True, False])
+def test_equal_rewards_and_groups_of_one_have_no_advantage(
+    rewards: list[float], normalize: bool, leave_one_out: bool
+) -> None:
+    found = group_advantages(np.array(rewards), normalize=normalize, leave_one_out=leave_one_out)
+    np.testing.assert_array_equal(found, 0.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -8,10 +8,14 @@ import pytest
 import torch
 from tiny_run import make_model, recipe, rewards_of, rows_of
 
-from shoal.training.batches import StepPlan, plan_step
-from shoal.training.loss import LossWeights
+from shoal.contracts.recipe import OverlongShaping
+from shoal.training.batches import MicroBatch, StepPlan, plan_step, score
+from shoal.training.loss import SUMS, LossWeights
+from shoal.training.model import Policy
+from shoal.training.objectives import OBJECTIVES
+from shoal.training.optimizer import Optimizer
 from shoal.training.rollouts import Group, Sample
-from shoal.training.update import accumulate, mismatch, plan_logprobs
+from shoal.training.update import accumulate, behaviour_logprobs, behaviour_versions, mismatch, plan_logprobs, train
 
 
 def groups() -> list[Group]:
@@ -28,8 +32,8 @@ def groups() -> list[Group]:
     return [Group(samples[start : start + 4]) for start in range(0, 16, 4)]
 
 
-def plan(seed: int = 0, step: int = 5, **changes: Any) -> StepPlan:
-    return plan_step(groups(), recipe(**changes), seed=seed, step=step)
+def plan(seed: int = 0, step: int = 5, rank: int = 0, world: int = 1, **changes: Any) -> StepPlan:
+    return plan_step(groups(), recipe(**changes), seed=seed, step=step, rank=rank, world=world)
 
 
 def targets(found: StepPlan) -> list[int]:
@@ -64,23 +68,139 @@ def test_positions_start_again_with_each_sample() -> None:
             starts = np.flatnonzero(packed.positions == 0)
             for start, end in zip(starts, [*starts[1:], len(packed.positions)], strict=True):
                 assert packed.positions[start:end].tolist() == list(range(end - start))
+            assert list(packed.segments.bounds) == [*starts, len(packed.positions)]
 
 
-@pytest.mark.parametrize("pack_length", [40, 64, 400])
-def test_gradient_and_loss_do_not_depend_on_the_packing(pack_length: int) -> None:
+@pytest.mark.parametrize(
+    ("objective", "pack_length"), [("TwoSidedGRPO", 400), ("TwoSidedGRPO", 40), ("DrGRPO", 64), ("DecoupledPPO", 64)]
+)
+def test_gradient_and_loss_do_not_depend_on_the_packing(objective: str, pack_length: int) -> None:
     weights = LossWeights(epsilon=0.2, delta=4.0, kl=0.5, entropy=0.01)
     outcomes = []
     for length in (pack_length, 128):
-        model = make_model().double()
-        found = plan(optimizer_steps=1, pack_length=length)
-        old = plan_logprobs(model, found, lambda: None)
-        reference = plan_logprobs(make_model(seed=1).double(), found, lambda: None)
-        model.get_parameter("lm_head.weight").data *= 1.1  # so that ratios differ from 1
-        sums = accumulate(model, found.optimizer_batches[0], old[0], reference[0], weights, lambda: None)
-        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        outcomes.append((sum(part.loss for part in sums), gradient))
-    assert outcomes[0][0] == pytest.approx(outcomes[1][0], rel=1e-5)
+        policy = Policy(make_model().double())
+        found = plan(optimizer_steps=1, pack_length=length, objective=objective)
+        old, reference, behaviour = (
+            plan_logprobs(Policy(make_model(seed=seed).double()), found, lambda: None)[0] for seed in (0, 1, 2)
+        )
+        policy.get_parameter("model.lm_head.weight").data *= 1.1  # so that ratios differ from 1
+        batch = found.optimizer_batches[0]
+        sums = accumulate(policy, batch, old, reference, behaviour, OBJECTIVES[objective], weights, lambda: None)
+        gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+        outcomes.append((sums, gradient))
+    torch.testing.assert_close(outcomes[0][0], outcomes[1][0], rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(outcomes[0][1], outcomes[1][1], rtol=1e-4, atol=1e-7)
+
+
+def packs(found: StepPlan) -> list[MicroBatch]:
+    return [packed for batch in found.optimizer_batches for packed in batch.micro_batches]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_share_the_packs_of_one_process_and_meet_equally_often(world: int) -> None:
+    alone = plan(pack_length=48)
+    shares = [plan(pack_length=48, rank=rank, world=world) for rank in range(world)]
+    for index, batch in enumerate(alone.optimizer_batches):
+        parts = [share.optimizer_batches[index] for share in shares]
+        assert len({len(part.micro_batches) for part in parts}) == 1
+        assert {(part.token_count, part.divisor) for part in parts} == {(batch.token_count, batch.divisor)}
+        assert {tuple(part.versions) for part in parts} == {tuple(parts[0].versions)}
+        dealt = sorted(packed.tokens.tolist() for part in parts for packed in part.micro_batches if len(packed.targets))
+        assert dealt == sorted(packed.tokens.tolist() for packed in batch.micro_batches)
+        assert sum(len(part.micro_batches) for part in parts) - len(dealt) < world  # fillers in the last round only
+    assert {share.packing_density for share in shares} == {alone.packing_density}
+
+
+def test_a_share_for_each_rank_adds_up_to_the_gradient_of_one_process() -> None:
+    weights = LossWeights(epsilon=0.2, delta=4.0, kl=0.5, entropy=0.01)
+    found, fillers = [], 0
+    for world in (1, 3):
+        policy, sums = Policy(make_model()), torch.zeros(len(SUMS), dtype=torch.float64)
+        for rank in range(world):
+            share = plan(optimizer_steps=1, pack_length=48, rank=rank, world=world)
+            old, reference = (plan_logprobs(Policy(make_model(seed)), share, lambda: None)[0] for seed in (1, 2))
+            batch = share.optimizer_batches[0]
+            fillers += sum(not len(packed.targets) for packed in batch.micro_batches)
+            sums += accumulate(policy, batch, old, reference, None, OBJECTIVES["DAPO"], weights, lambda: None)
+        found.append((sums, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])))
+    assert fillers
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
+
+
+def test_behaviour_log_probabilities_are_of_the_version_that_sampled_each_row() -> None:
+    mixed = [
+        Group([replace(sample, policy_version=3 + index % 2) for sample in group.samples])
+        for index, group in enumerate(groups())
+    ]
+    found = plan_step(mixed, recipe(pack_length=64), seed=0, step=5)
+    assert behaviour_versions(found) == [3, 4]
+    policies = {version: Policy(make_model(seed=version)) for version in (3, 4)}
+    asked: list[int] = []
+
+    def version_policy(version: int) -> Policy:
+        asked.append(version)
+        return policies[version]
+
+    behaviour = behaviour_logprobs(version_policy, found, lambda: None)
+    assert asked == [3, 4]
+    by_version = {version: plan_logprobs(policy, found, lambda: None) for version, policy in policies.items()}
+    for index, batch in enumerate(found.optimizer_batches):
+        for number, packed in enumerate(batch.micro_batches):
+            for version in (3, 4):
+                sampled = packed.policy_versions == version
+                assert torch.equal(behaviour[index][number][sampled], by_version[version][index][number][sampled])
+    assert len({version for packed in packs(found) for version in packed.policy_versions.tolist()}) == 2
+
+
+def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> None:
+    losses = []
+    for lie in (0.0, 5.0):
+        lying = [
+            Group([replace(sample, logprobs=sample.logprobs - np.float32(lie)) for sample in group.samples])
+            for group in groups()
+        ]
+        policy, chosen = Policy(make_model()), recipe(objective="DecoupledPPO", importance_cap=2.0)
+        found = plan_step(lying, chosen, seed=0, step=5)
+        old, behaviour = (plan_logprobs(Policy(make_model(seed)), found, lambda: None) for seed in (0, 2))
+        updates = train(
+            policy, Optimizer(policy.parameters(), chosen), found, old, old, chosen, lambda: None, behaviour
+        )
+        losses.append((updates.loss, updates.norms, updates.importance_capped))
+    assert losses[0] == losses[1]
+    assert losses[0][2] > 0
+
+
+def test_the_objective_says_how_rewards_become_advantages() -> None:
+    group = Group(
+        [replace(sample, reward=reward) for sample, reward in zip(groups()[0].samples, (1, 0, 0, 0), strict=True)]
+    )
+    found = {
+        name: [advantage for _, advantage in score(group, recipe(objective=name))]
+        for name in ("TwoSidedGRPO", "DrGRPO", "RLOO")
+    }
+    assert found["TwoSidedGRPO"] == pytest.approx([3**0.5, *[-(3**-0.5)] * 3])
+    assert found["DrGRPO"] == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert found["RLOO"] == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])  # less the mean of the other three
+
+
+def test_overlong_completions_lose_reward_before_advantages_are_taken() -> None:
+    short, long = replace(groups()[0].samples[0], reward=1.0), replace(groups()[0].samples[1], reward=1.0)
+    assert short.completion_length != long.completion_length
+    limit = max(short.completion_length, long.completion_length)
+    shaped = recipe(overlong_shaping=OverlongShaping(buffer_tokens=1, penalty=0.5), objective="DrGRPO")
+    found = {id(sample): advantage for sample, advantage in score(Group([short, long]), shaped, limit)}
+    longer = max((short, long), key=lambda sample: sample.completion_length)
+    assert found[id(longer)] == pytest.approx(-0.25)
+    assert sum(found.values()) == pytest.approx(0.0)
+
+
+def test_dr_grpo_divides_by_rows_and_the_longest_completion_allowed() -> None:
+    found = plan_step(groups(), recipe(objective="DrGRPO"), seed=0, step=5, completion_limit=24)
+    assert [batch.divisor for batch in found.optimizer_batches] == [8 * 24, 8 * 24]
+    assert [batch.divisor for batch in plan().optimizer_batches] == [
+        batch.token_count for batch in plan().optimizer_batches
+    ]
 
 
 def test_a_pack_of_tool_output_alone_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints for serving: the base model's own files with new weights, in the dtype of serving, whole or not there at all."""
+"""Policies of every family: packed as exact as alone, weights in and out by name, adapters, and what cannot be trained refused."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,40 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_run import make_model, write_base
-from transformers import AutoModelForCausalLM
+from test_logprobs import PACK, SAMPLES, plain, wavy
+from tiny_run import VOCABULARY, make_model, ranks, write_base
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers.utils.logging import disable_progress_bar
 
-from shoal.training.model import BadModel, load_policy, write_checkpoint
-from shoal.training.outbox import Outbox
+from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.training.attention import packed_attention
+from shoal.training.batches import Segments
+from shoal.training.lora import NoSuchLayer
+from shoal.training.model import BadModel, Policy, load_policy, load_reference, served_dtype
+
+disable_progress_bar()
+TINY = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "pad_token_id": 0, "dtype": "float32",
+}  # fmt: skip
+FAMILIES = {
+    "Qwen2, tied": Qwen2Config(**TINY, tie_word_embeddings=True),
+    "Qwen2 with a sliding window in its later layers": Qwen2Config(
+        **TINY, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "Qwen3": Qwen3Config(**TINY, head_dim=8, tie_word_embeddings=False),
+    "Qwen3, tied": Qwen3Config(**TINY, head_dim=8, tie_word_embeddings=True),
+    "Llama": LlamaConfig(**TINY, tie_word_embeddings=False),
+    "Mistral": MistralConfig(**TINY, sliding_window=None),
+    "Mistral with a sliding window": MistralConfig(**TINY, sliding_window=7),
+}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(request.param).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
 
 
 @pytest.fixture
@@ -19,55 +47,162 @@ def base(tmp_path: Path) -> Path:
     return write_base(tmp_path / "base")
 
 
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_a_pack_gives_what_transformers_gives_for_each_sample_alone(folder: Path) -> None:
+    """Families differ in attention, window, ties and norms. Recomputation changes nothing either."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    alone = [torch.cat(part) for part in zip(*(plain(model, one) for one in SAMPLES), strict=True)]
+    wavy(*alone, slice(None)).backward()
+    wanted = gradients(model)
+    policy = load_policy(folder, TrainerSettings(activation_recomputation="On"))
+    loss, *found = policy(PACK, lambda here, logprobs, entropy: wavy(logprobs, entropy, here))
+    loss.backward()
+    for ours, theirs in zip(found, alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients(policy.model).items():
+        assert (gradient - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-6, name
+
+
+def test_whole_weights_are_those_of_the_checkpoint_each_once(folder: Path) -> None:
+    policy = load_policy(folder)
+    weights = dict(policy.full_weights())
+    assert list(weights) == sorted(weights)
+    stored = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(tensor.numel() for tensor in weights.values()) == stored.num_parameters()  # a tied one is counted once
+    assert all(torch.equal(tensor, stored.state_dict()[name]) for name, tensor in weights.items())
+
+
+def test_another_versions_weights_are_taken_over_by_name(folder: Path) -> None:
+    policy, other = load_policy(folder), load_reference(folder)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    other.load_weights(policy.full_weights())
+    assert torch.equal(other(PACK)[1], policy(PACK)[1])
+    weights = dict(policy.full_weights())
+    norm = weights.pop("model.norm.weight")
+    with pytest.raises(BadModel, match=r"weights are missing: model.norm.weight and 0 more"):
+        other.load_weights(weights.items())
+    with pytest.raises(BadModel, match=r"weight model.norm.weight of shape \(2, 16\) is not one of this model"):
+        other.load_weights([("model.norm.weight", norm.reshape(2, 16))])
+
+
 def set_config(base: Path, **values: Any) -> None:
     path = base / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_checkpoint_has_the_bases_files_and_loads_as_the_same_model(base: Path, tmp_path: Path) -> None:
-    model = make_model(seed=3)
-    write_checkpoint(model, base, tmp_path / "new")
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {path.name for path in base.iterdir()}
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
-
-
-def test_the_same_weights_give_the_same_bytes(base: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_checkpoint(make_model(seed=3), base, tmp_path / name)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
-
-
-def test_weights_are_trained_in_float32_and_served_in_the_bases_dtype(base: Path, tmp_path: Path) -> None:
+def test_weights_are_trained_in_float32_and_served_in_the_bases_dtype(base: Path) -> None:
     set_config(base, dtype="bfloat16")
-    policy = load_policy(base)
-    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
-    write_checkpoint(policy, base, tmp_path / "new")
-    assert {tensor.dtype for tensor in load_file(tmp_path / "new" / "model.safetensors").values()} == {torch.bfloat16}
-
-
-def test_tied_weights_are_written_once(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base", tie_word_embeddings=True)
-    write_checkpoint(load_policy(base), base, tmp_path / "new")
-    assert "lm_head.weight" not in load_file(tmp_path / "new" / "model.safetensors")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
-    assert torch.equal(loaded.lm_head.weight, load_policy(base).lm_head.weight)
-
-
-def test_a_dtype_that_nobody_serves_is_refused(base: Path, tmp_path: Path) -> None:
+    assert {parameter.dtype for parameter in load_policy(base).parameters()} == {torch.float32}
+    assert served_dtype(base) == torch.bfloat16
     set_config(base, dtype="float64")
     with pytest.raises(BadModel, match=r"config.json: dtype is 'float64'; allowed: float32, bfloat16, float16"):
-        write_checkpoint(make_model(), base, tmp_path / "new")
+        served_dtype(base)
 
 
-def test_a_version_appears_in_the_outbox_whole_and_keeps_its_bytes(base: Path, tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path / "outbox", base)
-    half_written = tmp_path / "outbox" / "partial-v000004"
-    half_written.mkdir()
-    (half_written / "model.safetensors").write_bytes(b"half")
-    outbox.put(make_model(seed=3), 4)
-    outbox.put(make_model(seed=4), 4)
-    assert [path.name for path in (tmp_path / "outbox").iterdir()] == ["v000004"]
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "outbox" / "v000004")
-    assert torch.equal(loaded.lm_head.weight, make_model(seed=3).lm_head.weight)
+def test_a_reference_has_nothing_to_train(base: Path) -> None:
+    assert not any(parameter.requires_grad for parameter in load_reference(base).parameters())
+
+
+@pytest.mark.parametrize("load", [load_policy, load_reference])
+def test_a_sign_of_life_is_given_when_a_model_is_loaded(base: Path, load: Any) -> None:
+    beats: list[None] = []
+    load(base, None, ranks(), lambda: beats.append(None))
+    assert beats == [None]
+
+
+def test_adapters_begin_as_the_base_model_and_are_merged_when_weights_are_asked_for(folder: Path) -> None:
+    policy = load_policy(folder, TrainerSettings(lora=Lora(rank=3, alpha=6.0)))
+    untouched = load_reference(folder)
+    torch.testing.assert_close(policy(PACK)[1], untouched(PACK)[1], rtol=0, atol=0)
+    trained = {name.rpartition(".")[2] for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert trained == {"lora_a", "lora_b"}
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith("lora_b"):
+                parameter.normal_(std=0.1)
+    merged = dict(policy.full_weights())
+    assert set(merged) == {name for name, _ in untouched.full_weights()}
+    untouched.load_weights(merged.items())
+    torch.testing.assert_close(untouched(PACK)[1], policy(PACK)[1], rtol=1e-5, atol=1e-5)
+    down = "model.layers.1.mlp.down_proj"
+    layer = policy.model.get_submodule(down)
+    change = merged[f"{down}.weight"] - layer.weight
+    torch.testing.assert_close(change, 6.0 / 3 * layer.lora_b @ layer.lora_a, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_are_drawn_alike_each_time_and_leave_the_random_state_alone(base: Path) -> None:
+    settings = TrainerSettings(lora=Lora(rank=2))
+    torch.manual_seed(5)
+    first = load_policy(base, settings).state_dict()
+    drawn = torch.rand(1)
+    second = load_policy(base, settings).state_dict()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+
+
+def test_only_adapters_get_gradients(base: Path) -> None:
+    policy = load_policy(base, TrainerSettings(lora=Lora(rank=2), activation_recomputation="On"))
+    policy(PACK, lambda here, logprobs, entropy: wavy(logprobs, entropy, here))[0].backward()
+    with_gradient = {name.rpartition(".")[2] for name, one in policy.named_parameters() if one.grad is not None}
+    assert with_gradient == {"lora_a", "lora_b"}
+
+
+def test_an_adapter_for_a_layer_that_is_not_there_is_refused(base: Path) -> None:
+    settings = TrainerSettings(lora=Lora(target_modules=["q_proj", "query"]))
+    with pytest.raises(NoSuchLayer, match=r"names \['query'\].*allowed: \['down_proj', 'gate_proj', .*'v_proj'\]"):
+        load_policy(base, settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"final_logit_softcapping": 30.0}, "it sets final_logit_softcapping, which is not computed here"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, r"layers of type \['chunked_attention'\]"),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(base: Path, changes: dict[str, Any], message: str) -> None:
+    model = make_model()
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    model.save_pretrained(base)
+    with pytest.raises(BadModel, match=rf"Qwen3ForCausalLM cannot be trained: .*{message}"):
+        load_policy(base)
+
+
+def test_a_model_whose_weights_could_not_be_published_under_their_own_names_is_refused(tmp_path: Path) -> None:
+    experts = Qwen3MoeConfig(**TINY, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
+    AutoModelForCausalLM.from_config(experts).save_pretrained(tmp_path / "base")
+    with pytest.raises(BadModel, match=r"other names once loaded \(model.layers.0.mlp.experts.down_proj\)"):
+        load_policy(tmp_path / "base")
+
+
+def test_attention_without_bounds_is_an_error_and_never_one_long_sequence() -> None:
+    policy = Policy(make_model())
+    with pytest.raises(ValueError, match="packed attention needs segment bounds and no mask"):
+        policy.model(input_ids=PACK.tokens[None], position_ids=PACK.positions[None])
+
+
+def test_bounds_of_another_pack_are_an_error() -> None:
+    query = torch.zeros(1, 2, 10, 4)
+    with pytest.raises(ValueError, match=r"segments end at 9, but the pack is \(1, 10\)"):
+        packed_attention(torch.nn.Identity(), query, query, query, None, segments=Segments((0, 4, 9)))
+
+
+@pytest.mark.parametrize("bounds", [(1, 5), (0, 5, 5), (0, 5, 3)])
+def test_bounds_that_do_not_ascend_from_zero_are_refused(bounds: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="allowed: ascending from 0, no sample empty"):
+        Segments(bounds)
+
+
+def test_attention_with_what_is_not_computed_here_is_an_error() -> None:
+    query = torch.zeros(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=r"attention has \['s_aux'\], which is not computed here"):
+        packed_attention(
+            torch.nn.Identity(), query, query, query, None, segments=Segments((0, 4, 9)), s_aux=torch.zeros(2)
+        )

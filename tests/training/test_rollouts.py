@@ -1,5 +1,6 @@
 """Reading a batch: rewards are the verdicts', bytes are those that were accepted, and whatever does not fit is named by file and row."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.steps import BatchFile
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import NotFound, Store
-from shoal.training.rollouts import BadBatch, Group, Limits, read_batch, read_groups
+from shoal.training.rollouts import BadBatch, Group, Limits, StepRows, read_batch, read_groups
 
 LIMITS = Limits(VOCABULARY, MAX_LENGTH)
 
@@ -40,12 +41,12 @@ def store(tmp_path: Path) -> Store:
 
 
 def read(store: Store, files: list[BatchFile], **changes: Any) -> list[Group]:
-    return read_groups(store, batch_of(5, files).model_copy(update=changes), VALIDATOR.public, LIMITS)
+    return read_groups(store, batch_of(5, files).model_copy(update=changes), VALIDATOR.public, LIMITS).groups
 
 
 def test_a_full_step_is_read_as_groups_of_samples(store: Store) -> None:
     fill_step(store, 5)
-    groups = read_groups(store, read_batch(store, RUN, 5), VALIDATOR.public, LIMITS)
+    groups = read_groups(store, read_batch(store, RUN, 5), VALIDATOR.public, LIMITS).groups
     assert [len(group.samples) for group in groups] == [4, 4, 4, 4]
     row, sample = rows_of(5)[0], groups[0].samples[0]
     assert sample.tokens.tolist() == [*row.prompt_tokens, *row.completion_tokens]
@@ -74,6 +75,57 @@ def test_only_the_groups_of_the_batch_are_used(store: Store) -> None:
     groups = read(store, [file])
     assert [len(group.samples) for group in groups] == [4, 4]
     assert groups[0].samples[0].tokens.tolist() == [*rows[4].prompt_tokens, *rows[4].completion_tokens]
+
+
+def leave_out(store: Store, files: list[BatchFile]) -> StepRows:
+    return read_groups(store, batch_of(5, files), VALIDATOR.public, LIMITS, leave_out=True)
+
+
+def two_files(store: Store, spoil: Callable[[list[Rollout]], bytes]) -> list[BatchFile]:
+    rows = rows_of(5)
+    other = [replace(row, submission=3) for row in rows[8:]]
+    return [accept(store, rows[:8]), accept_bytes(store, spoil(other), other)]
+
+
+def test_a_bad_file_is_left_out_counted_and_named_and_the_others_are_used(store: Store) -> None:
+    read = leave_out(store, two_files(store, broken_parquet))
+    assert [len(group.samples) for group in read.groups] == [4, 4]
+    assert read.left_out == 8
+    (problem,) = read.problems
+    assert re.match(r"uploads/.*parquet: not a readable Parquet file", problem)
+
+
+def test_a_bad_row_is_left_out_counted_and_named_and_its_group_goes_on(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    rows[1] = replace(rows[1], prompt_tokens=[VOCABULARY])
+    read = leave_out(store, [accept(store, rows)])
+    assert [len(group.samples) for group in read.groups] == [3]
+    assert read.left_out == 1
+    assert re.search(rf"row 1: token {VOCABULARY}; allowed", read.problems[0])
+
+
+def test_a_group_that_is_left_with_one_row_is_dropped(store: Store) -> None:
+    rows = rows_of(5, groups=2)
+    for index in range(3):
+        rows[index] = replace(rows[index], temperature=-1.0)
+    read = leave_out(store, [accept(store, rows)])
+    assert [len(group.samples) for group in read.groups] == [4]
+    assert read.left_out == 4
+    assert "prompt_index 10 is in batch.json, and one row alone has nothing to be compared with" in read.problems[-1]
+
+
+def test_a_batch_of_which_nothing_is_left_is_no_error(store: Store) -> None:
+    rows = rows_of(5, groups=1)
+    read = leave_out(store, [accept_bytes(store, b"PAR1", rows)])
+    assert (read.groups, read.left_out) == ([], 4)
+
+
+def test_rows_that_were_read_elsewhere_are_told_apart_by_their_digest(store: Store) -> None:
+    rows = rows_of(5, groups=2)
+    whole = leave_out(store, [accept(store, rows)])
+    rows[1] = replace(rows[1], temperature=-1.0)
+    assert whole.digest == leave_out(store, [accept(store, rows_of(5, groups=2))]).digest
+    assert whole.digest != leave_out(store, [accept(store, rows)]).digest
 
 
 def test_a_batch_that_is_not_there_yet_is_not_found(store: Store) -> None:

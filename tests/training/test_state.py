@@ -1,17 +1,58 @@
 """State: what comes back is what was saved, to the bit; what is damaged or half written is never taken for whole."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_run import make_model, make_store, recipe
+from structlog.testing import capture_logs
+from tiny_run import make_model, make_store, ranks, recipe
 from torch import Tensor
 
 from samples import METRICS, RUN
+from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.recipe import Lora
 from shoal.storage import Store
+from shoal.training.host_copy import HostCopy
+from shoal.training.lora import add_adapters
+from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
-from shoal.training.state import KEPT_STATES, BadState, States
+from shoal.training.parallel import Ranks
+from shoal.training.stability import History
+from shoal.training.state import BadState, SealedState, States, WrongState, name_on_disk, object_name
+
+FILES = ["rank-00000.distcp", "metadata"]
+LIVENESS = telemetry.Liveness(60.0)
+
+
+class Trained:
+    """A policy with its optimizer and host copy."""
+
+    def __init__(self, seed: int = 0, lora: bool = False, **changes: Any) -> None:
+        model = make_model(seed, **changes)
+        if lora:
+            add_adapters(model, Lora(rank=2, target_modules=["q_proj"]))
+        self.policy = Policy(model, ranks())
+        self.optimizer = Optimizer(self.policy.parameters(), recipe())
+        self.copy = HostCopy(self.policy, self.optimizer, ranks())
+
+    def update(self, times: int) -> dict[str, Tensor]:
+        """Weights after updates with random gradients: model, moments and random state all matter to the result."""
+        for _ in range(times):
+            for parameter in self.policy.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            self.optimizer.step()
+        return {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
+
+    def save(self, states: States, version: int, metrics: Any = None) -> None:
+        self.copy.take()
+        states.save(version, self.copy.tensors, self.optimizer.updates, metrics, History(entropy_minimum=0.5))
+
+    def restore(self, states: States, version: int) -> SealedState:
+        sealed = states.restore(version, self.copy, LIVENESS)
+        self.optimizer.updates = sealed.updates
+        return sealed
 
 
 @pytest.fixture
@@ -21,96 +62,192 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def states(store: Store, tmp_path: Path) -> States:
-    return States(store, RUN, tmp_path / "scratch")
+    return States(store, RUN, tmp_path / "scratch", ranks())
 
 
-def updated(model: torch.nn.Module, optimizer: Optimizer, times: int) -> dict[str, Tensor]:
-    """Weights after updates with random gradients: model, moments and random state all matter to the result."""
-    for _ in range(times):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def spoil(store: Store, version: int, name: str) -> None:
+    data = bytearray(store.get(keys.trainer_state(version) + name))
+    data[len(data) // 2] ^= 1
+    store.put(keys.trainer_state(version) + name, bytes(data))
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(states: States) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    updated(model, optimizer, 3)
-    states.save(3, model, optimizer, METRICS)
-    went_on = updated(model, optimizer, 2)
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_resumed_run_goes_on_bit_for_bit(states: States, lora: bool) -> None:
+    first = Trained(lora=lora)
+    first.update(3)
+    first.save(states, 3, METRICS)
+    went_on = first.update(2)
 
     torch.manual_seed(99)
-    fresh = make_model(seed=5)
-    other = Optimizer(fresh.parameters(), recipe())
-    sealed = states.restore(3, fresh, other)
+    other = Trained(seed=0 if lora else 5, lora=lora)  # frozen weights are the base model's, and not in the state
+    sealed = other.restore(states, 3)
     assert sealed.metrics == METRICS
-    assert other.updates == 3
-    resumed = updated(fresh, other, 2)
+    assert sealed.history.entropy_minimum == 0.5
+    assert other.optimizer.updates == 3
+    resumed = other.update(2)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in went_on.items())
 
 
+def test_what_is_saved_is_what_was_copied_however_the_policy_goes_on(states: States) -> None:
+    first = Trained()
+    before = first.update(1)
+    first.copy.take()
+    first.update(3)
+    states.save(1, first.copy.tensors, 1, None, History())
+    first.restore(states, 1)
+    assert all(torch.equal(first.policy.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_state_holds_what_is_trained_only(states: States, store: Store) -> None:
+    adapters, whole = Trained(lora=True), Trained()
+    adapters.save(states, 1)
+    whole.save(states, 2)
+    first, second = (store.size(keys.trainer_state(version) + FILES[0]) for version in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert first < second / 3
+
+
 def test_tied_embeddings_stay_tied(states: States) -> None:
-    model = make_model(tie_word_embeddings=True)
-    optimizer = Optimizer(model.parameters(), recipe())
-    updated(model, optimizer, 1)
-    states.save(1, model, optimizer, None)
-    fresh = make_model(seed=5, tie_word_embeddings=True)
-    states.restore(1, fresh, Optimizer(fresh.parameters(), recipe()))
-    assert fresh.lm_head.weight is fresh.model.embed_tokens.weight
-    assert torch.equal(fresh.lm_head.weight, model.lm_head.weight)
-
-
-def test_only_the_newest_states_are_kept(states: States, store: Store) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    for version in range(KEPT_STATES + 2):
-        states.save(version, model, optimizer, None)
-    assert states.sealed() == [2, 3, 4]
-    assert not store.list(keys.trainer_state(1))
+    first = Trained(tie_word_embeddings=True)
+    first.update(1)
+    first.save(states, 1)
+    fresh = Trained(seed=5, tie_word_embeddings=True)
+    fresh.restore(states, 1)
+    model = fresh.policy.model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, first.policy.model.lm_head.weight)
 
 
 def test_a_state_without_its_seal_does_not_exist(states: States, store: Store) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    states.save(1, model, optimizer, None)
-    states.save(2, model, optimizer, None)
+    first = Trained()
+    first.save(states, 1)
+    first.save(states, 2)
     store.delete(keys.trainer_state(2) + "state.json")
+    assert states.sealed() == [1]
+    sealed = states.restore_newest(first.copy, LIVENESS)
+    assert sealed is not None
+    assert sealed.version == 1
+    assert not store.list(keys.trainer_state(2))
+
+
+def test_a_deleted_state_leaves_nothing(states: States, store: Store) -> None:
+    first = Trained()
+    first.save(states, 1)
+    states.delete(1)
+    assert not store.list(keys.trainer_state(1))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_refused(states: States, store: Store, name: str) -> None:
+    first = Trained()
+    first.save(states, 1)
+    spoil(store, 1, name)
+    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, sealed was"):
+        first.restore(states, 1)
+
+
+def test_metadata_whose_digest_is_wrong_is_never_unpickled(states: States, store: Store, tmp_path: Path) -> None:
+    first = Trained()
+    first.save(states, 1)
+    ran = tmp_path / "ran"
+    store.put(keys.trainer_state(1) + "metadata", b"cos\nsystem\n(S'touch %s'\ntR." % str(ran).encode())
+    with pytest.raises(BadState, match="v000001/metadata has SHA-256"):
+        first.restore(states, 1)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused(states: States, store: Store, name: str) -> None:
+    first = Trained()
+    first.save(states, 1)
+    store.delete(keys.trainer_state(1) + name)
+    with pytest.raises(BadState, match=rf"state.json seals {name}, but there is no such object"):
+        first.restore(states, 1)
+
+
+def test_a_state_that_is_not_there_is_refused_with_those_that_are(states: States) -> None:
+    first = Trained()
+    first.save(states, 4)
+    with pytest.raises(BadState, match=r"there is no trainer/state/v000001/state.json; sealed states: \[4\]"):
+        first.restore(states, 1)
+
+
+def test_a_damaged_newest_state_gives_way_to_the_one_before_and_says_so(states: States, store: Store) -> None:
+    first = Trained()
+    before = first.update(1)
+    first.save(states, 1)
+    first.update(1)
+    first.save(states, 2)
+    spoil(store, 2, FILES[0])
+    fresh = Trained(seed=5)
+    with capture_logs() as logs:
+        sealed = states.restore_newest(fresh.copy, LIVENESS)
+    assert sealed is not None
+    assert sealed.version == 1
+    assert all(torch.equal(fresh.policy.state_dict()[name], tensor) for name, tensor in before.items())
+    assert [log["event"] for log in logs] == ["a state is damaged, trying the one before"]
+    assert states.sealed() == [1]  # half overwritten by the step that is trained again, it must not look whole
+
+
+class OneRankOfTwo(Ranks):
+    """The ranks of a process whose peer says that something is wrong."""
+
+    def any(self, flag: bool, what: str) -> bool:
+        return True
+
+
+def test_a_seal_that_another_rank_cannot_read_counts_as_damaged_here_too(
+    states: States, store: Store, tmp_path: Path
+) -> None:
+    one = Trained()
+    one.save(states, 1)
+    agreed = States(store, RUN, tmp_path / "other", OneRankOfTwo(**vars(ranks())))
+    with pytest.raises(BadState, match=r"v000001/state.json could not be read on another rank; its log says why"):
+        one.restore(agreed, 1)
+
+
+def test_with_no_intact_state_nothing_is_touched_and_the_way_out_is_said(states: States, store: Store) -> None:
+    first = Trained()
+    first.save(states, 1)
+    spoil(store, 1, FILES[0])
+    with pytest.raises(
+        BadState, match=r"none of the states \[1\] is intact.*delete that folder to train from version 0"
+    ):
+        states.restore_newest(first.copy, LIVENESS)
     assert states.sealed() == [1]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_a_damaged_file_is_refused_and_the_way_out_is_said(states: States, store: Store, name: str) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    states.save(1, model, optimizer, None)
-    data = bytearray(store.get(keys.trainer_state(1) + name))
-    data[-1] ^= 1
-    store.put(keys.trainer_state(1) + name, bytes(data))
-    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, sealed was .*; delete .*state.json"):
-        states.restore(1, model, optimizer)
-
-
-def test_a_missing_file_is_refused(states: States, store: Store) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    states.save(1, model, optimizer, None)
-    store.delete(keys.trainer_state(1) + "optimizer.safetensors")
-    with pytest.raises(BadState, match=r"state.json seals optimizer.safetensors, but there is no such object"):
-        states.restore(1, model, optimizer)
+def test_with_no_state_at_all_there_is_nothing_to_restore(states: States) -> None:
+    assert states.restore_newest(Trained().copy, LIVENESS) is None
 
 
 def test_the_state_of_another_run_is_refused(states: States, store: Store, tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = Optimizer(model.parameters(), recipe())
-    states.save(1, model, optimizer, None)
-    with pytest.raises(BadState, match="is of run 'arithmetic' version 1; wanted: 'other'"):
-        States(store, "other", tmp_path / "scratch").restore(1, model, optimizer)
+    first = Trained()
+    first.save(states, 1)
+    with pytest.raises(WrongState, match="is of run 'arithmetic' version 1; wanted: 'other'"):
+        States(store, "other", tmp_path / "scratch", ranks()).restore_newest(first.copy, LIVENESS)
 
 
-def test_the_state_of_another_model_is_refused(states: States) -> None:
-    model = make_model()
-    states.save(1, model, Optimizer(model.parameters(), recipe()), None)
-    wider = make_model(intermediate_size=96)
-    with pytest.raises(BadState, match=r"is of another model than models/base/: they differ in \['model.layers.0.mlp"):
-        states.restore(1, wider, Optimizer(wider.parameters(), recipe()))
+@pytest.mark.parametrize("other", [{"intermediate_size": 96}, {"lora": True}, {"num_hidden_layers": 1}])
+def test_the_state_of_another_model_is_refused_and_not_passed_over(states: States, other: dict[str, Any]) -> None:
+    Trained().save(states, 1)
+    with pytest.raises(WrongState, match=r"is of another model than models/base/ and trainer.lora say"):
+        states.restore_newest(Trained(**other).copy, LIVENESS)
+    assert states.sealed() == [1]
+
+
+def test_weights_alone_are_read_beside_those_that_are_trained(states: States) -> None:
+    first = Trained()
+    before = first.update(1)
+    first.save(states, 1)
+    now = first.update(1)
+    weights = states.read_weights(1, first.copy, LIVENESS)
+    assert all(torch.equal(weights[f"weights/{name}"], tensor) for name, tensor in before.items())
+    assert all(torch.equal(first.policy.state_dict()[name], tensor) for name, tensor in now.items())
+
+
+@pytest.mark.parametrize(("on_disk", "name"), [(".metadata", "metadata"), ("__12_0.distcp", "rank-00012.distcp")])
+def test_files_are_named_by_global_rank(on_disk: str, name: str) -> None:
+    assert object_name(on_disk) == name
+    assert name_on_disk(name) == on_disk

@@ -1,7 +1,13 @@
 """A tiny run for the trainer's tests: a random Qwen3 in a store, and full steps of accepted rollouts with signed verdicts."""
 
+import contextlib
+import functools
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +20,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from samples import METADATA, NODE, ROLE_KEYS, RUN, rollout, run_config
+from shoal import telemetry
+from shoal.broadcast.publishing import copy_to_store, cut_into
+from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
 from shoal.contracts.canonical import sign
 from shoal.contracts.http_signatures import verify_request
@@ -25,11 +34,25 @@ from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import Store
 from shoal.storage.store import open_folder
+from shoal.training.loop import Trainer
+from shoal.training.parallel import Ranks, start_ranks
+from shoal.training.progress import Progress
+from shoal.transport import SignedClient
 
 VOCABULARY = 64
 MAX_LENGTH = 40
 LENGTHS = LengthReward(targets=[8, 16], alpha=0.01)
 VALIDATOR = ROLE_KEYS["validator"]
+
+
+@functools.cache
+def ranks() -> Ranks:
+    """This process as a group of one; torch allows one such group a process.
+
+    On one thread, as the entry point sets it: sums over another number of threads differ in the last bit.
+    """
+    torch.set_num_threads(1)
+    return start_ranks("cpu", environment={})
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -181,6 +204,66 @@ def fill_step(store: Store, step: int) -> StepBatch:
     batch = batch_of(step, files)
     store.put(keys.step_batch(step), batch.to_json())
     return batch
+
+
+def make_trainer(folder: Path, base: Path, store: Any, orchestrator: "Orchestrator", run: RunConfig) -> Trainer:
+    """A trainer in this process; `folder` is its pod's."""
+    client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
+    return Trainer(
+        run, store, base, folder / "outbox", folder / "tmp",
+        Progress(RUN, client, store), "arithmetic-trainer-0", telemetry.Liveness(60.0), ranks(),
+    )  # fmt: skip
+
+
+def publish(store: Store, outbox: Path, www: Path, run: RunConfig, version: int) -> None:
+    """What the publisher does: cut the version in the outbox, copy it to the store, seal it there."""
+    tree = Tree(www)
+    manifest = cut_into(
+        tree, outbox / keys.version_name(version), run, version, ROLE_KEYS["trainer"], lambda: None
+    )  # fmt: skip
+    copy_to_store(store, tree, manifest, sign(manifest, ROLE_KEYS["trainer"]), lambda: None)
+
+
+class Home:
+    """A trainer's pod on this machine: the folders that its real processes are started with."""
+
+    def __init__(self, root: Path, base: Path, address: str, orchestrator: str, steps: int, **changes: Any) -> None:
+        self.root = root
+        self.outbox = root / "outbox"
+        self.log = root / "log"
+        self.store = make_store(root / "store")
+        self._address = address
+        prepare(self.store, base)
+        (root / "secrets").mkdir()
+        (root / "secrets" / "role.pem").write_bytes(ROLE_KEYS["trainer"].to_pem())
+        (root / "config").mkdir()
+        self.configure(config(orchestrator, steps, **changes))
+
+    def configure(self, config: RunConfig) -> None:
+        (self.root / "config" / "run.json").write_bytes(config.to_json())
+
+    def start(self, processes: int = 1) -> subprocess.Popen[bytes]:
+        """The trainer's entry point, alone or under torchrun; its output goes to `log`."""
+        environment = os.environ | {
+            "SHOAL_HOME": str(self.root), "SHOAL_BIND": self._address, "SHOAL_POD": "arithmetic-trainer-0", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+        command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "shoal.training"]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    def weights(self, version: int) -> bytes:
+        return (self.outbox / keys.version_name(version) / "model.safetensors").read_bytes()
+
+    def has_state(self, version: int) -> bool:
+        return self.store.exists(keys.trainer_state(version) + "state.json")
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 for the process and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
 
 
 class Orchestrator:

@@ -35,7 +35,13 @@ JOB = ValidationJob(
     beacon=tiny_policy.BEACON.hex(),
     min_version=2,
     max_version=4,
+    accepted_files=1000,
+    on_probation=False,
+    sampler="vllm-cpu",
 )
+"""A file of a node that has earned trust, whose tokens can be drawn again."""
+STATISTICAL = JOB.model_copy(update={"sampler": None})
+"""The same of an engine whose sampler cannot be redone: what was sampled is for statistics to say."""
 METADATA = RolloutMetadata(
     model="tiny-model",
     weights_digest=DIGEST,

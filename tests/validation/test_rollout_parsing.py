@@ -1,10 +1,15 @@
 """Reading a hostile file: refused with words, whatever it does to its reader."""
 
 import io
+import json
 import os
+import subprocess
+import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -95,3 +100,62 @@ def test_a_reader_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     os.mkfifo(path)  # nobody writes to it: its reader waits for ever
     with pytest.raises(BadRollouts, match=r"took more than 0\.5 s"):
         parse_file(path, 1000, deadline_seconds=0.5)
+
+
+def test_a_reader_that_was_lost_once_is_not_the_files_fault(tmp_path: Path) -> None:
+    path, whole = tmp_path / "file", tmp_path / "whole"
+    whole.write_bytes(write_rollouts([ROW], METADATA))
+    os.mkfifo(path)
+
+    def replace_once_it_is_read() -> None:
+        with path.open("wb"):  # returns when the first reader has opened it; that one waits for bytes until it is ended
+            whole.replace(path)
+            assert done.wait(60)
+
+    done = threading.Event()
+    writer = threading.Thread(target=replace_once_it_is_read, daemon=True)
+    writer.start()
+    try:
+        assert parse_file(path, 1000, deadline_seconds=10.0) == ([ROW], METADATA)
+    finally:
+        done.set()
+        writer.join(10)
+
+
+READER = """
+import json, re, sys
+from pathlib import Path
+from shoal.contracts.rollouts import BadRollouts
+from shoal.validation.parsing import parse_file
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+if __name__ == "__main__":
+    before = peak()
+    rows, _ = parse_file(Path(sys.argv[1]), int(sys.argv[2]))
+    tokens = sum(len(row.completion_tokens) for row in rows)
+    print(json.dumps({"tokens": tokens, "grown": peak() - before}))
+"""
+
+
+def test_reading_a_large_file_takes_memory_in_proportion_to_its_tokens(tmp_path: Path) -> None:
+    count = 20_000
+    random = np.random.default_rng(0)
+    row = replace(
+        ROW,
+        completion_tokens=random.integers(0, 150_000, count).tolist(),
+        completion_logprobs=(-random.exponential(1.0, count)).astype(np.float32).tolist(),
+        completion_mask=[True] * count,
+        proofs=random.bytes(count // 32 * 258),
+    )
+    path, script = tmp_path / "file", tmp_path / "reader.py"
+    path.write_bytes(write_rollouts([row] * 12, METADATA))
+    script.write_text(READER)
+    done = subprocess.run(
+        [sys.executable, str(script), str(path), str(12 * count + 100)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tokens"] == 12 * count
+    assert 0 < found["grown"] < 250 * found["tokens"]

@@ -41,6 +41,7 @@ class Orchestrator:
     def __init__(self) -> None:
         self.jobs: list[ValidationJob] = []
         self.verdicts: list[Verdict] = []
+        self.after_claim: Callable[[], None] | None = None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -63,7 +64,11 @@ class Orchestrator:
                 elif self.path.startswith("/v1/claims?wait_seconds="):
                     assert ClaimRequest.from_json(body).validator == "tiny-validator-0"
                     time.sleep(0 if outer.jobs else 0.2)
-                    self._answer(200, outer.jobs.pop(0).to_json()) if outer.jobs else self._answer(204, b"")
+                    if not outer.jobs:
+                        return self._answer(204, b"")
+                    self._answer(200, outer.jobs.pop(0).to_json())
+                    if outer.after_claim is not None:
+                        outer.after_claim()
 
             def _answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -149,9 +154,12 @@ class Validating:
         (home / "secrets" / "role.pem").write_bytes(ROLE_KEYS["validator"].to_pem())
         self.store = open_folder(home / "store", "shoal/tiny")
         self.log = (home / "log").open("w+")
-        self.process = subprocess.Popen(
+        self.process = self.started()
+
+    def started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-m", "shoal.validation"],
-            env=os.environ | {"SHOAL_HOME": str(home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
+            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
@@ -185,7 +193,7 @@ class Validating:
             self.store.put(keys.upload(JOB.node, digest), data)
         before = len(self.orchestrator.verdicts)
         self.orchestrator.jobs.append(JOB.model_copy(update={"sha256": digest, "size": len(data or b"x")}))
-        deadline("a verdict", lambda: len(self.orchestrator.verdicts) > before, seconds=60)
+        deadline("a verdict", lambda: len(self.orchestrator.verdicts) > before, seconds=240)  # torch is loaded first
         found = self.orchestrator.verdicts[-1]
         assert found.sha256 == digest
         return found
@@ -209,6 +217,9 @@ def test_an_honest_file_is_accepted_after_prepare_has_finished(validating: Valid
     verdict = validating.verdict_on(validating.honest_bytes(), deadline)
     assert (verdict.outcome, verdict.evidence) == ("accept", "")
     assert (verdict.rows, len(verdict.rewards), verdict.proof_rows) == (24, 24, 12)
+    assert verdict.validator == "tiny-validator-0"
+    assert {"parse", "reward", "load", "prefill", "computation", "redraw"} <= set(verdict.seconds_by_check)
+    assert sum(verdict.seconds_by_check.values()) <= verdict.check_seconds
 
 
 def test_a_file_that_is_no_parquet_is_rejected_by_format(validating: Validating, deadline: Deadline) -> None:
@@ -229,6 +240,23 @@ def test_a_version_that_is_not_sealed_is_inconclusive(validating: Validating, de
     verdict = validating.verdict_on(validating.honest_bytes(version=4), deadline)
     assert (verdict.outcome, verdict.reason) == ("inconclusive", None)
     assert "v000004/weights.json" in verdict.evidence
+
+
+def test_after_kill_9_in_the_middle_of_a_check_the_same_file_is_judged_by_the_next_process(
+    validating: Validating, deadline: Deadline
+) -> None:
+    data = validating.honest_bytes()
+    job = JOB.model_copy(update={"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)})
+    before = len(validating.orchestrator.verdicts)
+    validating.orchestrator.after_claim = validating.process.kill
+    validating.orchestrator.jobs.append(job)
+    validating.process.wait(timeout=60)
+    validating.orchestrator.after_claim = None
+    assert len(validating.orchestrator.verdicts) == before
+    (validating.home / "tmp" / "validation" / f"{job.claim}.parquet").write_bytes(data[:100])  # had it come so far
+    validating.process = validating.started()
+    verdict = validating.verdict_on(data, deadline)
+    assert (verdict.outcome, verdict.evidence) == ("accept", "")
 
 
 def test_nothing_is_left_on_disk_but_the_weights(validating: Validating) -> None:

@@ -1,23 +1,24 @@
 """The numbers behind the statistical checks: bounds on chance, forward passes, drawn rows, loaded versions."""
 
+import dataclasses
 import math
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from court import Court
+from court import JOB, METADATA, Court
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.contracts.rollouts import Rollout
 from shoal.validation import prefill as prefill_module
+from shoal.validation.checks import token_sampling
 from shoal.validation.checks.termination import at_least
 from shoal.validation.checks.token_sampling import tail
-from shoal.validation.judge import draw_rows
+from shoal.validation.facts import File
 from shoal.validation.policies import Policies
-from shoal.validation.prefill import SURPRISE_CAP, prefill
+from shoal.validation.prefill import SURPRISE_CAP, Prefill, batches, prefill, prefill_rows
 
 
 @given(expected=st.floats(0.01, 20), count=st.integers(0, 60))
@@ -43,12 +44,24 @@ def test_the_bound_on_sums_is_never_below_the_true_tail_of_a_binomial_count() ->
     assert tail(-1.0, 18.0, 1.0) == 1.0
 
 
+def test_claimed_log_probabilities_may_be_further_off_at_a_low_temperature(court: Court, honest: list[Rollout]) -> None:
+    ours = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids)
+    for temperature, allowed in ((0.25, 2.0), (1.0, 0.5), (2.0, 0.5)):
+        sampling = court.facts.sampling.model_copy(update={"temperature": temperature})
+        facts = dataclasses.replace(court.facts, sampling=sampling)
+        for share in (0.98, 1.02):
+            claimed = (ours.logprobs - share * allowed).tolist()
+            file = File(JOB, [dataclasses.replace(honest[0], completion_logprobs=claimed)], METADATA)
+            finding = token_sampling.check(file, {0: ours}, facts, 1e-9)
+            assert (finding is None) == (share < 1), finding
+
+
 def test_a_forward_pass_in_tiles_equals_the_definition(
     court: Court, honest: list[Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, row = court.made.model["old"], max(honest, key=lambda row: len(row.completion_tokens))
     monkeypatch.setattr(prefill_module, "TILE_ELEMENTS", 258 * 7)
-    found = prefill(model, row, frozenset({1, 5}))
+    found = prefill(model, row, frozenset({1, 5}), "vllm-cpu")
     first, count = len(row.prompt_tokens) - 1, len(row.completion_tokens)
     with torch.no_grad():
         logits = model(torch.tensor([[*row.prompt_tokens, *row.completion_tokens]])).logits[0, first : first + count]
@@ -62,13 +75,51 @@ def test_a_forward_pass_in_tiles_equals_the_definition(
     np.testing.assert_allclose(found.low, np.where(chances < 0.05, chances, 0).sum(1), atol=1e-4)
     np.testing.assert_allclose(found.surprise_mean, mean, atol=1e-4)
     np.testing.assert_allclose(found.surprise_variance, (chances * (surprise - mean[:, None]) ** 2).sum(1), atol=1e-4)
+    for share, ratios in ((0.8, found.colder), (1.25, found.hotter)):
+        other = torch.log_softmax(logits.double() / (row.temperature * share), -1).numpy()
+        there = np.arange(count), list(row.completion_tokens)
+        np.testing.assert_allclose(ratios, other[there] - logprobs[there], atol=1e-4)
+    whole = prefill(model, row, frozenset({1, 5}), "vllm-cpu")
+    assert found.drawn is not None
+    assert found.drawn.tolist() == list(row.completion_tokens)
+    assert np.array_equal(found.gaps, whole.gaps)
 
 
-def test_one_rows_forward_pass_does_not_depend_on_another(court: Court, honest: list[Rollout]) -> None:
+def test_rows_in_a_batch_give_what_each_gives_alone(court: Court, honest: list[Rollout]) -> None:
     model, eos = court.made.model["old"], court.facts.eos_token_ids
-    alone = prefill(model, honest[3], eos)
-    prefill(model, honest[4], eos)
-    assert np.array_equal(alone.states, prefill(model, honest[3], eos).states)
+    batched: dict[int, Prefill] = {}
+    sizes = []
+    for batch in prefill_rows(model, dict(enumerate(honest)), eos, "vllm-cpu"):
+        sizes.append(len(batch))
+        batched |= batch
+    assert max(sizes) > 10
+    assert len({len(row.completion_tokens) for row in honest}) > 1
+    for number, row in enumerate(honest):
+        alone = prefill(model, row, eos, "vllm-cpu")
+        for field in dataclasses.fields(Prefill):
+            np.testing.assert_allclose(
+                getattr(batched[number], field.name), getattr(alone, field.name), atol=1e-4, err_msg=field.name
+            )
+
+
+def test_what_stands_in_one_row_changes_nothing_in_its_neighbours(court: Court, honest: list[Rollout]) -> None:
+    model, eos = court.made.model["old"], court.facts.eos_token_ids
+    rows = {number: honest[number] for number in range(4)}
+    (before,) = prefill_rows(model, rows, eos)
+    changed = dataclasses.replace(rows[1], completion_tokens=[7] * len(rows[1].completion_tokens))
+    (after,) = prefill_rows(model, rows | {1: changed}, eos)
+    assert not np.allclose(before[1].states, after[1].states)
+    for number in (0, 2, 3):
+        assert np.array_equal(before[number].states, after[number].states)
+
+
+def test_batches_hold_rows_of_like_length_within_their_budget_and_long_rows_alone() -> None:
+    assert batches({0: 10, 1: 500, 2: 12, 3: 3000, 4: 11}, budget=1000) == [[0, 4, 2], [1], [3]]
+    lengths = {number: 1 + number * 37 % 400 for number in range(100)}
+    made = batches(lengths, budget=1000)
+    assert sorted(number for group in made for number in group) == list(range(100))
+    assert all(len(group) * max(lengths[number] for number in group) <= 1000 for group in made)
+    assert batches({}) == []
 
 
 def test_honest_rows_have_the_surprise_that_the_policy_expects(court: Court, honest: list[Rollout]) -> None:
@@ -79,21 +130,10 @@ def test_honest_rows_have_the_surprise_that_the_policy_expects(court: Court, hon
     assert abs(float((surprise - expected).sum())) < 4 * deviation
 
 
-def test_rows_for_proofs_are_a_share_and_at_least_a_floor_and_at_most_all() -> None:
-    rng = random.Random(0)
-    assert len(draw_rows(100, 0.1, 4, rng)) == 10
-    assert len(draw_rows(20, 0.1, 4, rng)) == 4
-    assert draw_rows(3, 0.1, 4, rng) == [0, 1, 2]
-    assert len(draw_rows(101, 0.1, 4, rng)) == 11
-    drawn = [tuple(draw_rows(50, 0.1, 4, rng)) for _ in range(20)]
-    assert len(set(drawn)) > 15
-    assert {row for rows in drawn for row in rows} <= set(range(50))
-
-
 def test_few_versions_are_kept_the_least_recently_used_goes_with_its_folder(court: Court, tmp_path: Path) -> None:
     from test_validator_process import ROLE_KEYS, publish
 
-    from shoal.storage.store import open_folder
+    from shoal.storage.store import NotFound, open_folder
 
     (tmp_path / "store").mkdir()
     store = open_folder(tmp_path / "store", "shoal/tiny")
@@ -106,6 +146,10 @@ def test_few_versions_are_kept_the_least_recently_used_goes_with_its_folder(cour
     policies.get(2)
     assert {path.name for path in (tmp_path / "policies").iterdir()} == {"v000000", "v000002"}
     assert policies.get(0) is first
+    with pytest.raises(NotFound):
+        policies.get(7)  # not sealed yet: nothing is dropped for it
+    assert policies.get(0) is first
+    assert {path.name for path in (tmp_path / "policies").iterdir()} == {"v000000", "v000002"}
     assert policies.get(1).version == 1
     with pytest.raises(ValueError, match="capacity is 0; allowed: 1 or more"):
         Policies(store, tmp_path, "tiny", ROLE_KEYS["trainer"].public, capacity=0)

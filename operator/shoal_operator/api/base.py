@@ -45,9 +45,9 @@ Quantity = Annotated[
 """A Kubernetes quantity: `500m`, `2`, `4Gi`."""
 
 ResourceList = Annotated[dict[str, Quantity], Field(max_length=16)]
-"""Quantities by resource name (`cpu`, `memory`, `nvidia.com/gpu`)."""
+"""Quantities by resource name (`cpu`, `memory`)."""
 
-PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,9}[a-z0-9])?$")]
+PoolName = Annotated[str, StringConstraints(max_length=11, pattern=r"^[a-z0-9]([a-z0-9-]{0,9}[a-z0-9])?$")]
 """Name of a pool, at most 11 characters, so that `<run>-<pool>` fits an `ObjectName`."""
 
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")]
@@ -55,9 +55,11 @@ ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,50
 
 
 class Resources(SpecModel):
-    """What a container asks for and may use, as in a Kubernetes container."""
+    """What a container asks for and may use, as in a Kubernetes container; GPUs are asked for by `gpu.count`."""
 
-    requests: ResourceList = Field(default_factory=dict, description="What is reserved: cpu, memory, nvidia.com/gpu.")
+    requests: ResourceList = Field(
+        default_factory=dict, description="What is reserved: cpu, memory, ephemeral-storage."
+    )
     limits: ResourceList = Field(default_factory=dict, description="The most that may be used.")
 
 
@@ -69,10 +71,13 @@ class ObjectMeta(SpecModel):
     labels: dict[str, str] = Field(default_factory=dict, description="Labels.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
     uid: str | None = None
+    generate_name: str | None = None
+    self_link: str | None = None
     generation: int | None = None
     resource_version: str | None = None
     creation_timestamp: Any = None
     deletion_timestamp: Any = None
+    deletion_grace_period_seconds: int | None = None
     managed_fields: Any = None
     owner_references: Any = None
     finalizers: Any = None

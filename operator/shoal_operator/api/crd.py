@@ -1,4 +1,7 @@
-"""Writes the CRDs of the four kinds: `python -m shoal_operator.api.crd crds/` (`make crds`). A test fails when the files drift."""
+"""Writes the CRDs and the reference page of the four kinds: `python -m shoal_operator.api.crd crds/ docs/reference.md` (`make crds`).
+
+A test fails when the files drift.
+"""
 
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pydantic import BaseModel
 
 from shoal_operator.api import KINDS
 from shoal_operator.api.base import GROUP, VERSION
+from shoal_operator.api.rules import rules_of
 from shoal_operator.api.schema import structural_schema
 
 PLURALS = {
@@ -19,10 +23,19 @@ PLURALS = {
 }
 SHORT_NAMES = {"TrainingRun": "trun", "InferencePool": "ipool", "RelayServer": "relay", "Validator": "val"}
 
-_RUN_NAME_RULE = {
-    "rule": "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
-    "message": "metadata.name must be a DNS label of at most 40 characters: the children's names start with it",
-}
+
+def _name_rule(kind: str) -> dict[str, str]:
+    """A name that the models take: other objects, labels and host names are made of it."""
+    most = 40 if kind == "TrainingRun" else 52
+    return {
+        "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
+        "message": f"metadata.name must be a DNS label of at most {most} characters: the children's names start with it",
+    }
+
+
+def _root_rules(kind: str) -> list[dict[str, str]]:
+    """Rules between the name and the spec."""
+    return [{"rule": rule.expression, "message": f"{rule.field} {rule.message}"} for rule in rules_of(kind)]
 
 
 def _column(name: str, kind: str, path: str, priority: int = 0) -> dict[str, Any]:
@@ -38,6 +51,7 @@ _SCALED_COLUMNS = [
     _column("Available", "integer", ".status.readyReplicas"),
     _READY,
     _AGE,
+    _column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", 1),
 ]
 COLUMNS = {
     "TrainingRun": [
@@ -46,15 +60,22 @@ COLUMNS = {
         _column("Steps", "integer", ".spec.steps"),
         _column("Version", "integer", ".status.policyVersion"),
         _column("Reward", "number", ".status.reward"),
+        _column("Nodes", "integer", ".status.nodes"),
+        _READY,
+        _column("Stable", "string", ".status.conditions[?(@.type=='Stable')].status"),
+        _column("ETA", "number", ".status.etaSeconds"),
+        _AGE,
+        _column("Message", "string", ".status.conditions[?(@.type=='Ready')].message"),
         _column("GradNorm", "number", ".status.gradientNorm", 1),
+        _column("ClipRatio", "number", ".status.clipRatio", 1),
         _column("Lag", "number", ".status.policyLag", 1),
         _column("Accepted", "integer", ".status.accepted", 1),
         _column("Rejected", "integer", ".status.rejected", 1),
-        _READY,
-        _AGE,
+        _column("Slashed", "integer", ".status.slashed", 1),
+        _column("Endpoint", "string", ".status.endpoint", 1),
     ],
-    "InferencePool": _SCALED_COLUMNS,
-    "RelayServer": _SCALED_COLUMNS,
+    "InferencePool": [*_SCALED_COLUMNS, _column("Open", "boolean", ".spec.open", 1)],
+    "RelayServer": [*_SCALED_COLUMNS, _column("Exposure", "string", ".spec.exposure.type", 1)],
     "Validator": _SCALED_COLUMNS,
 }
 
@@ -74,11 +95,10 @@ def crd(kind: str) -> dict[str, Any]:
             "spec": spec,
             "status": status,
         },
+        "x-kubernetes-validations": [_name_rule(kind), *_root_rules(kind)],
     }
     subresources: dict[str, Any] = {"status": {}}
-    if kind == "TrainingRun":
-        schema["x-kubernetes-validations"] = [_RUN_NAME_RULE]
-    else:
+    if kind != "TrainingRun":
         subresources["scale"] = {
             "specReplicasPath": ".spec.replicas",
             "statusReplicasPath": ".status.replicas",
@@ -134,13 +154,16 @@ def file_name(kind: str) -> str:
     return f"{GROUP}_{PLURALS[kind]}.yaml"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, reference: Path) -> None:
+    from shoal_operator.api.reference import reference_page
+
     folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         (folder / file_name(kind)).write_text(crd_yaml(kind), encoding="utf-8")
+    reference.write_text(reference_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m shoal_operator.api.crd FOLDER")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m shoal_operator.api.crd FOLDER REFERENCE.md")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

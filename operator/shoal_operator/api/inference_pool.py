@@ -1,4 +1,4 @@
-"""InferencePool: a set of rollout workers. A `TrainingRun` makes one; an admin may add more, in this cluster or in another one.
+"""InferencePool: a set of rollout workers. A `TrainingRun` makes some; an admin may add more, in this cluster or in another one.
 
 A pool knows of its run only what a stranger's machine knows: where discovery is, the run's public key and the roster that it signed. These are
 in the run's ConfigMap `<run>-join`; for a pool in another cluster, an admin copies it there.
@@ -9,10 +9,35 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import RunName, SpecModel
+from shoal.contracts.pools import EngineSettings, Requirements
 from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
+from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 
 
-class InferencePoolSpec(SpecModel):
+class PoolFields(SpecModel):
+    """What a pool is, whoever makes it."""
+
+    replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
+    engine: EngineSettings = Field(default_factory=EngineSettings, description="Arguments of each worker's engine.")
+    gpu: Gpus = Field(default_factory=Gpus, description="Accelerators of one worker.")
+    open: bool = Field(
+        False, description="Whether strangers' machines may join this pool; otherwise its own pods are its only nodes."
+    )
+    requirements: Requirements = Field(
+        default_factory=Requirements, description="What a machine must have to be invited, by its own account."
+    )
+    resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
+    weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
+
+
+class InferencePoolTemplate(PoolFields):
+    """A pool that the run makes."""
+
+    name: PoolName = Field("pool", description="Name of the pool; its object is `<run>-<name>`.")
+
+
+class InferencePoolSpec(PoolFields):
     """Which run the workers serve, how many there are, and what they need."""
 
     run: RunName = Field(..., description="Name of the run that is served.")
@@ -20,9 +45,7 @@ class InferencePoolSpec(SpecModel):
     join_config_map: ObjectName | None = Field(
         None, description="ConfigMap that says how to join the run; `<run>-join` if not set."
     )
-    replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
-    resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
-    weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
+    images: PoolImages = Field(default_factory=PoolImages, description="Images in place of the release's.")
 
 
 class InferencePool(SpecModel):

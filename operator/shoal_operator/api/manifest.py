@@ -207,11 +207,18 @@ def _broken_below(model: BaseModel, old: BaseModel | None, path: Path) -> Iterat
             location = _dotted((*path, *(rule.field.split(".") if rule.field else ())))
             yield location, _rule_problem(value, rule.field, rule.message)
     for name, field in type(model).model_fields.items():
-        child = getattr(model, name)
-        if isinstance(child, BaseModel) and name != "status":
+        child, key = getattr(model, name), field.alias or name
+        if name == "status":
+            continue
+        if isinstance(child, BaseModel):
             before_child = getattr(old, name, None)
             below = before_child if isinstance(before_child, BaseModel) else None
-            yield from _broken_below(child, below, (*path, field.alias or name))
+            yield from _broken_below(child, below, (*path, key))
+        elif isinstance(child, list):
+            # Items of a list have no old value: an API server finds none either, unless the list is a map.
+            for number, item in enumerate(child):
+                if isinstance(item, BaseModel):
+                    yield from _broken_below(item, None, (*path, key, number))
 
 
 def _rule_problem(value: Mapping[str, Any], field: str, message: str) -> str:

@@ -1,20 +1,58 @@
 """RelayServer: the nginx relays of a run, which serve weights so that workers never see the trainer."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import RunName, SpecModel
+from shoal.contracts.protocol import Url
+from shoal.contracts.relays import Network, RateLimits
 from shoal_operator.api.base import ChildMeta, Quantity, Resources, ScaledStatus
+from shoal_operator.api.exposure import Exposure
+from shoal_operator.api.pods import PodTemplate, RelayImages
 
 
-class RelayServerSpec(SpecModel):
+class RelayFields(SpecModel):
+    """What relays are, whoever makes them."""
+
+    replicas: int = Field(2, ge=0, le=256, description="Relays; each is listed singly, nothing balances between them.")
+    kept_versions: int = Field(
+        5, ge=2, le=100, description="Policy versions that are kept; fewer than asyncLevel + 1 starve slow workers."
+    )
+    rate_limits: RateLimits = Field(default_factory=RateLimits, description="What one node may take of one relay.")
+    sources: list[Url] = Field(
+        [],
+        max_length=16,
+        description="URLs of relays that feed these, any of them; empty: the run's origin. So relays make a tree.",
+    )
+    exposure: Exposure = Field(default_factory=Exposure, description="How nodes outside the cluster reach the relays.")
+    trusted_proxies: list[Network] = Field(
+        [],
+        max_length=64,
+        description="Networks (CIDR) of load balancers that begin each connection with a PROXY header; then all from outside must come through them.",
+    )
+    resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
+    cache_size: Quantity = Field("20Gi", description="Volume of each relay for the kept versions.")
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
+
+
+class RelayServerTemplate(RelayFields):
+    """The relays that the run makes; they carry weights from the trainer to the workers."""
+
+
+class RelayServerSpec(RelayFields):
     """Which run the relays serve, how many there are, and what they need."""
 
     run: RunName = Field(..., description="Name of the run whose weights are relayed.")
-    replicas: int = Field(2, ge=0, le=256, description="Relays; each is listed singly, nothing balances between them.")
-    resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
-    cache_size: Quantity = Field("20Gi", description="Volume of each relay for the last five versions.")
+    images: RelayImages = Field(default_factory=RelayImages, description="Images in place of the release's.")
+
+
+class RelayServerStatus(ScaledStatus):
+    """What is known about the relays."""
+
+    addresses: list[Annotated[str, StringConstraints(max_length=500)]] = Field(
+        default_factory=list, max_length=256, description="URLs of the relays from outside, where `exposure` gives any."
+    )
 
 
 class RelayServer(SpecModel):
@@ -24,4 +62,4 @@ class RelayServer(SpecModel):
     kind: Literal["RelayServer"] = "RelayServer"
     metadata: ChildMeta
     spec: RelayServerSpec
-    status: ScaledStatus | None = None
+    status: RelayServerStatus | None = None

@@ -6,52 +6,15 @@ manifests on one machine; both see values after defaulting. Each rule carries a 
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import celpy
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of one model.
-
-    Attributes:
-        model: class name of the model whose value is `self`.
-        expression: the CEL expression; true means allowed.
-        message: what is allowed, for the author of the manifest.
-        field: path below the model that the message is about, in camelCase; empty for the model itself.
-        good: a value of the model (after defaulting, only what the rule reads) that passes.
-        bad: one that does not.
-        old: value of `oldSelf` in the examples; only rules of updates have one.
-    """
-
-    model: str
-    expression: str
-    message: str
-    field: str
-    good: dict[str, Any]
-    bad: dict[str, Any]
-    old: dict[str, Any] | None = None
-
-    @property
-    def of_updates(self) -> bool:
-        return "oldSelf" in self.expression
-
-
-def _immutable(field: str, old: Any, new: Any) -> Rule:
-    return Rule(
-        model="TrainingRunSpec",
-        expression=f"self.{field} == oldSelf.{field}",
-        message=f"{field} cannot change once the run exists; start a new run instead",
-        field=field,
-        good={field: old},
-        bad={field: new},
-        old={field: old},
-    )
-
+from shoal_operator.api.mode_rules import MODE_RULES
+from shoal_operator.api.rule import Rule, immutable
+from shoal_operator.api.sft_rules import SFT_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -88,8 +51,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="ModelSource",
-        expression="[has(self.huggingFace), has(self.path), has(self.generated)].exists_one(given, given)",
-        message="must have exactly one of huggingFace, path, generated",
+        expression="[has(self.huggingFace), has(self.path), has(self.generated), has(self.run)].exists_one(given, given)",
+        message="must have exactly one of huggingFace, path, generated, run",
         field="",
         good={"path": "/models/base"},
         bad={"path": "/models/base", "huggingFace": "Qwen/Qwen3-0.6B"},
@@ -135,9 +98,199 @@ RULES: tuple[Rule, ...] = (
         good={"lengthReward": {"targets": [16, 32]}, "sampling": {"maxCompletionTokens": 96}},
         bad={"lengthReward": {"targets": [16, 128]}, "sampling": {"maxCompletionTokens": 96}},
     ),
-    _immutable("model", {"path": "/models/a"}, {"path": "/models/b"}),
-    _immutable("tasks", {"environment": "arithmetic", "count": 8}, {"environment": "arithmetic", "count": 9}),
-    _immutable("storage", {"prefix": "shoal"}, {"prefix": "other"}),
+    Rule(
+        model="Recipe",
+        expression="!has(self.clipEpsilonHigh) || self.clipDelta > 1.0 + self.clipEpsilonHigh",
+        message="must be greater than 1 + clipEpsilonHigh: nothing between the two would be bounded otherwise",
+        field="clipDelta",
+        good={"clipDelta": 4.0, "clipEpsilonHigh": 0.28},
+        bad={"clipDelta": 1.25, "clipEpsilonHigh": 0.28, "clipEpsilon": 0.2},
+    ),
+    Rule(
+        model="Recipe",
+        expression="!has(self.clipEpsilonHigh) || self.clipEpsilonHigh >= self.clipEpsilon",
+        message="must be at least clipEpsilon (clip-higher, arXiv:2503.14476)",
+        field="clipEpsilonHigh",
+        good={"clipEpsilon": 0.2, "clipEpsilonHigh": 0.28},
+        bad={"clipEpsilon": 0.2, "clipEpsilonHigh": 0.1},
+    ),
+    Rule(
+        model="RollBack",
+        expression="self.toVersion <= self.atStep",
+        message="must be at most atStep: later versions do not exist yet when that step begins",
+        field="toVersion",
+        good={"toVersion": 5, "atStep": 9},
+        bad={"toVersion": 10, "atStep": 9},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.rollBack) || self.rollBack.atStep < self.steps",
+        message="must be less than steps: the run ends before that step",
+        field="rollBack.atStep",
+        good={"rollBack": {"toVersion": 1, "atStep": 3}, "steps": 4},
+        bad={"rollBack": {"toVersion": 1, "atStep": 4}, "steps": 4},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.recipe.overlongShaping) || "
+        "self.recipe.overlongShaping.bufferTokens <= self.sampling.maxCompletionTokens",
+        message="must be at most sampling.maxCompletionTokens",
+        field="recipe.overlongShaping.bufferTokens",
+        good={"recipe": {"overlongShaping": {"bufferTokens": 32}}, "sampling": {"maxCompletionTokens": 96}},
+        bad={"recipe": {"overlongShaping": {"bufferTokens": 128}}, "sampling": {"maxCompletionTokens": 96}},
+    ),
+    Rule(
+        model="Resources",
+        expression="!('nvidia.com/gpu' in self.requests) && !('nvidia.com/gpu' in self.limits)",
+        message="must not name nvidia.com/gpu: gpu.count asks for GPUs",
+        field="",
+        good={"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}},
+        bad={"requests": {}, "limits": {"nvidia.com/gpu": 1}},
+    ),
+    Rule(
+        model="TrainerTemplate",
+        expression="!has(self.processesPerReplica) || self.gpu.count == 0 || self.processesPerReplica <= self.gpu.count",
+        message="must be at most gpu.count: each rank has a GPU of its own",
+        field="processesPerReplica",
+        good={"processesPerReplica": 8, "gpu": {"count": 8}},
+        bad={"processesPerReplica": 2, "gpu": {"count": 1}},
+    ),
+    *(
+        Rule(
+            model=model,
+            expression="self.engine.tensorParallelSize == 1 || self.engine.tensorParallelSize <= self.gpu.count",
+            message="must be at most gpu.count: an engine spreads over the GPUs of its own pod",
+            field="engine.tensorParallelSize",
+            good={"engine": {"tensorParallelSize": 4}, "gpu": {"count": 4}},
+            bad={"engine": {"tensorParallelSize": 4}, "gpu": {"count": 2}},
+        )
+        for model in ("InferencePoolTemplate", "InferencePoolSpec")
+    ),
+    Rule(
+        model="PodTemplate",
+        expression="self.labels.all(key, !key.startsWith('shoal.dev/') && !key.startsWith('app.kubernetes.io/') && "
+        "key != 'kueue.x-k8s.io/queue-name')",
+        message="must not have keys under shoal.dev/ or app.kubernetes.io/, nor Kueue's queue name: those are the operator's",
+        field="labels",
+        good={"labels": {"team": "rl"}},
+        bad={"labels": {"shoal.dev/run": "other"}},
+    ),
+    Rule(
+        model="PodTemplate",
+        expression="self.annotations.all(key, !key.startsWith('container.apparmor.security.beta.kubernetes.io/') && "
+        "!key.startsWith('shoal.dev/'))",
+        message="must not have keys under shoal.dev/, which are the operator's, nor AppArmor's: pods keep to the restricted security level",
+        field="annotations",
+        good={"annotations": {"team.example/cost-centre": "7"}},
+        bad={"annotations": {"container.apparmor.security.beta.kubernetes.io/worker": "unconfined"}},
+    ),
+    Rule(
+        model="Toleration",
+        expression="self.operator == 'Exists' ? !has(self.value) : has(self.key)",
+        message="Equal needs a key, and Exists has no value",
+        field="",
+        good={"operator": "Equal", "key": "gpu", "value": "a100"},
+        bad={"operator": "Exists", "key": "gpu", "value": "a100"},
+    ),
+    Rule(
+        model="NodeRequirement",
+        expression="(self.operator in ['In', 'NotIn']) == (self.values.size() > 0)",
+        message="must be given with In and NotIn, and only with them",
+        field="values",
+        good={"operator": "In", "values": ["a"]},
+        bad={"operator": "Exists", "values": ["a"]},
+    ),
+    Rule(
+        model="Exposure",
+        expression="(self.type == 'Ingress') == has(self.domain)",
+        message="must be given with type Ingress, and only with it",
+        field="domain",
+        good={"type": "Ingress", "domain": "relays.example.org"},
+        bad={"type": "Ingress"},
+    ),
+    Rule(
+        model="Exposure",
+        expression="(self.type == 'NodePort') == has(self.nodeAddress)",
+        message="must be given with type NodePort, and only with it",
+        field="nodeAddress",
+        good={"type": "NodePort", "nodeAddress": "nodes.example.org"},
+        bad={"type": "ClusterIP", "nodeAddress": "nodes.example.org"},
+    ),
+    Rule(
+        model="Exposure",
+        expression="self.type == 'Ingress' || !has(self.ingressClassName)",
+        message="goes with type Ingress only",
+        field="ingressClassName",
+        good={"type": "Ingress", "domain": "relays.example.org", "ingressClassName": "nginx"},
+        bad={"type": "LoadBalancer", "ingressClassName": "nginx"},
+    ),
+    Rule(
+        model="Exposure",
+        expression="self.type != 'ClusterIP' || !has(self.tlsSecret)",
+        message="goes with the types that let clients outside in",
+        field="tlsSecret",
+        good={"type": "LoadBalancer", "tlsSecret": "relays-tls"},
+        bad={"type": "ClusterIP", "tlsSecret": "relays-tls"},
+    ),
+    Rule(
+        model="ControlPlaneTemplate",
+        expression="!has(self.exposure) || self.exposure.type == 'Ingress' || !has(self.exposure.tlsSecret)",
+        message="exposure.tlsSecret goes with type Ingress only: discovery and orchestrator do not speak TLS themselves",
+        field="",
+        good={"exposure": {"type": "Ingress", "domain": "runs.example.org", "tlsSecret": "runs-tls"}},
+        bad={"exposure": {"type": "LoadBalancer", "tlsSecret": "runs-tls"}},
+    ),
+    Rule(
+        model="Exposure",
+        expression="self.type == 'LoadBalancer' || !has(self.loadBalancerClass)",
+        message="goes with type LoadBalancer only",
+        field="loadBalancerClass",
+        good={"type": "LoadBalancer", "loadBalancerClass": "internal"},
+        bad={"type": "ClusterIP", "loadBalancerClass": "internal"},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.inferencePools.all(pool, self.inferencePools.exists_one(other, other.name == pool.name))",
+        message="must have names that differ",
+        field="inferencePools",
+        good={"inferencePools": [{"name": "fast"}, {"name": "slow"}]},
+        bad={"inferencePools": [{"name": "fast"}, {"name": "fast"}]},
+    ),
+    Rule(
+        model="InferencePoolTemplate",
+        expression="!(self.name in ['prepare', 'redis', 'discovery', 'trainer', 'ranks', 'relay', 'validator', 'runner', "
+        "'config', 'join', 'store', 'outbox', 'www'])",
+        message="must not be the name of another part of the run",
+        field="name",
+        good={"name": "fast"},
+        bad={"name": "relay"},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.relayServer) || !has(self.relayServerRef)",
+        message="must not be given with relayServer: relays are made by the run or by others",
+        field="relayServerRef",
+        good={"relayServerRef": "shared"},
+        bad={"relayServerRef": "shared", "relayServer": {"replicas": 2}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.validator) || !has(self.validatorRef)",
+        message="must not be given with validator: validators are made by the run or by others",
+        field="validatorRef",
+        good={"validatorRef": "shared"},
+        bad={"validatorRef": "shared", "validator": {"replicas": 2}},
+    ),
+    *MODE_RULES,
+    *SFT_RULES,
+    immutable("run", "sums", "other", "InferencePoolSpec"),
+    immutable("pool", "fast", "slow", "InferencePoolSpec"),
+    immutable("run", "sums", "other", "RelayServerSpec"),
+    immutable("run", "sums", "other", "ValidatorSpec"),
+    immutable("storage", {"prefix": "shoal"}, {"prefix": "other"}, "ValidatorSpec"),
+    immutable("model", {"path": "/models/a"}, {"path": "/models/b"}),
+    immutable("tasks", {"environment": "arithmetic", "count": 8}, {"environment": "arithmetic", "count": 9}),
+    immutable("storage", {"prefix": "shoal"}, {"prefix": "other"}),
 )
 
 

@@ -4,6 +4,7 @@ A structural schema has no references, no unions and no nulls: optional means ab
 Pydantic writes as JSON Schema 2020-12, attaches the CEL rules, and refuses what the API server would refuse. Pure.
 """
 
+import copy
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,8 @@ def _convert(node: Schema, definitions: Mapping[str, Schema], where: str) -> Sch
     out: Schema = {key: value for key, value in node.items() if key in _KEPT}
     if optional and out.get("default") is None:
         out.pop("default", None)
+    if "default" in out:
+        out["default"] = _without_nulls(out["default"])
     if "const" in node:
         out |= {"type": "string", "enum": [node["const"]]}
     for bound, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -61,6 +64,13 @@ def _convert(node: Schema, definitions: Mapping[str, Schema], where: str) -> Sch
     return out
 
 
+def _without_nulls(value: Any) -> Any:
+    """A default as the API server takes it: what is None is absent."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(below) for key, below in value.items() if below is not None}
+    return [_without_nulls(below) for below in value] if isinstance(value, list) else value
+
+
 def _convert_object(node: Schema, out: Schema, definitions: Mapping[str, Schema], where: str) -> None:
     if isinstance(values := node.get("additionalProperties"), dict):
         out["additionalProperties"] = _convert(values, definitions, f"{where}.*")
@@ -72,9 +82,10 @@ def _convert_object(node: Schema, out: Schema, definitions: Mapping[str, Schema]
     for name, value in node.get("properties", {}).items():
         child = _convert(value, definitions, f"{where}.{name}")
         _, optional = _resolve(value, definitions, where)
-        # The API server fills in nested defaults only below an object that is there.
+        # The API server fills in nested defaults only below an object that is there, and evaluates the rules on a default as it is written.
         if child.get("type") == "object" and name not in required and not optional and "default" not in child:
-            child["default"] = {}
+            below = child.get("properties", {})
+            child["default"] = {key: copy.deepcopy(below[key]["default"]) for key in below if "default" in below[key]}
         properties[name] = child
     out["properties"] = properties
     if rules := rules_of(node.get("title", "")):

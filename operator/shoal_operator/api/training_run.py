@@ -1,69 +1,160 @@
 """TrainingRun: one run, from a base model and a task set to a trained model. The only kind that most people write."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import SpecModel
-from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
-from shoal_operator.api.base import Conditions, ObjectMeta, PoolName, Quantity, Resources
+from shoal.contracts.datasets import GenerateSettings, Mode
+from shoal.contracts.recipe import (
+    FailurePolicy,
+    LengthReward,
+    ModelSource,
+    ProofThresholds,
+    Recipe,
+    RollBack,
+    Sampling,
+    Stability,
+    StorageSpec,
+    TaskSource,
+    TrainerSettings,
+)
+from shoal.contracts.sft import SftSettings
+from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources
+from shoal_operator.api.exposure import Exposure
+from shoal_operator.api.inference_pool import InferencePoolTemplate
+from shoal_operator.api.pods import Gpus, Images, LabelValue, PodTemplate
+from shoal_operator.api.relay_server import RelayServerTemplate
+from shoal_operator.api.runner import RunnerTemplate
+from shoal_operator.api.validator import ValidatorTemplate
 
 
 class TrainerTemplate(SpecModel):
-    """The trainer: one Job that does the updates."""
+    """The trainer: one Indexed Job whose pods do the updates together, started anew as a whole."""
 
-    resources: Resources = Field(default_factory=Resources, description="Resources of the trainer's container.")
+    replicas: int = Field(
+        1, ge=1, le=1024, description="Pods; weights and optimizer state are sharded over all of them."
+    )
+    gpu: Gpus = Field(default_factory=Gpus, description="Accelerators of one pod.")
+    processes_per_replica: int | None = Field(
+        None, ge=1, le=64, description="Ranks in each pod; absent: one for each GPU, or one."
+    )
+    settings: TrainerSettings = Field(default_factory=TrainerSettings, description="How the trainer computes.")
+    resources: Resources = Field(default_factory=Resources, description="Resources of one trainer container.")
     scratch_size: Quantity = Field(
         "20Gi", description="Volumes for checkpoints that wait to be published, and the origin."
     )
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
+
+    @property
+    def processes(self) -> int:
+        """Ranks in each pod."""
+        return self.processes_per_replica or max(1, self.gpu.count)
 
 
-class InferencePoolTemplate(SpecModel):
-    """The run's own pool of rollout workers."""
+class ControlPlaneTemplate(SpecModel):
+    """Orchestrator, discovery and Redis: one pod each."""
 
-    name: PoolName = Field("pool", description="Name of the pool; its object is `<run>-<name>`.")
-    replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
-    resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
-    weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
+    resources: Resources = Field(default_factory=Resources, description="Resources of the orchestrator.")
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
+    exposure: Exposure = Field(
+        default_factory=Exposure, description="How strangers' machines reach discovery and orchestrator."
+    )
 
 
-class RelayServerTemplate(SpecModel):
-    """The relays that carry weights from the trainer to the workers."""
+class Broadcast(SpecModel):
+    """How policy versions are cut for relays and workers (paper section 2.2)."""
 
-    replicas: int = Field(2, ge=0, le=256, description="Relays; each is listed singly, nothing balances between them.")
-    resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
-    cache_size: Quantity = Field("20Gi", description="Volume of each relay for the last five versions.")
     shard_bytes: int = Field(16_777_216, ge=1024, le=1 << 34, description="Size of a shard of a policy version.")
-
-
-class ValidatorTemplate(SpecModel):
-    """The validators that check every uploaded file."""
-
-    replicas: int = Field(1, ge=0, le=256, description="Validators.")
-    resources: Resources = Field(default_factory=Resources, description="Resources of one validator.")
+    anchor_every: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="Of so many versions one is sent in full, the others as lossless deltas against the one before; 1: all in full.",
+    )
 
 
 class TrainingRunSpec(SpecModel):
-    """What to train, on what, how, and with how many parts."""
+    """What to do, on what, how, and with how many parts."""
 
+    mode: Mode = Field(
+        "Train",
+        description="Train: reinforcement learning. Generate: write a dataset of verified traces with the base model. SFT: supervised warm start.",
+    )
     model: ModelSource = Field(..., description="Base model.")
     tasks: TaskSource = Field(..., description="Tasks to learn.")
-    steps: int = Field(..., ge=1, le=999_999, description="Rollout steps; each makes one policy version.")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=999_999,
+        description="Steps; each makes one policy version. Required, but for mode Generate: there each task is sampled once.",
+    )
     seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of everything that the run itself draws.")
     recipe: Recipe = Field(default_factory=Recipe, description="The GRPO recipe.")
     sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
     length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")
+    generate: GenerateSettings | None = Field(
+        None, description="What a run of mode Generate keeps; absent: the defaults."
+    )
+    sft: SftSettings | None = Field(
+        None,
+        description="What a run of mode SFT learns, and how; it needs no recipe, sampling, pools, relays or validators.",
+    )
     async_level: int = Field(
         2, ge=0, le=4, description="How many versions behind rollouts may be; 0 is synchronous (paper section 4.2)."
     )
-    validation: Validation = Field(default_factory=Validation, description="How uploads are checked.")
     storage: StorageSpec = Field(default_factory=StorageSpec, description="Object store: a folder, or S3-compatible.")
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
-    inference_pool: InferencePoolTemplate = Field(
-        default_factory=InferencePoolTemplate, description="The run's own pool of rollout workers."
+    broadcast: Broadcast = Field(default_factory=Broadcast, description="How policy versions are cut.")
+    inference_pools: list[InferencePoolTemplate] = Field(
+        [InferencePoolTemplate()],
+        max_length=16,
+        description="Pools of rollout workers that the run makes; absent: one named `pool`.",
     )
-    relay_server: RelayServerTemplate = Field(default_factory=RelayServerTemplate, description="The relays.")
-    validator: ValidatorTemplate = Field(default_factory=ValidatorTemplate, description="The validators.")
+    inference_pool_refs: list[ObjectName] = Field(
+        [],
+        max_length=64,
+        description="InferencePools that others made for this run and that it waits for and counts; further ones may serve it unnamed.",
+    )
+    relay_server: RelayServerTemplate | None = Field(
+        None, description="The relays; absent without relayServerRef: relays with the defaults."
+    )
+    relay_server_ref: ObjectName | None = Field(
+        None, description="A RelayServer in this namespace that others made for this run, in place of relayServer."
+    )
+    validator: ValidatorTemplate | None = Field(
+        None, description="The validators; absent without validatorRef: validators with the defaults."
+    )
+    validator_ref: ObjectName | None = Field(
+        None, description="A Validator in this namespace that others made for this run, in place of validator."
+    )
+    runner: RunnerTemplate | None = Field(
+        None,
+        description="Pods in which programs are judged; absent: one where the environment is `code`, else none.",
+    )
+    control_plane: ControlPlaneTemplate = Field(
+        default_factory=ControlPlaneTemplate, description="Orchestrator, discovery and Redis."
+    )
+    images: Images = Field(default_factory=Images, description="Images in place of the release's.")
+    stability: Stability = Field(
+        default_factory=Stability, description="Early warnings of a collapse, and what to do about them."
+    )
+    roll_back: RollBack | None = Field(None, description="Go back to an earlier version; absent: do not.")
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy, description="What to do when something is wrong."
+    )
+    queue_name: LabelValue | None = Field(
+        None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."
+    )
+    active_deadline_seconds: int | None = Field(
+        None, ge=1, le=315_360_000, description="The run fails when it is active for longer; suspension starts it anew."
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        None,
+        ge=0,
+        le=315_360_000,
+        description="The run is deleted so long after it is complete or failed, a folder store with it; absent: never.",
+    )
     suspend: bool = Field(False, description="Stop every part and keep what the run has; false resumes.")
 
 
@@ -72,6 +163,57 @@ class TrainerStatus(SpecModel):
 
     attempt: int = Field(0, ge=0, description="Number of the current Job; grows when a new Job replaces it.")
     started_at_version: int = Field(0, ge=0, description="Newest policy version when the attempt began.")
+    failures: int = Field(0, ge=0, description="Attempts in a row that failed without a new policy version.")
+    last_failed: int = Field(0, ge=0, description="Number of the last attempt that is counted there.")
+
+
+class DatasetStatus(SpecModel):
+    """How far a run of mode Generate has come."""
+
+    slices: int = Field(0, ge=0, description="Slices of the task table; each is one submission.")
+    slices_collected: int = Field(0, ge=0, description="Slices whose completions were looked at.")
+    rows_seen: int = Field(0, ge=0, description="Accepted completions.")
+    rows_kept: int = Field(0, ge=0, description="Completions in the dataset.")
+
+
+class ComponentStatus(SpecModel):
+    """Pods of one part."""
+
+    name: Annotated[str, StringConstraints(max_length=64)] = Field(..., description="Name of the part.")
+    ready: int = Field(0, ge=0, description="Pods that are ready.")
+    desired: int = Field(0, ge=0, description="Pods that should be.")
+
+
+class ProofControl(SpecModel):
+    """A kind of dishonest proof, as the calibration made it."""
+
+    name: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="What was done.")
+    accepted_chunks: float = Field(..., ge=0, le=1, description="Share of its chunks that pass the thresholds.")
+    accepted_files: float = Field(..., ge=0, le=1, description="Share of its files all of whose chunks pass.")
+
+
+class ProofStatus(SpecModel):
+    """TOPLOC thresholds in force, and how often they were seen to err (docs/toploc.md)."""
+
+    calibrated: bool = Field(..., description="Whether the thresholds are those that the model was calibrated with.")
+    thresholds: ProofThresholds = Field(..., description="Tolerances of one chunk.")
+    masked_dimensions: int = Field(0, ge=0, description="Dimensions that proofs leave out.")
+    honest_chunks: int = Field(0, ge=0, description="Honest chunks of the calibration.")
+    false_reject_chunks_bound: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Upper 95 % limit of the share of honest chunks that the calibrated thresholds reject.",
+    )
+    false_reject_files_bound: float | None = Field(None, ge=0, le=1, description="The same of honest files.")
+    controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
+
+
+Components = Annotated[
+    list[ComponentStatus],
+    Field(max_length=128, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+]
+Time = Annotated[str, StringConstraints(max_length=64)]
 
 
 class TrainingRunStatus(SpecModel):
@@ -79,17 +221,30 @@ class TrainingRunStatus(SpecModel):
 
     observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that was acted on.")
     phase: str | None = Field(None, description="One word for printer columns; the conditions are the truth.")
+    start_time: Time | None = Field(None, description="When the run was started or last resumed, RFC 3339.")
+    completion_time: Time | None = Field(None, description="When the run was complete or failed, RFC 3339.")
     step: int | None = Field(None, ge=0, description="Open rollout step.")
     policy_version: int | None = Field(None, ge=0, description="Newest announced policy version.")
     reward: float | None = Field(None, description="Mean task reward of the last trained step.")
     gradient_norm: float | None = Field(None, description="Gradient norm of the last trained step, before the clip.")
     clip_ratio: float | None = Field(None, description="Share of completion tokens that were clipped.")
     policy_lag: float | None = Field(None, description="Mean versions between sampling and training.")
+    epoch: float | None = Field(None, ge=0, description="Mode SFT: passes over the rows so far.")
+    loss: float | None = Field(None, description="Mode SFT: mean loss of a completion token in the last step.")
+    held_out_loss: float | None = Field(None, description="Mode SFT: the same of rows that are not learnt.")
+    groups_kept: int | None = Field(None, ge=0, description="Accepted groups that count; the online filter kept them.")
+    groups_dropped: int | None = Field(None, ge=0, description="Accepted groups that the online filter dropped.")
+    dataset: DatasetStatus | None = Field(None, description="Of a run of mode Generate.")
     accepted: int | None = Field(None, ge=0, description="Files accepted by validators.")
     rejected: int | None = Field(None, ge=0, description="Files rejected by validators.")
+    slashed: int | None = Field(None, ge=0, description="Nodes that were evicted or banned.")
+    nodes: int | None = Field(None, ge=0, description="Nodes that are healthy, strangers' machines too.")
     eta_seconds: float | None = Field(None, ge=0, description="Estimated seconds to the end.")
+    endpoint: str | None = Field(None, description="URL of discovery: where machines join. See controlPlane.exposure.")
     run_public_key: str | None = Field(None, description="Public key of the run: what strangers' machines trust.")
     trainer: TrainerStatus | None = Field(None, description="The trainer's current attempt.")
+    proofs: ProofStatus | None = Field(None, description="Thresholds of proofs in force and their error rates.")
+    components: Components = Field(default_factory=list, description="Ready and desired pods by part.")
     conditions: Conditions = Field(default_factory=list, description="Conditions, one of each type.")
 
 

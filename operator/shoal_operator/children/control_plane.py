@@ -1,28 +1,40 @@
-"""The control plane of a run: Redis, discovery and orchestrator, one of each. Pure."""
+"""The control plane of a run: Redis, discovery and orchestrator, one of each, and the way in for strangers' machines. Pure."""
 
-from shoal.contracts.recipe import StorageSpec
+from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
+from shoal_operator.children.exposure import way_in
 from shoal_operator.children.pods import (
     Container,
     claim_template,
     config_map,
-    deployment,
-    headless_service,
     http_probes,
+    image_of,
     pod_template,
     secrets,
-    stateful_set,
     tcp_probes,
 )
 from shoal_operator.children.storage import role_and_store
+from shoal_operator.children.workloads import deployment, headless_service, stateful_set
 from shoal_operator.engine.cluster import Object
 
+REDIS_CLAIMS: dict[str, str | int] = {"data": "1Gi"}
 
-def redis(run: str, replicas: int) -> list[Object]:
+
+def control_plane(run: TrainingRun, replicas: int, config_hashes: dict[str, str]) -> list[Object]:
+    """Redis, discovery and orchestrator; `replicas` is 1, or 0 for a suspended run."""
+    return [
+        *_redis(run, replicas),
+        *_discovery(run, replicas, config_hashes["discovery"]),
+        *_orchestrator(run, replicas, config_hashes["orchestrator"]),
+    ]
+
+
+def _redis(run: TrainingRun, replicas: int) -> list[Object]:
     """Redis with an append-only file, so that a restart costs nothing; all that it holds could also be rebuilt from the store."""
+    run_name, name = run.metadata.name, names.redis(run.metadata.name)
     container = Container(
         name="redis",
-        image=names.IMAGES["redis"],
+        image=image_of("redis", run.spec.images),
         command=["redis-server"],
         # No password: only the run's own control plane may reach it (NetworkPolicy). Protected mode would refuse everyone
         # but loopback when there is no password.
@@ -35,42 +47,63 @@ def redis(run: str, replicas: int) -> list[Object]:
         port=names.PORTS["redis"],
         probes=tcp_probes(names.PORTS["redis"]),
     )  # fmt: skip
-    template = pod_template(run, "redis", [container], grace_seconds=20)
+    template = _template(run, "redis", container, None)
     return [
-        headless_service(names.redis(run), run, "redis", {"redis": names.PORTS["redis"]}),
-        stateful_set(names.redis(run), run, "redis", replicas, template, claims={"data": "1Gi"}),
+        headless_service(name, run_name, "redis", {"redis": names.PORTS["redis"]}),
+        stateful_set(name, run_name, "redis", replicas, template, claims=REDIS_CLAIMS),
     ]
 
 
-def discovery(run: str, replicas: int, config_hash: str) -> list[Object]:
+def _discovery(run: TrainingRun, replicas: int, config_hash: str) -> list[Object]:
+    name = run.metadata.name
     container = Container(
         name="discovery",
-        image=names.IMAGES["protocol"],
+        image=image_of("protocol", run.spec.images),
         command=["python", "-m", "shoal.protocol.discovery"],
         role="discovery",
-        mounts=(config_map(names.config(run)), secrets(names.role_secret(run, "discovery"))),
+        mounts=(config_map(names.config(name)), secrets(names.role_secret(name, "discovery"))),
         port=names.PORTS["discovery"],
         probes=http_probes(names.PORTS["discovery"]),
     )
-    template = pod_template(run, "discovery", [container], grace_seconds=20, config_hash=config_hash)
-    return [
-        headless_service(names.discovery(run), run, "discovery", {"discovery": names.PORTS["discovery"]}),
-        deployment(names.discovery(run), run, "discovery", replicas, template, single=True),
-    ]
+    return _served(
+        run, names.discovery(name), "discovery", replicas, _template(run, "discovery", container, config_hash)
+    )
 
 
-def orchestrator(run: str, replicas: int, config_hash: str, storage: StorageSpec) -> list[Object]:
+def _orchestrator(run: TrainingRun, replicas: int, config_hash: str) -> list[Object]:
+    name = run.metadata.name
     container = Container(
         name="orchestrator",
-        image=names.IMAGES["protocol"],
+        image=image_of("protocol", run.spec.images),
         command=["python", "-m", "shoal.protocol.orchestrator"],
         role="orchestrator",
-        mounts=(config_map(names.config(run)), *role_and_store(run, "orchestrator", storage)),
+        mounts=(config_map(names.config(name)), *role_and_store(name, "orchestrator", run.spec.storage)),
         port=names.PORTS["orchestrator"],
         probes=http_probes(names.PORTS["orchestrator"]),
+        resources=run.spec.control_plane.resources,
     )
-    template = pod_template(run, "orchestrator", [container], grace_seconds=20, config_hash=config_hash)
+    template = _template(run, "orchestrator", container, config_hash)
+    return _served(run, names.orchestrator(name), "orchestrator", replicas, template)
+
+
+def _served(run: TrainingRun, name: str, component: str, replicas: int, template: Object) -> list[Object]:
+    """A Deployment of one pod with its Service and its way in from outside."""
+    run_name, port = run.metadata.name, names.PORTS[component]
+    exposure, selector = run.spec.control_plane.exposure, names.selector(run_name, component)
     return [
-        headless_service(names.orchestrator(run), run, "orchestrator", {"orchestrator": names.PORTS["orchestrator"]}),
-        deployment(names.orchestrator(run), run, "orchestrator", replicas, template, single=True),
+        headless_service(name, run_name, component, {component: port}),
+        deployment(name, run_name, component, replicas, template, single=True),
+        *way_in(names.public(name), run_name, component, exposure, selector, (component, port)),
     ]
+
+
+def _template(run: TrainingRun, component: str, container: Container, config_hash: str | None) -> Object:
+    return pod_template(
+        run.metadata.name,
+        component,
+        [container],
+        grace_seconds=20,
+        placement=run.spec.control_plane.pod_template,
+        images=run.spec.images,
+        config_hash=config_hash,
+    )

@@ -1,18 +1,25 @@
 """Children of an InferencePool: a StatefulSet of rollout workers that know of the run only what a stranger's machine knows. Pure."""
 
+from shoal.contracts.protocol import LEAVE_SECONDS
 from shoal.contracts.run import NodeConfig
 from shoal_operator.api import InferencePool
 from shoal_operator.children import names
 from shoal_operator.children.pods import (
     Container,
-    child,
     claim_template,
     config_map,
-    digest,
     empty,
-    headless_service,
     http_probes,
+    image_of,
     pod_template,
+    ticket,
+)
+from shoal_operator.children.workloads import (
+    child,
+    digest,
+    disruption_budget,
+    headless_service,
+    set_selector,
     stateful_set,
 )
 from shoal_operator.engine.cluster import Object
@@ -25,25 +32,26 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
 
     Args:
         pool: the pool.
-        join: how to join the run, from its ConfigMap; its pool name is replaced by this pool's.
+        join: how to join the run, from its ConfigMap; its pool and engine are replaced by this pool's.
     """
     name, run, spec = pool.metadata.name, pool.spec.run, pool.spec
-    node_json = join.model_copy(update={"pool": spec.pool}).to_json()
+    node_json = join.model_copy(update={"pool": spec.pool, "engine": spec.engine}).to_json()
     config = config_map(names.node_config(name))
     run_folder, weights = empty("run"), claim_template("weights")
+    worker_image = image_of("worker", spec.images)
     containers = [
         Container(
             name="agent",
-            image=names.IMAGES["protocol"],
+            image=image_of("protocol", spec.images),
             command=["python", "-m", "shoal.protocol.agent"],
             role="agent",
-            mounts=(config, claim_template("key"), run_folder),
+            mounts=(config, ticket(names.ticket_secret(name)), claim_template("key"), run_folder),
             port=names.PORTS["agent"],
             probes=http_probes(names.PORTS["agent"]),
         ),
         Container(
             name="fetch",
-            image=names.IMAGES["worker"],
+            image=worker_image,
             command=["python", "-m", "shoal.broadcast.fetch"],
             role="fetch",
             mounts=(config, weights, run_folder),
@@ -52,20 +60,36 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
         ),
         Container(
             name="worker",
-            image=names.IMAGES["worker"],
+            image=worker_image,
             command=["python", "-m", "shoal.inference"],
             role="worker",
             mounts=(config, weights, run_folder),
             port=names.PORTS["worker"],
             probes=http_probes(names.PORTS["worker"]),
             resources=spec.resources,
+            gpus=spec.gpu.count,
+            shared_memory=True,
         ),
     ]
-    template = pod_template(run, COMPONENT, containers, grace_seconds=30, config_hash=digest(node_json))
+    template = pod_template(
+        run,
+        COMPONENT,
+        containers,
+        grace_seconds=int(LEAVE_SECONDS) + 10,
+        placement=spec.pod_template,
+        images=spec.images,
+        gpu=spec.gpu,
+        config_hash=digest(node_json),
+    )
     ports = {part: names.PORTS[part] for part in ("agent", "fetch", "worker")}
-    claims: dict[str, str | int] = {"key": "1Mi", "weights": spec.weights_size}
     return [
         child("ConfigMap", names.node_config(name), run, COMPONENT, {"data": {"node.json": node_json.decode()}}),
-        headless_service(name, run, COMPONENT, ports),
-        stateful_set(name, run, COMPONENT, spec.replicas, template, claims=claims),
+        headless_service(name, run, COMPONENT, ports, {names.SET_LABEL: name}),
+        stateful_set(name, run, COMPONENT, spec.replicas, template, claims=pool_claims(pool)),
+        disruption_budget(name, run, COMPONENT, set_selector(name, run, COMPONENT)),
     ]
+
+
+def pool_claims(pool: InferencePool) -> dict[str, str | int]:
+    """Size of the volumes of each worker, by name."""
+    return {"key": "1Mi", "weights": pool.spec.weights_size}

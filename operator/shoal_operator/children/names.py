@@ -15,6 +15,9 @@ ORCHESTRATOR_PORT = 8080
 DISCOVERY_PORT = 8081
 WEIGHTS_PORT = 8090
 
+RENDEZVOUS_PORT = 29500
+"""torchrun's own default."""
+
 PORTS = {
     "redis": REDIS_PORT,
     "orchestrator": ORCHESTRATOR_PORT,
@@ -27,6 +30,7 @@ PORTS = {
     "fetch": 9104,
     "worker": 9105,
     "validator": 9106,
+    "runner": 9107,
 }
 """Ports by container. Fixed, because every pod has an address of its own."""
 
@@ -35,6 +39,13 @@ COMPONENT_LABEL = "shoal.dev/component"
 SET_LABEL = "shoal.dev/set"
 ATTEMPT_LABEL = "shoal.dev/attempt"
 CONFIG_HASH_ANNOTATION = "shoal.dev/config-hash"
+POD_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+"""Kubernetes' label of the pods of an Indexed Job."""
+POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's label: the queue that admits a Job."""
+OPERATOR_NAME = "shoal-operator"
+"""`app.kubernetes.io/name` of the operator's own pods."""
 
 
 def prepare(run: str) -> str:
@@ -58,8 +69,18 @@ def trainer(run: str) -> str:
     return f"{run}-trainer"
 
 
+def ranks(run: str) -> str:
+    """Headless Service that names every pod of a trainer with several, for their rendezvous."""
+    return f"{run}-ranks"
+
+
 def trainer_job(run: str, attempt: int) -> str:
     return f"{run}-trainer-{attempt}"
+
+
+def public(service: str) -> str:
+    """Service or Ingress by which clients outside the cluster come in."""
+    return f"{service}-public"
 
 
 def relay(run: str) -> str:
@@ -72,6 +93,10 @@ def pool(run: str, pool_name: str) -> str:
 
 def validator(run: str) -> str:
     return f"{run}-validator"
+
+
+def runner(run: str) -> str:
+    return f"{run}-runner"
 
 
 def config(run: str) -> str:
@@ -89,9 +114,19 @@ def node_config(pool_object: str) -> str:
     return f"{pool_object}-node"
 
 
+def relay_config(relay_object: str) -> str:
+    """ConfigMap of one RelayServer with its `relay.json`."""
+    return f"{relay_object}-limits"
+
+
 def role_secret(run: str, role: Role) -> str:
     """Secret with the private key of one role; each pod mounts only its own."""
     return f"{run}-{role}-key"
+
+
+def ticket_secret(pool_object: str) -> str:
+    """Secret by which the pods of one pool prove that they are its own; only their agents mount it."""
+    return f"{pool_object}-ticket"
 
 
 def run_key_secret(run: str) -> str:
@@ -127,12 +162,15 @@ def labels(run: str, component: str) -> dict[str, str]:
 
 
 def selector(run: str, component: str) -> dict[str, str]:
-    """The labels that find the pods of a component; they can never change."""
+    """The labels that find the pods of a component."""
     return {RUN_LABEL: run, COMPONENT_LABEL: component}
 
 
-def cluster_addresses(run: str, namespace: str, relays: int) -> Addresses:
-    """Addresses in a cluster: names of headless Services, and of each relay pod singly."""
+def cluster_addresses(
+    run: str, namespace: str, relays: int, relay_server: str | None = None, runners: int = 0
+) -> Addresses:
+    """Addresses in a cluster: names of headless Services, and of each relay pod singly. `relay_server` is the object's name, if not the run's own."""
+    relay_set = relay_server or relay(run)
 
     def host(service: str) -> str:
         return f"{service}.{namespace}.svc"
@@ -141,6 +179,7 @@ def cluster_addresses(run: str, namespace: str, relays: int) -> Addresses:
         discovery=f"http://{host(discovery(run))}:{DISCOVERY_PORT}",
         orchestrator=f"http://{host(orchestrator(run))}:{ORCHESTRATOR_PORT}",
         origin=f"http://{host(trainer(run))}:{WEIGHTS_PORT}",
-        relays=[f"http://{relay(run)}-{number}.{host(relay(run))}:{WEIGHTS_PORT}" for number in range(relays)],
+        relays=[f"http://{relay_set}-{number}.{host(relay_set)}:{WEIGHTS_PORT}" for number in range(relays)],
         redis=f"redis://{host(redis(run))}:{REDIS_PORT}/0",
+        runners=[f"http://{runner(run)}-{number}.{host(runner(run))}:{PORTS['runner']}" for number in range(runners)],
     )

@@ -1,19 +1,24 @@
-"""Containers, pods and the few kinds around them, as dicts. Every builder uses these, so that security context, probes, environment and labels are
-written once. What is used here is the whole list of fields that the cluster on one machine must understand. Pure.
+"""Containers and pods as dicts. Every builder uses these, so that security context, probes, environment and labels are written once. What is used
+here and in `workloads.py` is the whole list of fields that the cluster on one machine must understand. Pure.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_operator.api.base import Resources
+from shoal_operator.api.pods import Gpus, ImagePull, NodeRequirement, PodTemplate
 from shoal_operator.children import names
-from shoal_operator.engine.cluster import CHILD_KINDS, Object
+from shoal_operator.engine.cluster import Object
 
 HOME = "/shoal"
 USER_ID = 10001
 """Any fixed id that is not root; images give it no name, and volumes get it as their group."""
+
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_TYPE_LABEL = "nvidia.com/gpu.product"
+"""What NVIDIA's GPU feature discovery labels nodes with."""
+SHARED_MEMORY = "shm"
 
 STARTUP_SECONDS = 1800
 """A large model takes many minutes to load; until the start-up probe has passed no liveness probe runs."""
@@ -35,8 +40,12 @@ class Mount:
         return self.name or self.path
 
 
-def config_map(name: str) -> Mount:
-    return Mount("config", {"configMap": {"name": name}}, read_only=True)
+def config_map(name: str, *further: str) -> Mount:
+    """The ConfigMap at `config/`; with further ones, all their files in one projected volume."""
+    if not further:
+        return Mount("config", {"configMap": {"name": name}}, read_only=True)
+    sources = [{"configMap": {"name": each}} for each in (name, *further)]
+    return Mount("config", {"projected": {"sources": sources}}, read_only=True)
 
 
 def secrets(role_secret: str, credentials_secret: str | None = None) -> Mount:
@@ -51,11 +60,22 @@ def secrets(role_secret: str, credentials_secret: str | None = None) -> Mount:
     return Mount("secrets", {"projected": {"sources": sources, "defaultMode": 0o440}}, read_only=True)
 
 
+def ticket(secret: str) -> Mount:
+    """A pool's ticket. A pool in another cluster than its run has none: its pods join as strangers do."""
+    return Mount("secrets", {"secret": {"secretName": secret, "defaultMode": 0o440, "optional": True}}, read_only=True)
+
+
 def store_credentials(credentials_secret: str) -> Mount:
     """Only the store's credentials, for a part that has no key of its own."""
     return Mount(
         "secrets/store", {"secret": {"secretName": credentials_secret, "defaultMode": 0o440}}, "store-credentials", True
     )
+
+
+def certificate(secret: str) -> Mount:
+    """A certificate that an admin gave (`tls.crt`, `tls.key`). Without the Secret the pod starts and has no listener for outside yet."""
+    source = {"secret": {"secretName": secret, "defaultMode": 0o440, "optional": True}}
+    return Mount("secrets/tls", source, "certificate", read_only=True)
 
 
 def claim(path: str, claim_name: str) -> Mount:
@@ -65,6 +85,12 @@ def claim(path: str, claim_name: str) -> Mount:
 def claim_template(path: str) -> Mount:
     """A volume that outlives its pod: each pod of the StatefulSet has its own."""
     return Mount(path, None)
+
+
+def ephemeral(path: str, size: str | int) -> Mount:
+    """A volume from the cluster's storage that lives as long as its pod."""
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+    return Mount(path, {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}})
 
 
 def empty(path: str) -> Mount:
@@ -105,6 +131,10 @@ class Container:
     port: int | None = None
     probes: Mapping[str, Any] = field(default_factory=dict)
     resources: Resources | None = None
+    gpus: int = 0
+    shared_memory: bool = False
+    """Needs a `/dev/shm` larger than the 64 MiB that a container has: NCCL and vLLM exchange tensors there. Its pages count as the container's
+    memory, and its memory limit bounds them."""
     sidecar: bool = False
     """Runs beside the others and does not keep a Job from being complete."""
 
@@ -116,6 +146,8 @@ class Container:
         if self.port is not None:
             made["ports"] = [{"name": self.name, "containerPort": self.port}]
         given = self.resources.model_dump(mode="json", exclude_none=True) if self.resources else {}
+        if self.gpus:
+            given["limits"] = given.get("limits", {}) | {GPU_RESOURCE: self.gpus}
         if kept := {key: value for key, value in given.items() if value}:
             made["resources"] = kept
         made |= self.probes
@@ -124,6 +156,8 @@ class Container:
             | ({"readOnly": True} if mount.read_only else {})
             for mount in self.all_mounts
         ]
+        if self.shared_memory:
+            made["volumeMounts"].append({"name": SHARED_MEMORY, "mountPath": "/dev/shm"})  # noqa: S108 - the mount point
         made["securityContext"] = {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -154,30 +188,55 @@ def environment(role: str) -> list[Object]:
     ]
 
 
+def image_of(part: str, images: ImagePull) -> str:
+    """Image of a part: what the author chose, or the release's."""
+    chosen: str | None = getattr(images, part, None)
+    return chosen or names.IMAGES[part]
+
+
 def pod_template(
     run: str,
     component: str,
     containers: Iterable[Container],
     *,
     grace_seconds: int,
+    placement: PodTemplate,
+    images: ImagePull,
+    gpu: Gpus | None = None,
     restart_policy: str = "Always",
     config_hash: str | None = None,
 ) -> Object:
-    """A pod template under the restricted pod security standard."""
+    """A pod template under the restricted pod security standard.
+
+    Args:
+        placement: what the author says about the pods; our own labels win.
+        images: how images are pulled.
+        gpu: kind of GPU that the node must have, where the containers ask for any.
+        config_hash: digest of the configuration: pods start anew when it changes.
+    """
     listed = list(containers)
     volumes: dict[str, Object] = {}
     for container in listed:
         for mount in container.all_mounts:
             if mount.source is not None:
                 volumes[mount.volume] = {"name": mount.volume, **mount.source}
-    metadata: Object = {"labels": names.labels(run, component)}
+    if any(container.shared_memory for container in listed):
+        volumes[SHARED_MEMORY] = {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}
+    metadata: Object = {"labels": placement.labels | names.labels(run, component)}
+    annotations = dict(placement.annotations)
     if config_hash is not None:
-        metadata["annotations"] = {names.CONFIG_HASH_ANNOTATION: config_hash}
+        annotations[names.CONFIG_HASH_ANNOTATION] = config_hash
+    if annotations:
+        metadata["annotations"] = annotations
+    made = [(container.sidecar, container.to_object()) for container in listed]
+    for _, each in made:
+        if images.pull_policy is not None:
+            each["imagePullPolicy"] = images.pull_policy
     spec: Object = {}
-    if sidecars := [container.to_object() for container in listed if container.sidecar]:
+    if sidecars := [each for sidecar, each in made if sidecar]:
         spec["initContainers"] = sidecars
     spec |= {
-        "containers": [container.to_object() for container in listed if not container.sidecar],
+        "containers": [each for sidecar, each in made if not sidecar],
         "volumes": list(volumes.values()),
         "restartPolicy": restart_policy,
         "terminationGracePeriodSeconds": grace_seconds,
@@ -191,72 +250,34 @@ def pod_template(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    return {"metadata": metadata, "spec": spec}
+    if images.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in images.pull_secrets]
+    return {"metadata": metadata, "spec": spec | _placed(placement, gpu)}
 
 
-def child(kind: str, name: str, run: str, component: str, content: Mapping[str, Any]) -> Object:
-    """An object of one of the child kinds, labelled."""
-    metadata = {"name": name, "labels": names.labels(run, component)}
-    return {"apiVersion": CHILD_KINDS[kind], "kind": kind, "metadata": metadata, **content}
+def _placed(placement: PodTemplate, gpu: Gpus | None) -> Object:
+    """The pod fields that say where a pod runs, and as what."""
+    spec: Object = {}
+    selector = dict(placement.node_selector)
+    if gpu is not None and gpu.type is not None:
+        selector[GPU_TYPE_LABEL] = gpu.type
+    if selector:
+        spec["nodeSelector"] = selector
+    if placement.node_affinity:
+        term = {"matchExpressions": [_expression(each) for each in placement.node_affinity]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        spec["affinity"] = {"nodeAffinity": required}
+    if placement.tolerations:
+        spec["tolerations"] = [
+            each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in placement.tolerations
+        ]
+    if placement.priority_class_name is not None:
+        spec["priorityClassName"] = placement.priority_class_name
+    if placement.runtime_class_name is not None:
+        spec["runtimeClassName"] = placement.runtime_class_name
+    return spec
 
 
-def deployment(name: str, run: str, component: str, replicas: int, template: Object, *, single: bool) -> Object:
-    """A Deployment. With `single`, an old pod is gone before a new one starts: two would both think that they are the one."""
-    spec: Object = {"replicas": replicas, "selector": {"matchLabels": names.selector(run, component)}}
-    if single:
-        spec["strategy"] = {"type": "Recreate"}
-    return child("Deployment", name, run, component, {"spec": spec | {"template": template}})
-
-
-def stateful_set(
-    name: str, run: str, component: str, replicas: int, template: Object, *, claims: Mapping[str, str | int]
-) -> Object:
-    """A StatefulSet whose pods start in parallel. `claims`: size of the volume of each pod, by name."""
-    spec: Object = {
-        "replicas": replicas,
-        "serviceName": name,
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": _pods_of(name, run, component, template)},
-        "template": template,
-        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-        "volumeClaimTemplates": [
-            {"metadata": {"name": volume}, "spec": claim_spec(size, "ReadWriteOnce")} for volume, size in claims.items()
-        ],
-    }
-    return child("StatefulSet", name, run, component, {"spec": spec})
-
-
-def _pods_of(name: str, run: str, component: str, template: Object) -> dict[str, str]:
-    """Selector of a StatefulSet: a run may have several pools, so its own name is part of it."""
-    own = {names.SET_LABEL: name}
-    template["metadata"]["labels"] |= own
-    return names.selector(run, component) | own
-
-
-def job(name: str, run: str, component: str, template: Object, *, backoff_limit: int) -> Object:
-    spec = {"backoffLimit": backoff_limit, "completions": 1, "completionMode": "Indexed", "template": template}
-    return child("Job", name, run, component, {"spec": spec})
-
-
-def headless_service(name: str, run: str, component: str, ports: Mapping[str, int]) -> Object:
-    """Names pods; it balances nothing. Pods are named before they are ready, so that parts may start in any order."""
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": names.selector(run, component),
-        "ports": [{"name": port, "port": number} for port, number in ports.items()],
-    }
-    return child("Service", name, run, component, {"spec": spec})
-
-
-def volume_claim(name: str, run: str, component: str, size: str | int, access: str) -> Object:
-    return child("PersistentVolumeClaim", name, run, component, {"spec": claim_spec(size, access)})
-
-
-def claim_spec(size: str | int, access: str) -> Object:
-    return {"accessModes": [access], "resources": {"requests": {"storage": size}}}
-
-
-def digest(data: bytes) -> str:
-    """A short digest of a configuration, for the annotation that makes its pods start anew when it changes."""
-    return hashlib.sha256(data).hexdigest()[:16]
+def _expression(requirement: NodeRequirement) -> Object:
+    values = {"values": requirement.values} if requirement.values else {}
+    return {"key": requirement.key, "operator": requirement.operator, **values}

@@ -3,7 +3,8 @@
 from shoal.contracts.identity import Role
 from shoal.contracts.recipe import StorageSpec
 from shoal_operator.children import names
-from shoal_operator.children.pods import Mount, claim, secrets, store_credentials, volume_claim
+from shoal_operator.children.pods import Mount, claim, secrets, store_credentials
+from shoal_operator.children.workloads import volume_claim
 from shoal_operator.engine.cluster import Object
 
 

@@ -1,4 +1,9 @@
-"""The trainer's Job, one attempt of it, with publisher and origin nginx as sidecars: the Job is complete when the trainer alone is done. Pure."""
+"""The trainer's Job, one attempt of it, with publisher and origin nginx as sidecars: the Job is complete when the trainer alone is done. Pure.
+
+A trainer of several pods is an Indexed Job whose pods find each other at the name of pod 0. One rank that dies ends the others (their collectives
+fail), the Job fails as a whole, and the next attempt resumes from the last state. Only rank 0 writes versions: the sidecars of other pods find
+nothing to do, and the Service that names the origin finds pod 0 only.
+"""
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
@@ -6,37 +11,46 @@ from shoal_operator.children.pods import (
     Container,
     claim,
     config_map,
-    headless_service,
+    ephemeral,
     http_probes,
-    job,
+    image_of,
     pod_template,
     tcp_probes,
 )
 from shoal_operator.children.storage import role_and_store
+from shoal_operator.children.workloads import headless_service, job
 from shoal_operator.engine.cluster import Object
 
 COMPONENT = "trainer"
+COLLECTOR = ["python", "-m", "shoal.collection"]
+"""In mode Generate nothing is trained: the collector stands in the trainer's place, with its key, its sidecars and its Service."""
 
-BACKOFF_LIMIT = 6
-"""Restarts within one attempt (Kubernetes' own default). An attempt that made progress is followed by another, see `reconcile/decisions.py`."""
 
-
-def trainer_service(run: str) -> Object:
-    """Names the origin, whichever attempt is current."""
+def trainer_services(run: TrainingRun) -> list[Object]:
+    """The Service that names the origin, whichever attempt is current; and for several pods one that names each of them."""
+    name = run.metadata.name
     ports = {part: names.PORTS[part] for part in ("nginx", "trainer", "publisher")}
-    return headless_service(names.trainer(run), run, COMPONENT, ports)
+    made = [headless_service(names.trainer(name), name, COMPONENT, ports, {names.POD_INDEX_LABEL: "0"})]
+    if run.spec.trainer.replicas > 1:
+        made.append(headless_service(names.ranks(name), name, COMPONENT, {"rendezvous": names.RENDEZVOUS_PORT}))
+    return made
 
 
 def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
     """The Job of one attempt. It resumes from the newest complete state in the store."""
-    name = run.metadata.name
+    name, trainer = run.metadata.name, run.spec.trainer
     config = config_map(names.config(name))
     role_mounts = role_and_store(name, "trainer", run.spec.storage)
-    outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))
+    if trainer.replicas == 1:
+        outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))
+    else:
+        # Pods on several nodes cannot share a volume. What is lost with the pod is made again from the store.
+        outbox, www = ephemeral("outbox", trainer.scratch_size), ephemeral("www", trainer.scratch_size)
+    relay_image = image_of("relay", run.spec.images)
     containers = [
         Container(
             name="nginx",
-            image=names.IMAGES["relay"],
+            image=relay_image,
             command=["python", "-m", "shoal.broadcast.nginx", "origin"],
             role="trainer",
             mounts=(config, www),
@@ -46,7 +60,7 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
         ),
         Container(
             name="publisher",
-            image=names.IMAGES["relay"],
+            image=relay_image,
             command=["python", "-m", "shoal.broadcast.origin"],
             role="trainer",
             mounts=(config, *role_mounts, outbox, www),
@@ -56,19 +70,57 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
         ),
         Container(
             name="trainer",
-            image=names.IMAGES["trainer"],
-            command=["python", "-m", "shoal.training"],
+            image=image_of("trainer", run.spec.images),
+            command=COLLECTOR
+            if run.spec.mode == "Generate"
+            else trainer_command(
+                names.trainer_job(name, attempt), names.ranks(name), trainer.replicas, trainer.processes
+            ),
             role="trainer",
             mounts=(config, *role_mounts, outbox),
             port=names.PORTS["trainer"],
             probes=http_probes(names.PORTS["trainer"]),
-            resources=run.spec.trainer.resources,
+            resources=trainer.resources,
+            gpus=trainer.gpu.count,
+            shared_memory=True,
         ),
     ]
+    single = trainer.replicas == 1
     # A step may be in flight: the grace period lets it end or be dropped cleanly.
     template = pod_template(
-        name, COMPONENT, containers, grace_seconds=60, restart_policy="OnFailure", config_hash=config_hash
+        name,
+        COMPONENT,
+        containers,
+        grace_seconds=60,
+        placement=trainer.pod_template,
+        images=run.spec.images,
+        gpu=trainer.gpu,
+        restart_policy="OnFailure" if single else "Never",
+        config_hash=config_hash,
     )
-    made = job(names.trainer_job(name, attempt), name, COMPONENT, template, backoff_limit=BACKOFF_LIMIT)
+    if not single:
+        template["spec"]["subdomain"] = names.ranks(name)
+    # The only pod of a trainer is started again in its place; of several, none may be started again without the others.
+    backoff_limit = run.spec.failure_policy.max_trainer_attempts - 1 if single else 0
+    made = job(
+        names.trainer_job(name, attempt), name, COMPONENT, template, backoff_limit=backoff_limit, pods=trainer.replicas
+    )
     made["metadata"]["labels"][names.ATTEMPT_LABEL] = str(attempt)
+    if run.spec.queue_name is not None:
+        made["metadata"]["labels"][names.QUEUE_LABEL] = run.spec.queue_name
+        # Kueue starts it when there is room, and owns the field from then on: it is said at creation only (reconcile/common.py).
+        made["spec"]["suspend"] = True
     return made
+
+
+def trainer_command(job_name: str, ranks_service: str, pods: int, processes: int) -> list[str]:
+    """Command line of the trainer's container: torchrun gives each process its rank, where there are several."""
+    module = ["-m", "shoal.training"]
+    if pods == 1 and processes == 1:
+        return ["python", *module]
+    torchrun = ["python", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    if pods == 1:
+        # A port of its own choice on loopback: on one machine pods share their ports.
+        return [*torchrun, "--standalone", *module]
+    place = ["--master-addr", f"{job_name}-0.{ranks_service}", "--master-port", str(names.RENDEZVOUS_PORT)]
+    return [*torchrun, "--nnodes", str(pods), "--node-rank", "$(JOB_COMPLETION_INDEX)", *place, *module]

@@ -4,19 +4,26 @@ The order of the list is the order of creation: what a pod mounts comes before t
 exists before prepare has succeeded. A run that is suspended, complete or failed keeps its configuration, volumes and keys.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import Roster
-from shoal.contracts.recipe import ModelSource
-from shoal.contracts.run import Addresses, NodeConfig, RunConfig
-from shoal_operator.api import API_VERSION, TrainingRun
+from shoal.contracts.run import Addresses, NodeConfig
+from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
-from shoal_operator.children.control_plane import discovery, orchestrator, redis
-from shoal_operator.children.pods import Container, child, config_map, digest, job, pod_template, volume_claim
+from shoal_operator.children.control_plane import control_plane
+from shoal_operator.children.network import network_policies
+from shoal_operator.children.own_kinds import References, own_kinds, relays_of
+from shoal_operator.children.pods import Container, config_map, image_of, pod_template
+from shoal_operator.children.run_config import config_hashes, run_config
+from shoal_operator.children.runner import runner_children
+from shoal_operator.children.scale import Scale
+from shoal_operator.children.sources import source_mounts
 from shoal_operator.children.storage import role_and_store, store_claim
-from shoal_operator.children.trainer import trainer_job, trainer_service
+from shoal_operator.children.trainer import trainer_job, trainer_services
+from shoal_operator.children.workloads import child, digest, job, volume_claim
 from shoal_operator.engine.cluster import Object
 
 Stage = Literal["preparing", "running", "suspended", "complete", "failed"]
@@ -42,22 +49,26 @@ class ObservedRun:
         stage: where the run is, decided by reconcile.
         trainer_attempt: number of the trainer's Job that should exist, or None for none.
         prepared: the prepare Job has succeeded at some time.
+        references: objects that others made for the run.
+        scales: replicas of the kinds that the run makes, by the object's name; what is not here is as its template says.
     """
 
     stage: Stage
     trainer_attempt: int | None = None
     prepared: bool = False
+    references: References = field(default_factory=References)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
 
 def training_run_children(
     run: TrainingRun, identity: RunIdentity, observed: ObservedRun, addresses: Addresses
 ) -> list[Object]:
     """Every object that a run owns at this point, but for its Secrets, which reconcile makes."""
-    name, spec = run.metadata.name, run.spec
-    config = run_config(run, identity, addresses)
+    name, spec, references = run.metadata.name, run.spec, observed.references
+    config = run_config(run, references, addresses, identity.roster, identity.run_key)
     join = NodeConfig(
         run=name,
-        pool=spec.inference_pool.name,
+        pool=spec.inference_pools[0].name if spec.inference_pools else "pool",
         discovery=addresses.discovery,
         roster=identity.roster,
         run_key=identity.run_key,
@@ -66,120 +77,59 @@ def training_run_children(
         child("ConfigMap", names.config(name), name, "config", {"data": {"run.json": config.to_json().decode()}}),
         child("ConfigMap", names.join(name), name, "config", {"data": {"node.json": join.to_json().decode()}}),
         *store_claim(name, spec.storage),
-        volume_claim(names.outbox(name), name, "trainer", spec.trainer.scratch_size, "ReadWriteOnce"),
-        volume_claim(names.www(name), name, "trainer", spec.trainer.scratch_size, "ReadWriteOnce"),
+        *_trainer_claims(run),
+        *network_policies(run, relays_of(run, references)),
     ]
     if observed.stage != "suspended" or observed.prepared:
         made.append(_prepare(run))
     if not observed.prepared:
         return made
     # The control plane outlives the work, so that progress can be read; suspension stops it too.
-    control = 0 if observed.stage == "suspended" else 1
-    work = observed.stage == "running"
-    hashes = config_hashes(config)
+    hashes = config_hashes(config) | {"pool": digest(join.to_json())}
     made += [
-        *redis(name, control),
-        *discovery(name, control, hashes["discovery"]),
-        *orchestrator(name, control, hashes["orchestrator"], spec.storage),
-        trainer_service(name),
-        *_own_kinds(run, work=work),
+        *control_plane(run, 0 if observed.stage == "suspended" else 1, hashes),
+        *trainer_services(run),
+        *runner_children(run, work=observed.stage == "running"),
+        *own_kinds(run, observed.scales, hashes, work=observed.stage == "running"),
     ]
     if observed.trainer_attempt is not None:
         made.append(trainer_job(run, observed.trainer_attempt, hashes["trainer"]))
     return made
 
 
-def run_config(run: TrainingRun, identity: RunIdentity, addresses: Addresses) -> RunConfig:
-    """`config/run.json` of a run."""
-    spec = run.spec
-    return RunConfig(
-        run=run.metadata.name,
-        seed=spec.seed,
-        steps=spec.steps,
-        async_level=spec.async_level,
-        model_id=model_id(spec.model),
-        model=spec.model,
-        tasks=spec.tasks,
-        recipe=spec.recipe,
-        sampling=spec.sampling,
-        length_reward=spec.length_reward,
-        validation=spec.validation,
-        storage=spec.storage,
-        shard_size=spec.relay_server.shard_bytes,
-        addresses=addresses,
-        roster=identity.roster,
-        run_key=identity.run_key,
-    )
-
-
-def model_id(model: ModelSource) -> str:
-    """A name for the base model that goes into every rollout file."""
-    if model.hugging_face is not None:
-        return f"{model.hugging_face}@{model.revision}"[:253]
-    if model.path is not None:
-        return model.path
-    if model.generated is None:
-        raise ValueError("spec.model: must have exactly one of huggingFace, path, generated")
-    return f"generated/{model.generated.name}"
-
-
-def config_hashes(config: RunConfig) -> dict[str, str]:
-    """Digest of the configuration by component. Only the orchestrator reads the list of relays: another relay restarts nothing else."""
-    without_relays = config.model_copy(update={"addresses": config.addresses.model_copy(update={"relays": []})})
-    shared = digest(without_relays.to_json())
-    return {
-        "orchestrator": digest(config.to_json()),
-        **dict.fromkeys(("discovery", "trainer", "relay", "validator"), shared),
-    }
+def _trainer_claims(run: TrainingRun) -> list[Object]:
+    """Volumes of a trainer of one pod, which outlive its attempts; several pods have volumes of their own."""
+    name, trainer = run.metadata.name, run.spec.trainer
+    if trainer.replicas > 1:
+        return []
+    return [
+        volume_claim(claim, name, "trainer", trainer.scratch_size, "ReadWriteOnce")
+        for claim in (names.outbox(name), names.www(name))
+    ]
 
 
 def _prepare(run: TrainingRun) -> Object:
     """The Job that makes the base model and the task table. It has no digest of the configuration: what it made is for good."""
-    name = run.metadata.name
+    name, trainer = run.metadata.name, run.spec.trainer
     container = Container(
         name="prepare",
-        image=names.IMAGES["trainer"],
+        image=image_of("trainer", run.spec.images),
         command=["python", "-m", "shoal.environments.prepare"],
         role="prepare",
-        mounts=(config_map(names.config(name)), *role_and_store(name, None, run.spec.storage)),
-        resources=run.spec.trainer.resources,
+        mounts=(
+            config_map(names.config(name)),
+            *role_and_store(name, None, run.spec.storage),
+            *source_mounts(name, run.spec),
+        ),
+        resources=trainer.resources,
     )
-    template = pod_template(name, "prepare", [container], grace_seconds=20, restart_policy="OnFailure")
+    template = pod_template(
+        name,
+        "prepare",
+        [container],
+        grace_seconds=20,
+        placement=trainer.pod_template,
+        images=run.spec.images,
+        restart_policy="OnFailure",
+    )
     return job(names.prepare(name), name, "prepare", template, backoff_limit=PREPARE_BACKOFF_LIMIT)
-
-
-def _own_kinds(run: TrainingRun, *, work: bool) -> list[Object]:
-    """RelayServer, Validator and InferencePool of the run; scaled to zero when there is no work."""
-    name, spec = run.metadata.name, run.spec
-    pool, relay, validator = spec.inference_pool, spec.relay_server, spec.validator
-
-    def custom(kind: str, child_name: str, component: str, content: Object, replicas: int) -> Object:
-        metadata = {"name": child_name, "labels": names.labels(name, component)}
-        full = {"run": name, **content, "replicas": replicas if work else 0}
-        return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": full}
-
-    return [
-        custom(
-            "RelayServer",
-            names.relay(name),
-            "relay",
-            relay.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"replicas", "shard_bytes"}),
-            relay.replicas,
-        ),
-        custom(
-            "Validator",
-            names.validator(name),
-            "validator",
-            validator.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"replicas"})
-            | {"storage": spec.storage.model_dump(mode="json", by_alias=True, exclude_none=True)},
-            validator.replicas,
-        ),
-        custom(
-            "InferencePool",
-            names.pool(name, pool.name),
-            "pool",
-            {"pool": pool.name}
-            | pool.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name", "replicas"}),
-            pool.replicas,
-        ),
-    ]

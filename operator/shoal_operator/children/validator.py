@@ -2,8 +2,9 @@
 
 from shoal_operator.api import Validator
 from shoal_operator.children import names
-from shoal_operator.children.pods import Container, config_map, deployment, http_probes, pod_template
+from shoal_operator.children.pods import Container, config_map, http_probes, image_of, pod_template
 from shoal_operator.children.storage import role_and_store
+from shoal_operator.children.workloads import deployment, disruption_budget, set_selector
 from shoal_operator.engine.cluster import Object
 
 COMPONENT = "validator"
@@ -14,13 +15,26 @@ def validator_children(validator: Validator, config_hash: str | None) -> list[Ob
     name, run, spec = validator.metadata.name, validator.spec.run, validator.spec
     container = Container(
         name="validator",
-        image=names.IMAGES["validator"],
+        image=image_of("validator", spec.images),
         command=["python", "-m", "shoal.validation"],
         role="validator",
         mounts=(config_map(names.config(run)), *role_and_store(run, "validator", spec.storage)),
         port=names.PORTS["validator"],
         probes=http_probes(names.PORTS["validator"]),
         resources=spec.resources,
+        gpus=spec.gpu.count,
     )
-    template = pod_template(run, COMPONENT, [container], grace_seconds=20, config_hash=config_hash)
-    return [deployment(name, run, COMPONENT, spec.replicas, template, single=False)]
+    template = pod_template(
+        run,
+        COMPONENT,
+        [container],
+        grace_seconds=20,
+        placement=spec.pod_template,
+        images=spec.images,
+        gpu=spec.gpu,
+        config_hash=config_hash,
+    )
+    return [
+        deployment(name, run, COMPONENT, spec.replicas, template, single=False),
+        disruption_budget(name, run, COMPONENT, set_selector(name, run, COMPONENT)),
+    ]

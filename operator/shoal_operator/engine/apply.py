@@ -4,12 +4,12 @@ A child is written when the hash of our template changed or the live object no l
 did not ask for, so fields that the API server or an autoscaler adds are left alone. Called by `reconcile/common.py`.
 """
 
-import copy
 import hashlib
-import json
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
+
+import orjson
 
 from shoal_operator.api.base import quantity_value
 from shoal_operator.engine.cluster import Object
@@ -17,7 +17,7 @@ from shoal_operator.engine.cluster import Object
 HASH_ANNOTATION = "shoal.dev/template-hash"
 
 IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Job": (("spec", "template"), ("spec", "completions"), ("spec", "completionMode")),
+    "Job": (("spec", "template"), ("spec", "completions"), ("spec", "completionMode"), ("spec", "podFailurePolicy")),
     "StatefulSet": (
         ("spec", "selector"),
         ("spec", "serviceName"),
@@ -25,8 +25,18 @@ IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("spec", "podManagementPolicy"),
     ),
     "Deployment": (("spec", "selector"),),
+    "Service": (("spec", "loadBalancerClass"),),
 }
 """What the API server refuses to change; a changed object is replaced."""
+
+CREATION_ONLY: dict[str, tuple[tuple[str, ...], ...]] = {"Job": (("spec", "suspend"),)}
+"""What is said when an object is made and never again: a queue such as Kueue's owns the field from then on."""
+
+NOT_HASHED: dict[str, tuple[tuple[str, ...], ...]] = {
+    **CREATION_ONLY,
+    **dict.fromkeys(("InferencePool", "RelayServer", "Validator"), (("spec", "replicas"),)),
+}
+"""What may differ without our wish being another one: `kubectl scale` and autoscalers own the replicas of our own kinds (children/scale.py)."""
 
 
 class Action(Enum):
@@ -38,21 +48,36 @@ class Action(Enum):
 
 
 def template_hash(wanted: Object) -> str:
-    """A short digest of what we want, without who owns it and the hash itself."""
-    kept = copy.deepcopy(wanted)
-    metadata = kept.get("metadata", {})
-    metadata.pop("ownerReferences", None)
-    metadata.get("annotations", {}).pop(HASH_ANNOTATION, None)
-    if not metadata.get("annotations", True):
-        del metadata["annotations"]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+    """A short digest of what we want, without who owns it, the hash itself, and what others own."""
+    kept = without(wanted, NOT_HASHED)
+    metadata = {key: value for key, value in kept.get("metadata", {}).items() if key != "ownerReferences"}
+    annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key != HASH_ANNOTATION}
+    if annotations:
+        metadata["annotations"] = annotations
+    text = orjson.dumps({**kept, "metadata": metadata}, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def without(wanted: Object, paths: Mapping[str, tuple[tuple[str, ...], ...]]) -> Object:
+    """The object without the fields that `paths` names for its kind. Only what changes is copied: this runs for each child at each reconcile."""
+    for path in paths.get(wanted["kind"], ()):
+        wanted = _without(wanted, path)
+    return wanted
+
+
+def _without(value: Object, path: tuple[str, ...]) -> Object:
+    first, *rest = path
+    if not rest:
+        return {key: kept for key, kept in value.items() if key != first}
+    inner = value.get(first)
+    return {**value, first: _without(inner, tuple(rest))} if isinstance(inner, dict) else value
 
 
 def with_hash(wanted: Object) -> Object:
-    """A copy that carries its template hash as an annotation."""
-    marked = copy.deepcopy(wanted)
-    marked["metadata"].setdefault("annotations", {})[HASH_ANNOTATION] = template_hash(wanted)
-    return marked
+    """The object with its template hash as an annotation; what does not change is shared with the one given."""
+    metadata = wanted["metadata"]
+    annotations = {**metadata.get("annotations", {}), HASH_ANNOTATION: template_hash(wanted)}
+    return {**wanted, "metadata": {**metadata, "annotations": annotations}}
 
 
 def hash_of(live: Object) -> str | None:
@@ -72,20 +97,48 @@ def decide(wanted: Object, live: Object | None) -> Action:
         return Action.NOTHING
     if wanted["kind"] == "Job" and job_state(live) in ("succeeded", "failed"):
         return Action.NOTHING
-    if hash_of(live) == template_hash(wanted) and contains(live, wanted):
-        return Action.NOTHING
-    for path in IMMUTABLE.get(wanted["kind"], ()):
-        if not contains(_at(live, path), _at(wanted, path)):
+    wanted = without(wanted, CREATION_ONLY)
+    immutable = IMMUTABLE.get(wanted["kind"], ())
+    if hash_of(live) == template_hash(wanted):
+        if contains(live, wanted):
+            return Action.NOTHING
+        # What cannot change has not drifted: it was changed on its way in, by an admission webhook or by the queue that admitted
+        # the Job, and would be again. To replace a trainer's Job for that would end the trainer at each reconcile.
+        if contains(live, _settled(wanted, live, immutable)):
+            return Action.NOTHING
+    elif wanted["kind"] == "Job":
+        # A field that is wanted no longer does not show in the comparison, and to take it out of a Job's template is refused too.
+        return Action.REPLACE
+    for path in immutable:
+        if not contains(value_at(live, path), value_at(wanted, path)):
             return Action.REPLACE
+    if _class_taken_back(wanted, live):
+        return Action.REPLACE
     return Action.APPLY
+
+
+def _settled(wanted: Object, live: Object, immutable: tuple[tuple[str, ...], ...]) -> Object:
+    """What is wanted, with what can no longer change as it is."""
+    for path in immutable:
+        if value_at(wanted, path) is not None:
+            wanted = with_value(wanted, path, value_at(live, path))
+    return wanted
+
+
+def _class_taken_back(wanted: Object, live: Object) -> bool:
+    """Whether a Service would have to lose its load balancer's class, which it only may together with its type."""
+    path = ("spec", "loadBalancerClass")
+    types = {value_at(each, ("spec", "type")) for each in (wanted, live)}
+    given, asked = value_at(live, path), value_at(wanted, path)
+    return types == {"LoadBalancer"} and given is not None and asked is None and hash_of(live) != template_hash(wanted)
 
 
 def contains(live: Any, wanted: Any) -> bool:
     """Whether `live` has everything that `wanted` has: maps may have more keys, lists must have the same length, quantities compare by value."""
-    if wanted is None:
+    if wanted is None or live == wanted:
         return True
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(contains(live.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(contains(live.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
         if not wanted and live is None:
             return True  # an API server drops empty lists
@@ -94,8 +147,6 @@ def contains(live: Any, wanted: Any) -> bool:
             and len(live) == len(wanted)
             and all(contains(have, want) for have, want in zip(live, wanted, strict=True))
         )
-    if live == wanted:
-        return True
     return isinstance(live, str | int) and isinstance(wanted, str | int) and _same_quantity(live, wanted)
 
 
@@ -108,10 +159,17 @@ def _same_quantity(one: str | int, other: str | int) -> bool:
         return False
 
 
-def _at(value: Any, path: tuple[str, ...]) -> Any:
+def value_at(value: Any, path: tuple[str, ...]) -> Any:
+    """What lies at a path, or None."""
     for part in path:
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def with_value(wanted: Object, path: tuple[str, ...], value: Any) -> Object:
+    """The object with another value at a path; what does not change is shared with the one given."""
+    first, *rest = path
+    return {**wanted, first: with_value(wanted.get(first, {}), tuple(rest), value) if rest else value}
 
 
 def job_state(job: Object | None) -> str:

@@ -23,12 +23,18 @@ CHILD_KINDS = {
     "StatefulSet": "apps/v1",
     "Deployment": "apps/v1",
     "Job": "batch/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "Ingress": "networking.k8s.io/v1",
 }
 """Kinds that builders use beside our own four, with their API versions. A `Cluster` refuses others."""
 
 
 class ClusterError(RuntimeError):
     """The cluster could not be asked, or refused; the text says what and why."""
+
+    passing = False
+    """Whether it may be gone at the next try although nobody did anything; what is not is told in the status of the object."""
 
 
 class Cluster(Protocol):
@@ -41,8 +47,14 @@ class Cluster(Protocol):
     def get(self, kind: str, name: str) -> Object | None:
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
 
+    def read_foreign(self, kind: str, name: str) -> Object | None:
+        """An object that we did not make and that may carry no label of ours (a credentials Secret, a ConfigMap that an admin copied), or None.
+
+        It costs a request, where `get` answers from what is known, and nothing tells of its changes: whoever waits for one asks again later.
+        """
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
-        """Live objects of a kind that carry all these labels, by name."""
+        """Live objects of a kind that carry all these labels, by name; kind `Pod` too, which nobody applies."""
 
     def apply(self, wanted: Object) -> Object:
         """Create the object, or make the live one contain it, keeping fields that others own; the status is left alone.
@@ -56,8 +68,8 @@ class Cluster(Protocol):
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         """Replace the status of one of our own objects."""
 
-    def addresses(self, run: str, relays: int) -> Addresses:
-        """Where the parts of a run are or will be; the same answer every time."""
+    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
+        """Where the parts of a run are or will be; the same answer every time. `relay_server`: object with the relays, if it is not the run's own."""
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         """`GET /v1/run` of a run's orchestrator, within a second or two; None when it does not answer."""

@@ -19,7 +19,9 @@ from shoal_operator.children import names
 from shoal_operator.engine.cluster import Object
 from shoal_operator.local.addresses import AddressBook, Subnet
 from shoal_operator.local.controllers import WORKLOADS, WantedPod, address_key, wanted_pods, workload_status
+from shoal_operator.local.neighbours import Neighbours
 from shoal_operator.local.objects import Objects
+from shoal_operator.local.pod_objects import pod_object
 from shoal_operator.local.pods import Pod, PodPlace, PodView, check_pod
 from shoal_operator.local.processes import ProcessTable
 
@@ -42,16 +44,27 @@ class LocalCluster:
         self.objects = Objects(folder / "objects.json")
         self._addresses = AddressBook(subnet, folder / "addresses.json")
         self._executor = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
-        self._place = PodPlace(folder, table, self._executor, self.objects.get)
+        self._neighbours = Neighbours(folder)
+        self._place = PodPlace(folder, table, self._executor, self.get)
         self._pods: dict[str, Pod] = {}
         self._orphans: set[str] = set()
 
     # What reconcile asks (engine.cluster.Cluster).
 
     def get(self, kind: str, name: str) -> Object | None:
+        found = self.objects.get(kind, name)
+        return found if found is not None else self._neighbours.get(kind, name)
+
+    def read_foreign(self, kind: str, name: str) -> Object | None:
         return self.objects.get(kind, name)
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        if kind == "Pod":
+            return [
+                pod_object(pod.view(), pod.labels)
+                for _, pod in sorted(self._pods.items())
+                if labels.items() <= pod.labels.items()
+            ]
         return self.objects.find(kind, labels)
 
     def apply(self, wanted: Object) -> Object:
@@ -70,17 +83,21 @@ class LocalCluster:
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         self.objects.set_status(kind, name, status)
 
-    def addresses(self, run: str, relays: int) -> Addresses:
+    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
         def host(kind: str, name: str, component: str, ordinal: int = 0) -> str:
             return self._addresses.address(address_key(kind, name, component, ordinal))
 
-        relay = names.relay(run)
+        relay = relay_server or names.relay(run)
         return Addresses(
             discovery=f"http://{host('Deployment', names.discovery(run), 'discovery')}:{names.PORTS['discovery']}",
             orchestrator=f"http://{host('Deployment', names.orchestrator(run), 'orchestrator')}:{names.PORTS['orchestrator']}",
             origin=f"http://{host('Job', names.trainer(run), 'trainer')}:{names.PORTS['nginx']}",
             relays=[f"http://{host('StatefulSet', relay, 'relay', i)}:{names.PORTS['nginx']}" for i in range(relays)],
             redis=f"redis://{host('StatefulSet', names.redis(run), 'redis')}:{names.PORTS['redis']}/0",
+            runners=[
+                f"http://{host('StatefulSet', names.runner(run), 'runner', i)}:{names.PORTS['runner']}"
+                for i in range(runners)
+            ],
         )
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:

@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal_operator.engine.kinds import SCALED_KINDS
 from shoal_operator.local.expand import UnsupportedField
 
 KINDS = frozenset(
     {
         "TrainingRun", "InferencePool", "RelayServer", "Validator",
-        "ConfigMap", "Secret", "PersistentVolumeClaim", "Service", "StatefulSet", "Deployment", "Job",
+        "ConfigMap", "Secret", "PersistentVolumeClaim", "StatefulSet", "Deployment", "Job",
+        # Kept and shown, and nothing comes of them: one machine has addresses instead of names, one user and one node.
+        "Service", "Ingress", "NetworkPolicy", "PodDisruptionBudget",
     }
 )  # fmt: skip
 
@@ -64,6 +67,9 @@ class Objects:
             # As an API server does: what was written as text is kept, and read, as base64.
             texts = {key: base64.b64encode(value.encode()).decode() for key, value in new.pop("stringData").items()}
             new["data"] = new.get("data", {}) | texts
+        if before is not None and kind in SCALED_KINDS and "replicas" not in new["spec"]:
+            # As an API server does where another field manager owns the number.
+            new["spec"] |= {key: before["spec"][key] for key in ("replicas",) if key in before["spec"]}
         metadata = new["metadata"]
         if before is None:
             metadata["uid"] = str(uuid.uuid4())
@@ -127,8 +133,10 @@ class Objects:
     def _save(self) -> None:
         partial = self._path.with_suffix(".partial")
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # `json.dump` would encode in Python, ten times as slowly as `dumps` does.
+        text = json.dumps({"revision": self._revision, "objects": list(self._objects.values())})
         with os.fdopen(handle, "w") as file:
-            json.dump({"revision": self._revision, "objects": list(self._objects.values())}, file)
+            file.write(text)
         partial.replace(self._path)
 
 

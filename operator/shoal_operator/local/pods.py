@@ -25,7 +25,7 @@ POD_FIELDS = frozenset(
         "containers", "initContainers", "volumes", "restartPolicy", "terminationGracePeriodSeconds", "hostname", "subdomain",
         # Read on a cluster; there is nothing to do for them here.
         "securityContext", "automountServiceAccountToken", "serviceAccountName", "enableServiceLinks", "nodeSelector",
-        "tolerations", "affinity", "priorityClassName", "imagePullSecrets", "topologySpreadConstraints",
+        "tolerations", "affinity", "priorityClassName", "runtimeClassName", "imagePullSecrets", "topologySpreadConstraints",
     }
 )  # fmt: skip
 CONTAINER_FIELDS = frozenset(
@@ -111,6 +111,7 @@ class Pod:
         self.component = component
         self.address = address
         self.template_hash = template_hash
+        self.labels: dict[str, str] = dict(template.get("metadata", {}).get("labels", {}))
         self._spec = template["spec"]
         self._claims = claims
         self._place = place

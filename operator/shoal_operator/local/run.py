@@ -19,6 +19,7 @@ from shoal_operator.engine.conditions import is_true
 from shoal_operator.local.addresses import Subnet, lock_subnet
 from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.local.guardian import Guardian
+from shoal_operator.local.limits import for_one_machine
 from shoal_operator.local.objects import Objects
 from shoal_operator.local.pods import PodView
 from shoal_operator.local.processes import ProcessTable
@@ -40,10 +41,10 @@ class LocalRun:
             raise ValueError(
                 f"{manifest_path}: one machine runs exactly one TrainingRun, which makes the other kinds itself"
             )
-        self._wanted = runs[0]
+        self._wanted = for_one_machine(runs[0], str(manifest_path))
         self._secrets = [read_secret(path) for path in secrets]
         self.name = self._wanted.metadata.name
-        self.steps = self._wanted.spec.steps
+        self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
         self.run_dir = runs_dir / self.name
         refuse_changes(self._wanted, self.run_dir, str(manifest_path))
         self._next_reconcile = 0.0

@@ -14,6 +14,7 @@ from typing import Any
 from shoal_operator.local.expand import UnsupportedField
 
 MOUNT_ROOT = "/shoal"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 
 Lookup = Callable[[str, str], Mapping[str, Any] | None]
 """(kind, name) -> object, or None when it does not exist (yet)."""
@@ -61,6 +62,8 @@ def _mounts(pod_spec: Mapping[str, Any], where: str) -> dict[str, str]:
     for container in pod_spec["containers"]:
         for mount in container.get("volumeMounts", []):
             path = mount["mountPath"]
+            if path == SHARED_MEMORY:
+                continue  # the machine's own is as large as can be
             if not path.startswith(MOUNT_ROOT + "/") or ".." in path.split("/"):
                 raise UnsupportedField(f"{where}: mounts {path}; here every mount lies under {MOUNT_ROOT}")
             if "subPath" in mount:
@@ -83,15 +86,13 @@ def _mount(target: Path, volume: Mapping[str, Any], volumes_folder: Path, lookup
             raise NotThere(f"{where}: waits for PersistentVolumeClaim {claim}")
         _link_claim(target, volumes_folder / claim)
     elif "secret" in volume:
-        _write_files(target, _secret(volume["secret"]["secretName"], lookup, where), 0o600)
+        secret = volume["secret"]
+        absent = secret.get("optional") and lookup("Secret", secret["secretName"]) is None
+        _write_files(target, {} if absent else _secret(secret["secretName"], lookup, where), 0o600)
     elif "projected" in volume:
         _write_files(target, _projected(volume["projected"]["sources"], lookup, where), 0o600)
     elif "configMap" in volume:
-        name = volume["configMap"]["name"]
-        config = lookup("ConfigMap", name)
-        if config is None:
-            raise NotThere(f"{where}: waits for ConfigMap {name}")
-        _write_files(target, {key: value.encode() for key, value in config.get("data", {}).items()}, 0o644)
+        _write_files(target, _config_map(volume["configMap"]["name"], lookup, where), 0o644)
     else:
         kinds = sorted(set(volume) - {"name"})
         raise UnsupportedField(
@@ -106,12 +107,22 @@ def _secret(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
     return {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
 
 
+def _config_map(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
+    config = lookup("ConfigMap", name)
+    if config is None:
+        raise NotThere(f"{where}: waits for ConfigMap {name}")
+    return {key: value.encode() for key, value in config.get("data", {}).items()}
+
+
 def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str) -> dict[str, bytes]:
-    """Files of several Secrets in one folder; `items` chooses keys and gives them paths."""
+    """Files of several Secrets or ConfigMaps in one folder; `items` chooses keys of a Secret and gives them paths."""
     files: dict[str, bytes] = {}
     for source in sources:
+        if set(source) == {"configMap"}:
+            files |= _config_map(source["configMap"]["name"], lookup, where)
+            continue
         if set(source) != {"secret"}:
-            raise UnsupportedField(f"{where}: projected volume has a source {sorted(source)}; here: secret")
+            raise UnsupportedField(f"{where}: projected volume has a source {sorted(source)}; here: secret, configMap")
         data = _secret(source["secret"]["name"], lookup, where)
         items = source["secret"].get("items")
         chosen = {each["path"]: each["key"] for each in items} if items else {key: key for key in data}

@@ -1,29 +1,36 @@
-"""Level-triggered reconcile: look at the world, compute the children, apply what differs, write one status. One module a kind, all of one shape.
+"""Level-triggered reconcile: look at the world, compute the children, apply what differs, write one status.
 
 `reconcile(cluster, kind, name)` is what the engine calls on a cluster for each key of its queue; `reconcile_all(cluster)` is the same for everything
 in a namespace, as the run on one machine does a few times a second. Either may be called at any time and any number of times.
 """
 
 from collections.abc import Callable
+from functools import partial
 
-from shoal_operator.engine.cluster import Cluster
-from shoal_operator.reconcile.inference_pool import reconcile_inference_pool
-from shoal_operator.reconcile.relay_server import reconcile_relay_server
+from shoal_operator.engine.cluster import Cluster, ClusterError
+from shoal_operator.reconcile.common import tell_failure
+from shoal_operator.reconcile.scaled import SCALED_KINDS, reconcile_scaled
 from shoal_operator.reconcile.training_run import reconcile_training_run
-from shoal_operator.reconcile.validator import reconcile_validator
+
+
+def _scaled(kind: str, cluster: Cluster, name: str) -> float | None:
+    return reconcile_scaled(cluster, kind, name)
+
 
 RECONCILERS: dict[str, Callable[[Cluster, str], float | None]] = {
     "TrainingRun": reconcile_training_run,
-    "RelayServer": reconcile_relay_server,
-    "Validator": reconcile_validator,
-    "InferencePool": reconcile_inference_pool,
+    **{kind: partial(_scaled, kind) for kind in SCALED_KINDS},
 }
 """By kind: makes the named object's children and status right; returns seconds after which to look again although nothing changed."""
 
 
 def reconcile(cluster: Cluster, kind: str, name: str) -> float | None:
-    """Reconcile one object; one that does not exist needs nothing. Raises `ClusterError` when it must be tried again."""
-    return RECONCILERS[kind](cluster, name)
+    """Reconcile one object; one that does not exist needs nothing. Raises `ClusterError` when it must be tried again; why is in its status."""
+    try:
+        return RECONCILERS[kind](cluster, name)
+    except ClusterError as error:
+        tell_failure(cluster, kind, name, error)
+        raise
 
 
 def reconcile_all(cluster: Cluster) -> None:

@@ -1,28 +1,42 @@
-"""Where a run is and which attempt of the trainer should exist: pure decisions of the TrainingRun reconciler.
+"""Where a run is, which attempt of the trainer should exist, and when a run's time is up: pure decisions of the TrainingRun reconciler.
 
 The rules of the trainer's attempts, one a row of the tests:
 
-- nothing before prepare has succeeded, nothing while suspended;
+- nothing before prepare has succeeded, nothing while suspended, nothing after the deadline;
 - an attempt whose template is no longer what we want is deleted, and the next one made once it is gone;
-- an attempt that failed for good (Kubernetes' backoff limit) is followed by another if it made a policy version, and fails the run if it made none;
-- deleting a failed Job is the way to say "try again";
-- a run is complete when version `steps` is announced, whatever the Job then does.
+- an attempt that failed for good is followed by another if it made a policy version;
+- if it made none, it is followed by another after a pause that doubles, until `limit` of them in a row have failed: then the run has failed;
+- deleting a failed Job is the way to say "try again", and begins the count anew;
+- a run is complete when version `steps` is announced, or its data set, whatever the Job then does.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import hash_of, job_message, job_state
 from shoal_operator.engine.cluster import Object
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 300.0
+"""Between attempts that made nothing, as a kubelet's between restarts of a container."""
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is remembered of the trainer's current attempt."""
+    """What is remembered of the trainer's current attempt.
+
+    Attributes:
+        number: of its Job.
+        started_at_version: newest policy version when it began.
+        failures: attempts in a row that failed without a new version.
+        last_failed: number of the last attempt that was counted there.
+    """
 
     number: int = 0
     started_at_version: int = 0
+    failures: int = 0
+    last_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,21 +49,33 @@ class TrainerDecision:
     failure: str = ""
 
 
-def is_complete(steps: int, latest_version: int) -> bool:
-    """Version `v` is the weights after `v` steps: the run ends with version `steps`."""
-    return latest_version >= steps
+def is_complete(steps: int | None, latest_version: int, *, said: bool) -> bool:
+    """Version `v` is the weights after `v` steps: the run ends with version `steps`.
+
+    A run that makes no versions (mode Generate, `steps` is None) is complete when its orchestrator once said so.
+    """
+    return said if steps is None else latest_version >= steps
 
 
 def decide_stage(
-    *, suspend: bool, complete: bool, prepare: Object | None, prepared: bool, trainer_failure: str
+    *,
+    suspend: bool,
+    complete: bool,
+    late: bool,
+    prepare: Object | None,
+    prepared: bool,
+    filter_failure: str = "",
+    trainer_failure: str,
 ) -> Stage:
     """The one stage that a run is in; the first that applies."""
     if suspend:
         return "suspended"
     if complete:
         return "complete"
+    if late:
+        return "failed"
     if not prepared:
-        return "failed" if job_state(prepare) == "failed" else "preparing"
+        return "failed" if filter_failure or job_state(prepare) == "failed" else "preparing"
     return "failed" if trainer_failure else "running"
 
 
@@ -61,16 +87,20 @@ def decide_trainer(
     remembered: Attempt,
     latest_version: int,
     template_hashes: Mapping[int, str],
+    limit: int,
+    now: datetime,
 ) -> TrainerDecision:
     """Which attempt of the trainer should exist.
 
     Args:
-        wanted: the run is prepared and not suspended.
+        wanted: the run is prepared, not suspended, and its time is not up.
         complete: nothing is left to train.
         jobs: live trainer Jobs by attempt, those being deleted too.
         remembered: from the status.
         latest_version: newest announced policy version.
         template_hashes: hash of the Job that we would build, for each attempt in `jobs`.
+        limit: attempts in a row that may fail without a new version.
+        now: the time, for the pause between attempts.
     """
     live = {number: job for number, job in jobs.items() if not job["metadata"].get("deletionTimestamp")}
     if not wanted:
@@ -82,18 +112,76 @@ def decide_trainer(
     if newest not in live:
         if jobs:
             return TrainerDecision(None, remembered, tuple(job["metadata"]["name"] for job in live.values()))
-        return TrainerDecision(newest + 1, Attempt(newest + 1, latest_version))
+        return TrainerDecision(newest + 1, _next_attempt(newest + 1, remembered, latest_version, limit))
     older = tuple(job["metadata"]["name"] for number, job in live.items() if number != newest)
     current = live[newest]
     # Made by us, but not remembered: the status write after it was lost.
-    attempt = remembered if remembered.number == newest else Attempt(newest, latest_version)
+    attempt = (
+        remembered
+        if remembered.number == newest
+        else replace(remembered, number=newest, started_at_version=latest_version)
+    )
     if hash_of(current) != template_hashes[newest]:
         return TrainerDecision(None, attempt, (*older, current["metadata"]["name"]))
     if job_state(current) == "failed":
-        if latest_version > attempt.started_at_version:
-            return TrainerDecision(None, attempt, (*older, current["metadata"]["name"]))
-        return TrainerDecision(None, attempt, older, failure_text(current))
+        return _after_failure(current, attempt, older, latest_version, limit, now)
     return TrainerDecision(newest, attempt, older)
+
+
+def _next_attempt(number: int, remembered: Attempt, latest_version: int, limit: int) -> Attempt:
+    """What is remembered of a new attempt: the count of failures goes on, unless a version was made or someone said "try again"."""
+    began_anew = latest_version > remembered.started_at_version or remembered.failures >= limit
+    failures = 0 if began_anew else remembered.failures
+    return Attempt(number, latest_version, failures, remembered.last_failed)
+
+
+def _after_failure(
+    job: Object, attempt: Attempt, older: tuple[str, ...], latest_version: int, limit: int, now: datetime
+) -> TrainerDecision:
+    name = job["metadata"]["name"]
+    if latest_version > attempt.started_at_version:
+        return TrainerDecision(None, attempt, (*older, name))
+    if attempt.last_failed != attempt.number:
+        attempt = replace(attempt, failures=attempt.failures + 1, last_failed=attempt.number)
+    if attempt.failures >= limit:
+        return TrainerDecision(None, attempt, older, failure_text(job))
+    ended = failed_at(job)
+    if ended is not None and now < ended + timedelta(seconds=pause_seconds(attempt.failures)):
+        return TrainerDecision(None, attempt, older)
+    return TrainerDecision(None, attempt, (*older, name))
+
+
+def pause_seconds(failures: int) -> float:
+    """How long the next attempt waits after so many that made nothing."""
+    return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 30)))
+
+
+def failed_at(job: Object) -> datetime | None:
+    """When a Job failed, from its condition."""
+    conditions = job.get("status", {}).get("conditions", [])
+    return parse_time(next((each.get("lastTransitionTime") for each in conditions if each["type"] == "Failed"), None))
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An RFC 3339 time as Kubernetes writes it, or None."""
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+def time_is_up(start_time: str | None, deadline_seconds: int | None, now: datetime) -> bool:
+    """Whether a run has been active for longer than it may."""
+    started = parse_time(start_time)
+    return deadline_seconds is not None and started is not None and now >= started + timedelta(seconds=deadline_seconds)
+
+
+def seconds_to_live(completion_time: str | None, ttl_seconds: int | None, now: datetime) -> float | None:
+    """Seconds until a finished run is to be deleted, 0 or less when it is time, None for never."""
+    ended = parse_time(completion_time)
+    if ended is None or ttl_seconds is None:
+        return None
+    return (ended + timedelta(seconds=ttl_seconds) - now).total_seconds()
 
 
 def failure_text(job: Object) -> str:

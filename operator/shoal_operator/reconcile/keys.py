@@ -1,4 +1,4 @@
-"""Makes a run's keys once, as Secrets: the run key, one key for each trusted role, and the run secret; and derives the roster from them.
+"""Makes a run's keys once, as Secrets: the run key, one key for each trusted role, the run secret and a ticket for each pool; derives the roster.
 
 The private halves never leave this module but into Secrets; builders get the public ones. A Secret that exists is never written again: other keys
 would make strangers of every node and void every signature of the run.
@@ -10,14 +10,16 @@ from collections.abc import Mapping
 
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
+from shoal.contracts.pools import pool_ticket
 from shoal_operator.children import RunIdentity, names
-from shoal_operator.children.pods import child
+from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
-from shoal_operator.reconcile.common import owned
+from shoal_operator.reconcile.common import owned, refuse_anothers
 
 RUN_KEY = "run.pem"
 ROLE_KEY = "role.pem"
 RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
+TICKET = "ticket"
 RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
@@ -32,9 +34,25 @@ def ensure_identity(cluster: Cluster, owner: Object) -> RunIdentity:
     return RunIdentity(run_key=run_key.public, roster=sign(Roster(run=run, keys=public), run_key))
 
 
+def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) -> None:
+    """Make the ticket of each pool where it is missing. `pools`: name of the pool by name of its object."""
+    run = owner["metadata"]["name"]
+    for pool_object, pool in pools.items():
+        name = names.ticket_secret(pool_object)
+        if (found := cluster.get("Secret", name)) is not None:
+            refuse_anothers(found, owner)
+            continue
+        orchestrator = _ensure(cluster, owner, names.role_secret(run, "orchestrator"), ROLE_KEY)
+        ticket = pool_ticket(base64.b64decode(orchestrator["data"][RUN_SECRET]), pool)
+        content = {"type": "Opaque", "immutable": True, "data": _encoded({TICKET: ticket.hex().encode()})}
+        cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+
+
 def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:
     """The Secret of this name, made now if it is not there."""
     if (found := cluster.get("Secret", name)) is not None:
+        # Keys of an earlier run are collected with it: a run that began with them would soon be without.
+        refuse_anothers(found, owner)
         return found
     run = owner["metadata"]["name"]
     data = {entry: PrivateKey.generate().to_pem()}

@@ -1,65 +1,174 @@
-"""The status of a TrainingRun from what was observed: figures from the orchestrator, one condition a component, and the five of the whole. Pure."""
+"""The status of a TrainingRun from what was observed: figures from the orchestrator, the conditions of the whole, and one a component. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.contracts.datasets import Mode
+from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.conditions import Condition, condition
-from shoal_operator.reconcile.common import replica_counts, up_to_date
+from shoal_operator.reconcile.components import (
+    COMPONENTS,
+    Part,
+    component_conditions,
+    component_counts,
+    component_state,
+)
 from shoal_operator.reconcile.decisions import Attempt
 
-COMPONENTS = ("Redis", "Discovery", "Orchestrator", "Trainer", "RelayServer", "Validator", "InferencePool")
-"""Components with a condition `<name>Ready`, in the order in which they start."""
+FIGURES = (
+    "step",
+    "reward",
+    "gradientNorm",
+    "clipRatio",
+    "policyLag",
+    "epoch",
+    "loss",
+    "heldOutLoss",
+    "groupsKept",
+    "groupsDropped",
+    "dataset",
+    "accepted",
+    "rejected",
+    "slashed",
+    "nodes",
+    "etaSeconds",
+    "proofs",
+)
+WORK: Mapping[Mode, str] = {"Train": "Training", "Generate": "Generating", "SFT": "Training"}
+PAUSED = "paused"
+"""How the trainer's phase begins while it waits for a person (contracts/recipe.py, Stability.action)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has failed: one CamelCase word, and the same for people. Both empty when it has not."""
+
+    reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a status is made from. `workloads`: live StatefulSet, Deployment, Job or custom object by component."""
+    """What a status is made from."""
 
     stage: Stage
-    steps: int
+    mode: Mode
+    steps: int | None
     prepare: Object | None
     prepared: bool
-    workloads: Mapping[str, Object | None]
+    prepare_problem: tuple[str, str] | None
+    parts: tuple[Part, ...]
     progress: RunProgress | None
     latest_version: int | None
-    failure: str
+    failure: Failure
     waits_for: str
+    not_grown: str
     run_key: str
     attempt: Attempt
+    start_time: str | None
+    completion_time: str | None
+    endpoint: str | None
+
+    @property
+    def steps_total(self) -> int:
+        """Steps of the run: those of the spec, or what the orchestrator made of the task table; 0 while nobody knows."""
+        return self.steps or (self.progress.steps_total if self.progress is not None else 0)
+
+    @property
+    def paused(self) -> bool:
+        """The trainer has stopped by itself and waits for a person."""
+        return self.stage == "running" and self.progress is not None and self.progress.trainer_phase == PAUSED
+
+    @property
+    def stalled(self) -> bool:
+        """The open step was sampled as often as it may be and lacks signal; a person must decide."""
+        return self.stage == "running" and self.progress is not None and bool(self.progress.stalled_on_signal)
+
+    @property
+    def missing(self) -> list[str]:
+        """Components that are not as they should be."""
+        return [name for name in COMPONENTS if not component_state(name, self.parts).ready]
 
 
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the status. While the orchestrator does not answer, those of before stand."""
-    status = {
-        key: before.get(key)
-        for key in (
-            "step", "reward", "gradientNorm", "clipRatio", "policyLag", "accepted", "rejected", "etaSeconds",
-        )
-    }  # fmt: skip
+    status = {key: before.get(key) for key in FIGURES}
     progress = findings.progress
     if progress is not None:
-        status |= {"step": progress.open_step, "accepted": progress.files_accepted, "rejected": progress.files_rejected}
-        if (last := progress.last_step) is not None:
-            status |= {
-                "reward": last.task_reward,
-                "gradientNorm": last.gradient_norm,
-                "clipRatio": last.clip_ratio,
-                "policyLag": last.policy_lag_mean,
-                "etaSeconds": eta_seconds(progress),
+        nodes = progress.nodes
+        status |= {
+            "step": progress.open_step,
+            "groupsKept": progress.groups_accepted_total,
+            "groupsDropped": progress.groups_dropped_total,
+            "accepted": progress.files_accepted,
+            "rejected": progress.files_rejected,
+            "slashed": nodes.get("Evicted", 0) + nodes.get("Banned", 0),
+            "nodes": nodes.get("Healthy", 0),
+        }
+        if progress.proofs is not None:
+            status |= {"proofs": proof_status(progress.proofs)}
+        if (dataset := progress.dataset) is not None:
+            status["dataset"] = {
+                "slices": dataset.steps,
+                "slicesCollected": dataset.steps_collected,
+                "rowsSeen": dataset.rows_seen,
+                "rowsKept": dataset.rows_kept,
             }
+        if (last := progress.last_step) is not None:
+            status |= {"gradientNorm": last.gradient_norm, "etaSeconds": eta_seconds(progress)}
+            if last.supervised:
+                status |= {"epoch": last.epoch, "loss": last.loss, "heldOutLoss": last.held_out_loss}
+            else:
+                status |= {
+                    "reward": last.task_reward,
+                    "clipRatio": last.clip_ratio,
+                    "policyLag": last.policy_lag_mean,
+                }
     if findings.stage == "complete":
         status |= {"step": None, "etaSeconds": 0.0}
-    status |= {
+    attempt = findings.attempt
+    return status | {
         "phase": phase(findings),
+        "startTime": findings.start_time,
+        "completionTime": findings.completion_time,
         "policyVersion": findings.latest_version,
         "runPublicKey": findings.run_key,
-        "trainer": {"attempt": findings.attempt.number, "startedAtVersion": findings.attempt.started_at_version},
+        "endpoint": findings.endpoint,
+        "trainer": {
+            "attempt": attempt.number,
+            "startedAtVersion": attempt.started_at_version,
+            "failures": attempt.failures,
+            "lastFailed": attempt.last_failed,
+        },
+        "components": component_counts(findings.parts),
     }
+
+
+def proof_status(terms: ProofTerms) -> dict[str, Any]:
+    """Thresholds of proofs, and the rates that were measured with the calibrated ones."""
+    status = {
+        "calibrated": terms.calibrated,
+        "thresholds": terms.thresholds.model_dump(by_alias=True),
+        "maskedDimensions": terms.masked_dimensions,
+        "honestChunks": 0,
+        "falseRejectChunksBound": None,
+        "falseRejectFilesBound": None,
+        "controls": [
+            {"name": control.name, "acceptedChunks": control.chunks.share, "acceptedFiles": control.files.share}
+            for control in terms.controls
+        ],
+    }
+    if (honest := terms.honest) is not None:
+        status |= {
+            "honestChunks": honest.rejected_chunks.trials,
+            "falseRejectChunksBound": honest.rejected_chunks.high,
+            "falseRejectFilesBound": honest.rejected_files.high,
+        }
     return status
 
 
@@ -74,77 +183,129 @@ def eta_seconds(progress: RunProgress) -> float | None:
 
 def phase(findings: Findings) -> str:
     """One word for printer columns."""
+    if findings.paused:
+        return "Paused"
     if findings.stage == "running":
-        return "Running" if all_ready(findings) else "Starting"
+        return "Starting" if findings.missing else "Running"
     return findings.stage.capitalize()
 
 
-def all_ready(findings: Findings) -> bool:
-    return all(component_ready(findings, name)[0] for name in COMPONENTS)
-
-
 def run_conditions(findings: Findings) -> list[Condition]:
-    """The conditions of the run: five of the whole, then Prepared, then one a component."""
-    stage, ready = findings.stage, findings.stage == "running" and all_ready(findings)
-    missing = [name for name in COMPONENTS if not component_ready(findings, name)[0]]
-    progress = findings.progress
-    if ready:
-        message = (
-            f"step {progress.open_step} of {findings.steps}" if progress and progress.open_step is not None else ""
-        )
-        if progress and progress.waiting_for:
-            message = progress.waiting_for
-        doing = condition("Progressing", True, "Training", message)
-    elif stage == "running":
-        doing = condition("Progressing", True, "Starting", f"waits for {', '.join(missing)}")
-    elif stage == "preparing":
-        message = findings.waits_for or "makes the base model and the task table"
-        doing = condition("Progressing", True, "Waiting" if findings.waits_for else "Preparing", message)
-    else:
-        doing = condition("Progressing", False, stage.capitalize())
-    why_not = f"waits for {', '.join(missing)}" if stage == "running" else f"the run is {stage}"
-    done = stage == "complete"
+    """The conditions of the run: those of the whole, then Prepared, then one a component."""
+    stage, failure = findings.stage, findings.failure
+    suspended, done = stage == "suspended", stage == "complete"
     return [
-        condition("Ready", ready, "ComponentsReady" if ready else "ComponentsNotReady", "" if ready else why_not),
-        doing,
-        condition("Suspended", stage == "suspended", "SpecSuspend" if stage == "suspended" else "NotSuspended"),
-        condition("Complete", done, "StepsTrained" if done else "StepsLeft", _versions(findings)),
-        condition("Failed", stage == "failed", "JobFailed" if stage == "failed" else "NoFailure", findings.failure),
+        _ready(findings),
+        _progressing(findings),
+        condition("Suspended", suspended, "SpecSuspend" if suspended else "NotSuspended"),
+        condition(
+            "Complete",
+            done,
+            ("DatasetWritten" if findings.mode == "Generate" else "StepsTrained") if done else "StepsLeft",
+            _how_far(findings),
+        ),
+        condition("Failed", stage == "failed", failure.reason or "NoFailure", failure.message),
+        _paused(findings),
+        _stalled(findings),
+        _stable(findings),
         _prepared(findings),
-        *(_component(findings, name) for name in COMPONENTS),
+        *component_conditions(findings.parts),
     ]
 
 
-def _versions(findings: Findings) -> str:
-    return f"policy version {findings.latest_version or 0} of {findings.steps} is announced"
+def _how_far(findings: Findings) -> str:
+    if findings.mode != "Generate":
+        return f"policy version {findings.latest_version or 0} of {findings.steps} is announced"
+    dataset = findings.progress.dataset if findings.progress is not None else None
+    if dataset is None:
+        return ""
+    return f"{dataset.steps_collected} of {dataset.steps} parts of the task table are collected, {dataset.rows_kept} rows kept"
+
+
+def _ready(findings: Findings) -> Condition:
+    """Whether the run is making progress with all its parts; the message is what `kubectl get` shows, so it says what is wrong first."""
+    stage, missing = findings.stage, findings.missing
+    if stage == "running" and not missing and not findings.paused and not findings.stalled:
+        return condition("Ready", True, "ComponentsReady", _doing(findings))
+    if findings.paused:
+        return condition("Ready", False, "Paused", _pause_text(findings))
+    if findings.stalled and findings.progress is not None:
+        return condition("Ready", False, "StalledOnSignal", findings.progress.stalled_on_signal)
+    if stage == "failed":
+        return condition("Ready", False, findings.failure.reason, findings.failure.message)
+    if stage != "running":
+        return condition("Ready", False, "ComponentsNotReady", _prepare_text(findings) or f"the run is {stage}")
+    state = component_state(missing[0], findings.parts)
+    why = f" ({missing[0]}: {state.message})" if state.reason not in ("Absent", "NotObserved", "PodsNotReady") else ""
+    return condition("Ready", False, "ComponentsNotReady", f"waits for {', '.join(missing)}{why}")
+
+
+def _progressing(findings: Findings) -> Condition:
+    stage = findings.stage
+    if findings.paused:
+        return condition("Progressing", False, "Paused", _pause_text(findings))
+    if findings.not_grown:
+        return condition("Progressing", True, "ClaimsNotGrown", findings.not_grown)
+    if stage == "running" and findings.missing:
+        return condition("Progressing", True, "Starting", f"waits for {', '.join(findings.missing)}")
+    if stage == "running":
+        return condition("Progressing", True, WORK[findings.mode], _doing(findings))
+    if stage == "preparing":
+        message = _prepare_text(findings) or "makes the base model and the task table"
+        return condition("Progressing", True, "Waiting" if findings.waits_for else "Preparing", message)
+    return condition("Progressing", False, stage.capitalize())
+
+
+def _doing(findings: Findings) -> str:
+    progress = findings.progress
+    if progress is None:
+        return ""
+    if progress.waiting_for:
+        return progress.waiting_for
+    return f"step {progress.open_step} of {findings.steps_total}" if progress.open_step is not None else ""
+
+
+def _prepare_text(findings: Findings) -> str:
+    """What keeps a run that is preparing."""
+    if findings.stage != "preparing":
+        return ""
+    return findings.waits_for or (findings.prepare_problem[1] if findings.prepare_problem else "")
+
+
+def _pause_text(findings: Findings) -> str:
+    """The trainer's own words, which say how it ends; or how it ends."""
+    version = findings.latest_version or 0
+    said = findings.progress.trainer_note if findings.progress else ""
+    return said or f"the trainer has paused; set spec.stability.acknowledgedVersion to {version} to go on"
+
+
+def _stalled(findings: Findings) -> Condition:
+    """The online filter's cap: a step was sampled so often that more of the same is of no use."""
+    if findings.stalled and findings.progress is not None:
+        return condition("StalledOnSignal", True, "SamplingCap", findings.progress.stalled_on_signal)
+    return condition("StalledOnSignal", False, "EnoughSignal")
+
+
+def _paused(findings: Findings) -> Condition:
+    if findings.paused:
+        return condition("Paused", True, "StabilityAction", _pause_text(findings))
+    return condition("Paused", False, "NotPaused")
+
+
+def _stable(findings: Findings) -> Condition:
+    """The trainer's early warnings of a collapse, of its last step."""
+    last = findings.progress.last_step if findings.progress is not None else None
+    if last is None:
+        return condition("Stable", None, "NoStepSeen")
+    if last.warnings:
+        return condition("Stable", False, "Warnings", f"step {last.step}: {'; '.join(last.warnings)}")
+    return condition("Stable", True, "NoWarnings")
 
 
 def _prepared(findings: Findings) -> Condition:
     if findings.prepared:
         return condition("Prepared", True, "JobSucceeded")
+    if findings.prepare_problem is not None:
+        return condition("Prepared", False, *findings.prepare_problem)
     reason = {"failed": "JobFailed", "running": "JobRunning"}.get(job_state(findings.prepare), "JobNotStarted")
     return condition("Prepared", False, reason)
-
-
-def component_ready(findings: Findings, name: str) -> tuple[bool, str, str]:
-    """Whether a component is as it should be, with reason and message."""
-    workload = findings.workloads.get(name)
-    if workload is None:
-        return False, "Absent", ""
-    if workload["kind"] == "Job":
-        state = job_state(workload)
-        if state == "running":
-            ready = workload.get("status", {}).get("ready", 0) >= 1
-            return ready, "PodsReady" if ready else "PodsNotReady", f"attempt Job {workload['metadata']['name']}"
-        return state == "succeeded", f"Job{state.capitalize()}", ""
-    wanted, _, ready_pods = replica_counts(workload)
-    message = f"{ready_pods} of {wanted} pods are ready"
-    if not up_to_date(workload):
-        return False, "NotObserved", message
-    ready = ready_pods >= wanted
-    return ready, "PodsReady" if ready else "PodsNotReady", message
-
-
-def _component(findings: Findings, name: str) -> Condition:
-    ready, reason, message = component_ready(findings, name)
-    return condition(f"{name}Ready", ready, reason, message)

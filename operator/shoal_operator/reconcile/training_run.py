@@ -1,19 +1,24 @@
 """Reconciles a TrainingRun: keys, configuration, prepare, control plane, trainer attempts, our three other kinds, and the run's status.
 
-Observe, decide (`decisions.py`), children (`children/`), apply, status (`run_status.py`). Nothing is remembered between calls but the status.
+Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (`children/`), apply, status (`run_status.py`). Nothing is remembered
+between calls but the status.
 """
 
-from dataclasses import dataclass
+from datetime import datetime
 
-from shoal.contracts.protocol import RunProgress
+from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
+from shoal_operator.children.exposure import address_of
+from shoal_operator.children.own_kinds import template_replicas
+from shoal_operator.children.run_config import config_hashes, run_config
+from shoal_operator.children.runner import runner_count
+from shoal_operator.children.scale import Scale, decide_scale
 from shoal_operator.children.trainer import trainer_job
-from shoal_operator.children.training_run import config_hashes, run_config
+from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, Object
-from shoal_operator.engine.conditions import is_true
-from shoal_operator.reconcile.common import apply_children, owned, parse, replica_counts, write_status
+from shoal_operator.reconcile.common import apply_children, owned, parse, prune, write_status
 from shoal_operator.reconcile.decisions import (
     Attempt,
     TrainerDecision,
@@ -21,24 +26,22 @@ from shoal_operator.reconcile.decisions import (
     decide_trainer,
     failure_text,
     is_complete,
+    seconds_to_live,
+    time_is_up,
 )
-from shoal_operator.reconcile.keys import ensure_identity
-from shoal_operator.reconcile.run_status import Findings, run_conditions, run_status
+from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets
+from shoal_operator.reconcile.observe import Seen, observe, pods_problem, workloads
+from shoal_operator.reconcile.offline_filter import FilterState, sample_first
+from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 
 POLL_SECONDS = 5.0
 """How often the orchestrator is asked for progress while a run is running."""
 
+SOON_SECONDS = 1.0
+"""At the earliest: a run whose life is over already was edited, and is looked at once more before it goes."""
 
-@dataclass(frozen=True)
-class _Seen:
-    """The world of one run, read once at the start of a reconcile."""
-
-    prepare: Object | None
-    trainer_jobs: dict[int, Object]
-    progress: RunProgress | None
-    latest_version: int
-    prepared: bool
-    waits_for: str
+PRUNED = ("InferencePool", "RelayServer", "Validator", "Service", "Ingress", "StatefulSet", "PodDisruptionBudget")
+"""Kinds of children that a change of the spec may make superfluous. Volumes and keys are never among them."""
 
 
 def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
@@ -46,18 +49,31 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     live = cluster.get("TrainingRun", name)
     if live is None or live["metadata"].get("deletionTimestamp"):
         return None
-    run = parse(TrainingRun, live)
+    run, now = parse(TrainingRun, live), cluster.now()
+    before = live.get("status", {})
+    left = seconds_to_live(before.get("completionTime"), run.spec.ttl_seconds_after_finished, now)
+    # An edit that nobody has looked at yet may have given the run more to do: more steps, a later end, a longer life.
+    seen_spec = before.get("observedGeneration") == live["metadata"].get("generation", 1)
+    if left is not None and left <= 0 and seen_spec and not run.spec.suspend:
+        cluster.delete("TrainingRun", name)
+        return None
     identity = ensure_identity(cluster, live)
-    addresses = cluster.addresses(name, run.spec.relay_server.replicas)
-    seen = _observe(cluster, live, run, addresses.orchestrator)
-    complete = is_complete(run.spec.steps, seen.latest_version)
+    seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
+    ensure_tickets(cluster, live, _pools(run, seen))
+    start_time = None if run.spec.suspend else before.get("startTime") or _rfc3339(now)
+    late = time_is_up(start_time, run.spec.active_deadline_seconds, now)
+    complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete)
+    sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
+    waits_for = seen.waits_for or sampled.waits_for
 
-    trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete)
+    trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late)
     stage = decide_stage(
         suspend=run.spec.suspend,
         complete=complete,
+        late=late,
         prepare=seen.prepare,
         prepared=seen.prepared,
+        filter_failure=sampled.failure,
         trainer_failure=trainer.failure,
     )
     for job in trainer.delete:
@@ -65,98 +81,145 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if stage == "suspended" and job_state(seen.prepare) == "running":
         cluster.delete("Job", names.prepare(name))
 
-    observed = ObservedRun(stage=stage, trainer_attempt=trainer.build, prepared=seen.prepared)
-    if not seen.waits_for:
-        apply_children(cluster, live, training_run_children(run, identity, observed, addresses))
+    scales = _scales(cluster, run, stage)
+    observed = ObservedRun(
+        stage=stage,
+        trainer_attempt=trainer.build,
+        prepared=seen.prepared,
+        references=seen.references,
+        scales=scales,
+    )
+    refused = ""
+    # What has nothing to do stops, whatever it would wait for to go on.
+    if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
+        children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
+        refused = apply_children(cluster, live, children)
+        if seen.prepared:
+            prune(cluster, live, name, PRUNED, children)
 
-    failure = trainer.failure
-    if stage == "failed" and not failure and seen.prepare is not None:
-        failure = failure_text(seen.prepare)
+    finished = stage in ("complete", "failed")
     findings = Findings(
         stage=stage,
+        mode=run.spec.mode,
         steps=run.spec.steps,
         prepare=seen.prepare,
         prepared=seen.prepared,
-        workloads=_workloads(cluster, run, trainer.remember.number),
+        prepare_problem=pods_problem(cluster, name, "prepare") if stage == "preparing" else None,
+        parts=workloads(cluster, run, trainer.remember.number),
         progress=seen.progress,
         latest_version=seen.latest_version if seen.prepared else None,
-        failure=failure if stage == "failed" else "",
-        waits_for=seen.waits_for,
+        failure=_failure(run, stage, trainer, seen, sampled, late=late),
+        waits_for=waits_for,
+        not_grown=refused,
         run_key=identity.run_key,
         attempt=trainer.remember,
+        start_time=start_time,
+        completion_time=(before.get("completionTime") or _rfc3339(now)) if finished else None,
+        endpoint=_endpoint(cluster, run),
     )
-    write_status(cluster, live, run_status(findings, live.get("status", {})), run_conditions(findings))
-    return POLL_SECONDS if stage in ("preparing", "running") else None
+    write_status(cluster, live, run_status(findings, before), run_conditions(findings))
+    if finished:
+        left = seconds_to_live(findings.completion_time, run.spec.ttl_seconds_after_finished, now)
+        return left if left is None else max(left, SOON_SECONDS)
+    return None if stage == "suspended" else POLL_SECONDS
 
 
-def _observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> _Seen:
-    name = run.metadata.name
-    prepare = cluster.get("Job", names.prepare(name))
-    # Only an orchestrator that is ready is asked: one that is not would cost a time-out at each reconcile.
-    ready = replica_counts(cluster.get("Deployment", names.orchestrator(name)))[2] > 0
-    progress = cluster.run_progress(orchestrator_url) if ready else None
-    if progress is not None and progress.run != name:
-        progress = None  # someone else's: an address that is no longer ours
-    announced = progress.latest_version if progress is not None else None
-    return _Seen(
-        prepare=prepare,
-        trainer_jobs={
-            int(job["metadata"]["labels"][names.ATTEMPT_LABEL]): job
-            for job in cluster.list("Job", names.selector(name, "trainer"))
-        },
-        progress=progress,
-        # Versions only grow, so what the status says still holds while the orchestrator is away.
-        latest_version=max(announced or 0, live.get("status", {}).get("policyVersion") or 0),
-        prepared=job_state(prepare) == "succeeded" or is_true(live, "Prepared"),
-        waits_for=_missing_credentials(cluster, run),
-    )
+def _rfc3339(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
-    """What to do about store credentials that are not there; empty when all is well."""
-    s3 = run.spec.storage.s3
-    if s3 is None:
-        return ""
-    secret = cluster.get("Secret", s3.credentials_secret)
-    if secret is None:
-        return (
-            f"waits for Secret {s3.credentials_secret} with accessKey and secretKey (spec.storage.s3.credentialsSecret)"
+def _failure(
+    run: TrainingRun, stage: Stage, trainer: TrainerDecision, seen: Seen, sampled: FilterState, *, late: bool
+) -> Failure:
+    if stage != "failed":
+        return Failure()
+    if late:
+        seconds = run.spec.active_deadline_seconds
+        return Failure(
+            "DeadlineExceeded",
+            f"the run was active for longer than {seconds} s (spec.activeDeadlineSeconds); raise it to go on",
         )
-    lacking = [key for key in ("accessKey", "secretKey") if key not in secret.get("data", {})]
-    if not lacking:
-        return ""
-    return f"waits for {' and '.join(lacking)} in Secret {s3.credentials_secret} (spec.storage.s3.credentialsSecret)"
+    if sampled.failure:
+        return Failure("FilterFailed", sampled.failure)
+    message = trainer.failure or (failure_text(seen.prepare) if seen.prepare is not None else "")
+    return Failure("JobFailed", message)
+
+
+def _pools(run: TrainingRun, seen: Seen) -> dict[str, str]:
+    """Name of each pool of the run, by the name of its object."""
+    if run.spec.mode == "SFT":
+        return {}
+    own = {names.pool(run.metadata.name, pool.name): pool.name for pool in run.spec.inference_pools}
+    return own | {pool.metadata.name: pool.spec.pool for pool in seen.references.pools}
+
+
+def _scales(cluster: Cluster, run: TrainingRun, stage: Stage) -> dict[str, Scale]:
+    """Replicas of the kinds that the run makes: what others set with `kubectl scale` stands."""
+    return {
+        name: decide_scale(replicas, cluster.get(kind, name), work=stage == "running")
+        for (kind, name), replicas in template_replicas(run).items()
+    }
+
+
+def _addresses(cluster: Cluster, run: TrainingRun, seen: Seen, scales: dict[str, Scale]) -> Addresses:
+    """Where the parts are, from inside and from outside. As many relays as work are listed: a suspended run keeps its configuration."""
+    name, others = run.metadata.name, seen.references.relay_server
+    if others is not None:
+        inside = cluster.addresses(name, others.spec.replicas, others.metadata.name, runner_count(run))
+    else:
+        own = scales.get(names.relay(name))  # none while the relays that the run refers to are not there
+        inside = cluster.addresses(name, own.working if own is not None else 0, runners=runner_count(run))
+    relays = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
+    outside = (relays or {}).get("status", {}).get("addresses", [])
+    return inside.model_copy(
+        update={"public_relays": outside, "public_orchestrator": _public(cluster, run, "orchestrator")}
+    )
+
+
+def _public(cluster: Cluster, run: TrainingRun, component: str) -> str | None:
+    """URL of discovery or orchestrator from outside, or None."""
+    service = names.public(f"{run.metadata.name}-{component}")
+    exposure = run.spec.control_plane.exposure
+    return address_of(service, exposure, cluster.get("Service", service), names.PORTS[component])
+
+
+def _endpoint(cluster: Cluster, run: TrainingRun) -> str | None:
+    """URL of discovery: from outside if the run is exposed."""
+    if run.spec.control_plane.exposure.type == "ClusterIP":
+        return cluster.addresses(run.metadata.name, 0).discovery
+    return _public(cluster, run, "discovery")
 
 
 def _decide_trainer(
-    cluster: Cluster, live: Object, run: TrainingRun, identity: RunIdentity, seen: _Seen, *, complete: bool
+    cluster: Cluster,
+    live: Object,
+    run: TrainingRun,
+    identity: RunIdentity,
+    seen: Seen,
+    *,
+    complete: bool,
+    late: bool,
 ) -> TrainerDecision:
-    name = run.metadata.name
+    name, trainer = run.metadata.name, run.spec.trainer
     before = live.get("status", {}).get("trainer", {})
-    addresses = cluster.addresses(name, run.spec.relay_server.replicas)
-    config_hash = config_hashes(run_config(run, identity, addresses))["trainer"]
+    config = run_config(run, seen.references, cluster.addresses(name, 0), identity.roster, identity.run_key)
+    config_hash = config_hashes(config)["trainer"]
     return decide_trainer(
-        wanted=seen.prepared and not run.spec.suspend,
+        wanted=seen.prepared and not run.spec.suspend and not late,
         complete=complete,
         jobs=seen.trainer_jobs,
-        remembered=Attempt(before.get("attempt", 0), before.get("startedAtVersion", 0)),
+        remembered=Attempt(
+            before.get("attempt", 0),
+            before.get("startedAtVersion", 0),
+            before.get("failures", 0),
+            before.get("lastFailed", 0),
+        ),
         latest_version=seen.latest_version,
         template_hashes={
             number: template_hash(owned(trainer_job(run, number, config_hash), live, cluster.namespace))
             for number in seen.trainer_jobs
         },
+        # A trainer of one pod is started again in its place, as often as the policy says, before its Job fails.
+        limit=run.spec.failure_policy.max_trainer_attempts if trainer.replicas > 1 else 1,
+        now=cluster.now(),
     )
-
-
-def _workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> dict[str, Object | None]:
-    """The live workload behind each component's condition."""
-    name = run.metadata.name
-    return {
-        "Redis": cluster.get("StatefulSet", names.redis(name)),
-        "Discovery": cluster.get("Deployment", names.discovery(name)),
-        "Orchestrator": cluster.get("Deployment", names.orchestrator(name)),
-        "Trainer": cluster.get("Job", names.trainer_job(name, attempt)),
-        "RelayServer": cluster.get("RelayServer", names.relay(name)),
-        "Validator": cluster.get("Validator", names.validator(name)),
-        "InferencePool": cluster.get("InferencePool", names.pool(name, run.spec.inference_pool.name)),
-    }

@@ -45,7 +45,7 @@ def test_other_tasks_are_refused_before_anything_starts(started_once: Path) -> N
     with pytest.raises(ManifestError) as caught:
         LocalRun(path, started_once / "runs")
     assert str(caught.value) == (
-        f"{path}: spec.tasks: tasks cannot change once the run exists; start a new run instead "
+        f"{path}: spec.tasks: cannot change once the run exists; start a new run instead "
         f"(this one is in {started_once / 'runs' / 'sums'})"
     )
 

@@ -1,29 +1,19 @@
 """How a checkpoint becomes shards: pure arithmetic over names and sizes, no I/O.
 
-In: the files of a checkpoint with their sizes. Out: the opening record, for each shard the pieces of files that it is made of, and the sealing
-manifest. Called by `origin`, which does the reading and writing.
+In: the files of a checkpoint with their sizes, and what is known of the version before. Out: the opening record with its encoding, descriptors, and
+the sealing manifest. Called by `publishing`, which does the reading and writing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shoal.contracts.canonical import document_digest
-from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.contracts.weights import CheckpointFile, DeltaBase, Encoding, ShardDescriptor, VersionOpen, WeightsManifest
 
 MAX_SHARDS = 99_999  # shard names have five digits
 
 
 class CannotCut(ValueError):
     """The checkpoint cannot be published as it is; the message says why and what to change."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes [start, start + length) of the file `name`."""
-
-    name: str
-    start: int
-    length: int
 
 
 def opening_record(run: str, version: int, files: Sequence[CheckpointFile], shard_size: int) -> VersionOpen:
@@ -41,22 +31,40 @@ def opening_record(run: str, version: int, files: Sequence[CheckpointFile], shar
     return VersionOpen(run=run, version=version, files=ordered, shard_size=shard_size, shard_count=count)
 
 
-def spans(record: VersionOpen, index: int) -> list[Span]:
-    """Which parts of which files make shard `index`, in order; their lengths add up to the size of the shard."""
-    start, end = record.shard_bounds(index)
-    found, file_start = [], 0
-    for file in record.files:
-        low, high = max(start, file_start), min(end, file_start + file.size)
-        if low < high:
-            found.append(Span(file.name, low - file_start, high - low))
-        file_start += file.size
-    return found
+def base_for(
+    record: VersionOpen,
+    candidate: VersionOpen | None,
+    sha256: str,
+    item_size: int,
+    *,
+    anchor_every: int,
+    chain_bytes: int,
+) -> DeltaBase | None:
+    """What `record` shall be a delta against, or None when it is to be published in full.
+
+    In full: every `anchor_every`-th version, so that no chain is longer; when the deltas of its chain (`chain_bytes`, this one included) would be as
+    large as a version in full, because a client without a base must fetch them all; and whenever the version just before it is not at hand
+    (`candidate`, its stream's digest `sha256`) or is laid out otherwise, because then its bytes are not those of the same weights.
+    """
+    if chain_bytes >= max(1, record.total_size):
+        return None
+    if candidate is None or record.version % anchor_every == 0 or candidate.version != record.version - 1:
+        return None
+    if (candidate.files, candidate.shard_size) != (record.files, record.shard_size):
+        return None
+    return DeltaBase(version=candidate.version, sha256=sha256, item_size=item_size)  # type: ignore[arg-type]
 
 
-def descriptor(record: VersionOpen, index: int, sha256: str) -> ShardDescriptor:
-    """The descriptor of shard `index`, whose bytes have the digest `sha256`."""
-    start, end = record.shard_bounds(index)
-    return ShardDescriptor(run=record.run, version=record.version, index=index, size=end - start, sha256=sha256)
+def as_delta(record: VersionOpen, base: DeltaBase) -> VersionOpen:
+    """The same version, to be published as a delta against `base`."""
+    return VersionOpen.model_validate({**record.model_dump(), "encoding": "delta", "base": base})
+
+
+def descriptor(record: VersionOpen, index: int, size: int, sha256: str, encoding: Encoding = "full") -> ShardDescriptor:
+    """The descriptor of shard `index`, whose bytes as they travel are `size` many and have the digest `sha256`."""
+    return ShardDescriptor(
+        run=record.run, version=record.version, index=index, size=size, sha256=sha256, encoding=encoding
+    )
 
 
 def manifest(record: VersionOpen, model: str, stream_sha256: str, shard_sha256s: Sequence[str]) -> WeightsManifest:

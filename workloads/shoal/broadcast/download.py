@@ -1,21 +1,28 @@
 """One HTTP request to a relay or the origin, with every way it can go wrong given a name.
 
-In: a base URL, the path of a piece, bounds. Out: bytes of a small document, or a shard appended to a part file, from where the last try broke off
-(RFC 9110 Range). A server is held to a size and to a least speed: an endless or dripping body ends here. Called by `transfer` and `relay`.
+In: a base URL, the path of a piece, bounds. Out: bytes of a small document, or a shard appended to its `Part`, from where the last try broke off
+(RFC 9110 Range). A server is held to a size, to a least speed and to a deadline, headers included, and any request can be cancelled
+from another thread, whatever it is waiting for. It knows nothing of proxies. Called by `documents`, `transfer` and `relay`.
 """
 
+import ssl
+import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
 
-import httpx
+from shoal.broadcast.connections import Connections, Exchange
+from shoal.broadcast.parts import Part
 
-CONNECT_SECONDS = 3.0
 STALL_SECONDS = 10.0
 """No byte for so long ends a request: a relay that hangs must not hold a shard."""
 PATIENCE_SECONDS = 20.0
 SLOWEST_BYTES_PER_SECOND = 64 << 10
 """A request may take PATIENCE_SECONDS plus its size at this speed; below that another relay is the better choice."""
+DOCUMENT_SECONDS = 5.0
+"""A document is a few hundred bytes to a few hundred KiB; a server that drips it holds up all that comes after."""
+BUFFER_BYTES = 512 << 10
+WATCH_SECONDS = 0.25
 
 
 class NotYet(Exception):
@@ -30,104 +37,194 @@ class SourceFailed(Exception):
     """The server broke off, is away, or answered with something that cannot be what was asked for."""
 
 
+class BrokenOff(SourceFailed):
+    """The connection ended in the middle of a body that was right so far."""
+
+
+class Cancelled(Exception):
+    """`Attempt.cancel` was called."""
+
+
+class Attempt:
+    """A request that can be ended from another thread: by its deadline, or because nobody wants it any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exchange: Exchange | None = None
+        self.deadline = float("inf")
+        self.cancelled = False
+        self.expired = False
+
+    def cancel(self) -> None:
+        """End the request; the thread that waits for it gets `Cancelled`. Does nothing when it has ended."""
+        with self._lock:
+            self.cancelled = True
+            self._break()
+
+    def expire_after(self, now: float) -> None:
+        """End the request if its deadline (monotonic seconds) is before `now`."""
+        with self._lock:
+            if now > self.deadline:
+                self.expired = True
+                self._break()
+
+    def begin(self, exchange: Exchange) -> None:
+        """The request goes over this connection now; raises `Cancelled` if it is not wanted any more."""
+        with self._lock:
+            if self.cancelled:
+                raise Cancelled
+            self._exchange = exchange
+
+    def end(self) -> None:
+        """The connection belongs to others from now on."""
+        with self._lock:
+            self._exchange = None
+
+    def _break(self) -> None:
+        if self._exchange is not None:
+            self._exchange.break_off()
+
+
 class Downloader:
     """Requests that carry the present token. Safe to use from several threads."""
 
-    def __init__(self, token: Callable[[], str | None], connections: int = 16) -> None:
-        """`token` gives the word for `Authorization: Bearer`; it is asked before every request, because tokens live for seconds."""
+    def __init__(
+        self, token: Callable[[], str | None], connections: int = 16, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`token` gives the word for `Authorization: Bearer`; it is asked before every request, because tokens live for seconds.
+
+        `connections`: idle ones kept a host. `tls`: whose certificates https URLs are held to; None: those of the system.
+        """
         self._token = token
-        self._http = httpx.Client(
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        )
+        self._connections = Connections(connections, tls, STALL_SECONDS)
+        self._lock = threading.Lock()
+        self._running: set[Attempt] = set()
+        self._watched = False
 
     def close(self) -> None:
-        self._http.close()
+        """Close idle connections."""
+        self._connections.close()
 
     def document(self, base_url: str, path: str, max_bytes: int) -> bytes:
         """A small piece, at most `max_bytes` long. Raises `NotYet`, `Denied` or `SourceFailed`."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        data = bytearray()
-        with self._open(base_url, path, {}) as answer:
-            answer.expect(200)
-            for chunk in answer.chunks(deadline):
-                data += chunk
+        with _Request(self, Attempt(), base_url, path, 0, 0) as request:
+            request.expect(200)
+            data, buffer = bytearray(), memoryview(bytearray(min(BUFFER_BYTES, max_bytes + 1)))
+            while count := request.read_into(buffer):
+                data += buffer[:count]
                 if len(data) > max_bytes:
                     raise SourceFailed(f"{path}: more than the {max_bytes} bytes that such a document can have")
-        return bytes(data)
+            request.whole(len(data))
+            return bytes(data)
 
-    def shard(self, base_url: str, path: str, size: int, part: Path, received: Callable[[int, int], None]) -> None:
+    def shard(
+        self,
+        base_url: str,
+        path: str,
+        size: int,
+        part: Part,
+        received: Callable[[int], None],
+        attempt: Attempt | None = None,
+    ) -> None:
         """Complete `part` to `size` bytes, asking only for what is missing.
 
-        `received` is told, for every chunk, its bytes and how many bytes `part` has with it.
-        What arrived before a failure stays in `part` for the next try. Raises as `document` does.
+        `received` is told the bytes of every read. What arrived before a failure stays in `part` for the next try. Raises as `document` does,
+        `BrokenOff` where a connection ended too soon, and `Cancelled` after `attempt.cancel()`.
         """
-        have = part.stat().st_size if part.exists() else 0
-        if have > size:
-            part.unlink()
-            have = 0
-        start = have
-        if have == size:
-            part.touch()
+        if part.have > size:
+            part.restart()
+        if part.have == size:
             return
-        deadline = time.monotonic() + PATIENCE_SECONDS + (size - have) / SLOWEST_BYTES_PER_SECOND
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        with self._open(base_url, path, headers) as answer, part.open("ab") as file:
-            if have and answer.status == 200:  # the server ignores Range: start over
-                file.truncate(0)
-                start = have = 0
-            elif have:
-                answer.expect(206)
-                answer.expect_range(have, size)
-            else:
-                answer.expect(200)
-            for chunk in answer.chunks(deadline):
-                if have + len(chunk) > size:
-                    file.truncate(start)  # who sends too much did not send the shard: keep none of it
-                    raise SourceFailed(f"{path}: more than the {size} bytes of the shard")
-                file.write(chunk)
-                have += len(chunk)
-                received(len(chunk), have)
-        if have < size:
-            raise SourceFailed(f"{path}: broke off after {have} of {size} bytes")
-
-    def _open(self, base_url: str, path: str, headers: dict[str, str]) -> "_Answer":
-        token = self._token()
-        if token is not None:
-            headers = {**headers, "Authorization": f"Bearer {token}"}
-        # Compression would only help a server to send a bomb: weights do not compress.
-        request = self._http.build_request(
-            "GET", f"{base_url.rstrip('/')}/{path}", headers={**headers, "Accept-Encoding": "identity"}
-        )
-        return _Answer(self._http, request, path)
-
-
-class _Answer:
-    """A response being read; httpx's exceptions become ours."""
-
-    def __init__(self, http: httpx.Client, request: httpx.Request, path: str) -> None:
-        self._http = http
-        self._request = request
-        self._path = path
-        self._response: httpx.Response | None = None
-
-    def __enter__(self) -> "_Answer":
         try:
-            self._response = self._http.send(self._request, stream=True)
-        except httpx.HTTPError as error:
-            raise SourceFailed(f"{self._path}: {type(error).__name__}: {str(error)[:200]}") from error
+            with _Request(self, attempt or Attempt(), base_url, path, part.have, size - part.have) as request:
+                if part.have and request.status == 200:  # the server ignores Range: start over
+                    part.restart()
+                elif part.have:
+                    request.expect(206)
+                    request.expect_range(part.have, size)
+                else:
+                    request.expect(200)
+                request.expect_length(size - part.have)
+                for data in request.body(memoryview(bytearray(min(BUFFER_BYTES, size)))):
+                    part.append(data)
+                    received(len(data))
+        finally:
+            part.pause()
+        if part.have < size:
+            raise BrokenOff(f"{path}: broke off after {part.have} of {size} bytes")
+
+    def started(self, attempt: Attempt) -> None:
+        """Hold it to its deadline. The thread that does so lives while there are requests."""
+        with self._lock:
+            self._running.add(attempt)
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+
+    def ended(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._running.discard(attempt)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            with self._lock:
+                running = list(self._running)
+                if not running:
+                    self._watched = False
+                    return
+            for attempt in running:
+                attempt.expire_after(time.monotonic())
+
+
+class _Request:
+    """A request being made and its answer being read; exceptions of the library become ours."""
+
+    def __init__(
+        self, downloader: Downloader, attempt: Attempt, base_url: str, path: str, start: int, expected: int
+    ) -> None:
+        """For the bytes from `start` on; `expected` is how many, 0 for a document."""
+        self._downloader = downloader
+        self._attempt = attempt
+        self._path = path
+        self._base_url = base_url
+        # Compression would only help a server to send a bomb: weights do not compress, deltas are compressed.
+        self._headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+        patience = PATIENCE_SECONDS if expected else DOCUMENT_SECONDS
+        self._attempt.deadline = time.monotonic() + patience + expected / SLOWEST_BYTES_PER_SECOND
+        self._exchange: Exchange | None = None
+
+    def __enter__(self) -> "_Request":
+        token = self._downloader._token()
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._downloader.started(self._attempt)
+        try:
+            self._exchange = self._downloader._connections.get(
+                f"{self._base_url.rstrip('/')}/{self._path}", self._headers, self._attempt.begin
+            )
+        except Exception as error:
+            self._leave()
+            raise self._named(error) from error
+        if self._attempt.cancelled or self._attempt.expired:  # headers that end where we ended them look like an answer
+            self.__exit__(None, Cancelled(), None)
+            raise self._named(None)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._response is not None:
-            self._response.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._exchange is not None:
+            self._attempt.end()
+            self._exchange.close(reuse=error is None)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._attempt.end()
+        self._downloader.ended(self._attempt)
 
     @property
     def status(self) -> int:
-        assert self._response is not None
-        return self._response.status_code
+        assert self._exchange is not None
+        return self._exchange.status
 
     def expect(self, status: int) -> None:
         """Raise what fits when the status is another one."""
@@ -141,33 +238,60 @@ class _Answer:
 
     def expect_range(self, start: int, size: int) -> None:
         """Raise unless the body is exactly the bytes from `start` to the end of `size` bytes."""
-        assert self._response is not None
-        found = self._response.headers.get("content-range", "none")
+        assert self._exchange is not None
+        found = self._exchange.header("content-range") or "none"
         wanted = f"bytes {start}-{size - 1}/{size}"
         if found != wanted:
             raise SourceFailed(f"{self._path}: Content-Range is {found[:80]!r}, expected is {wanted!r}")
 
-    def chunks(self, deadline: float) -> "_Chunks":
-        assert self._response is not None
-        return _Chunks(self._response, deadline, self._path)
-
-
-class _Chunks:
-    """The body in pieces, until its end, a failure, or the deadline (monotonic seconds)."""
-
-    def __init__(self, response: httpx.Response, deadline: float, path: str) -> None:
-        # As it comes off the connection: asked for chunks of a size, httpx drops the started one when the connection breaks.
-        self._body = response.iter_raw()
-        self._deadline = deadline
-        self._path = path
-
-    def __iter__(self) -> "_Chunks":
-        return self
-
-    def __next__(self) -> bytes:
-        if time.monotonic() > self._deadline:
-            raise SourceFailed(f"{self._path}: slower than {SLOWEST_BYTES_PER_SECOND >> 10} KiB/s")
+    def read_into(self, buffer: memoryview) -> int:
+        """Some bytes of the body; 0 at its end, which an honest and a broken connection have in common."""
+        assert self._exchange is not None
         try:
-            return next(self._body)
-        except httpx.HTTPError as error:
-            raise SourceFailed(f"{self._path}: {type(error).__name__}: {str(error)[:200]}") from error
+            count = self._exchange.read_into(buffer)
+        except Exception as error:
+            raise self._named(error) from error
+        if self._attempt.cancelled or self._attempt.expired:  # then the end is of our own making
+            raise self._named(None)
+        return count
+
+    def expect_length(self, size: int) -> None:
+        """Raise unless the server says that exactly `size` bytes will come; nginx always says how many."""
+        assert self._exchange is not None
+        if self._exchange.length != size:
+            raise SourceFailed(f"{self._path}: Content-Length is {self._exchange.length}, expected is {size}")
+
+    def body(self, buffer: memoryview) -> Iterator[memoryview]:
+        """The announced body as it comes; ends where the connection does."""
+        assert self._exchange is not None
+        pieces = self._exchange.read_body(buffer)
+        while True:
+            try:
+                piece = next(pieces, None)
+            except Exception as error:
+                raise self._named(error) from error
+            if self._attempt.cancelled or self._attempt.expired:  # then the end is of our own making
+                raise self._named(None)
+            if piece is None:
+                return
+            if piece:
+                yield piece
+
+    def whole(self, size: int) -> None:
+        """Raise when the server announced more than the `size` bytes that came."""
+        assert self._exchange is not None
+        announced = self._exchange.header("content-length")
+        if announced is not None and announced != str(size):
+            raise SourceFailed(f"{self._path}: broke off after {size} of {announced[:20]} bytes")
+
+    def _named(self, error: BaseException | None) -> BaseException:
+        if self._attempt.cancelled:
+            return Cancelled(self._path)
+        if self._attempt.expired:
+            return SourceFailed(
+                f"{self._path}: not there by its deadline, slower than {SLOWEST_BYTES_PER_SECOND >> 10} KiB/s"
+            )
+        if isinstance(error, OSError | HTTPException | ValueError):
+            return SourceFailed(f"{self._path}: {type(error).__name__}: {str(error)[:200]}")
+        assert error is not None
+        return error

@@ -1,26 +1,32 @@
 """The client in a pool pod: downloads the newest announced version from the relays into `weights/`.
 
 `python -m shoal.broadcast.fetch`. In: the agent's socket (relays, token, newest version), relays over HTTP. Out: `weights/v000007/`, checked as a
-whole, and metrics for the agent's heartbeat. Versions between two announcements are skipped; a version that does not add up is given up and the
-next one awaited; without relays everybody stays on the version that is here.
+whole, and metrics for the agent's heartbeat. Versions between two announcements are skipped, unless the newest is a delta against them; a version
+that does not add up is given up and the next one awaited; without relays everybody stays on the version that is here. With nothing announced that
+is not here, the next version is fetched while the publisher is still making it; it becomes visible when it is announced.
 """
 
 import json
 import random
+import ssl
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client import Counter, Gauge
 
 from shoal import telemetry
+from shoal.broadcast.chain import find_way
+from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import Wanted
-from shoal.broadcast.relay_target import NoSpace
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.transfer import Outcome, Transfer
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.run import AgentState, home, load_node_config
-from shoal.storage.checkpoint_files import WrongWeights
+from shoal.contracts.weights import VersionOpen
+from shoal.storage.checkpoint_files import WrongWeights, stream_digest
 from shoal.transport import Refused, SignedClient, Unavailable
 
 FETCH_PORT = 9104
@@ -31,6 +37,8 @@ STATE_SECONDS = 2.0
 AGENT_DEADLINE_SECONDS = 5.0
 GIVE_WAY_SECONDS = 5.0
 """A transfer in which nothing new came for so long gives way to a newer version; one that moves is finished, or a slow node would never get one."""
+LOOK_SECONDS = 1.0
+"""Between looks for a version that is not announced: a thousand nodes at four relays make 250 small requests a second at each."""
 LIVENESS_SECONDS = 180.0
 MOST_ASYNC_LEVEL = 4  # `RunConfig.async_level`'s bound, used until the agent knows the run's own
 
@@ -49,10 +57,10 @@ class Agent:
         self._state: AgentState | None = None
         self._asked_at = 0.0
 
-    def state(self, *, fresh: bool = False) -> AgentState:
-        """Ask, unless a memory will do. Raises `Unavailable` or `Refused` when there is no agent."""
+    def state(self, within_seconds: float = STATE_SECONDS) -> AgentState:
+        """Ask, unless an answer of so long ago is at hand. Raises `Unavailable` or `Refused` when there is no agent."""
         with self._lock:
-            if fresh or self._state is None or time.monotonic() - self._asked_at > STATE_SECONDS:
+            if self._state is None or time.monotonic() - self._asked_at > within_seconds:
                 self._state = None
                 state = self._client.call("GET", "/v1/state", None, AgentState, deadline_seconds=AGENT_DEADLINE_SECONDS)
                 assert state is not None
@@ -84,16 +92,24 @@ class Fetcher:
     """Keeps `weights/` at the newest announced version."""
 
     def __init__(
-        self, run: str, trainer_key: str, agent: Agent, weights: WeightsFolder, liveness: telemetry.Liveness
+        self,
+        run: str,
+        trainer_key: str,
+        agent: Agent,
+        weights: WeightsFolder,
+        liveness: telemetry.Liveness,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls`: what certificates of relays are held to; None: the system's authorities."""
         self._run = run
         self._trainer_key = trainer_key
         self._agent = agent
         self._weights = weights
         self._liveness = liveness
-        self._downloader = Downloader(agent.token)
+        self._downloader = Downloader(agent.token, tls=tls)
         self._sources: Sources | None = None
         self._given_up: set[int] = set()
+        self._look_at = 0.0
         self._seconds = 0.0
         self._bytes = 0
         self._log = telemetry.get_logger()
@@ -102,18 +118,19 @@ class Fetcher:
     def turn(self) -> bool:
         """Make one attempt at the newest announced version if it is not here; False when nothing came of it or nothing was to do.
 
-        Raises `Unavailable` or `Refused` when the agent is away, `NoSpace` when the disk is too small.
+        Raises `Unavailable` or `Refused` when the agent is away, `OSError` (`NoSpace`) when the disk is too small.
         """
-        state = self._agent.state(fresh=True)
-        version = state.latest_version
-        if version is None or version <= max(self._weights.held(), default=-1) or version in self._given_up:
-            return False
+        state = self._agent.state(within_seconds=0.0)
         if not state.relays or state.relay_token is None:
             return False
         if self._sources is None:
             self._sources = Sources(state.relays, random.Random(state.node))
         self._sources.follow(state.relays)
-        self._weights.forget_others(version)
+        held = max(self._weights.held(), default=-1)
+        announced = -1 if state.latest_version is None else state.latest_version
+        version = announced if announced > held else held + 1
+        if version in self._given_up or (version > announced and not self._is_opened(version, self._sources)):
+            return False
         if not self._fetch(version, self._sources):
             return False
         level = state.public.async_level if state.public is not None else MOST_ASYNC_LEVEL
@@ -128,14 +145,29 @@ class Fetcher:
         )
         return True
 
+    def _is_opened(self, version: int, sources: Sources) -> bool:
+        """Whether a relay has the beginning of a version that nobody has announced yet. One relay is asked, now and then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_SECONDS
+        return Documents(Wanted(self._run, version, self._trainer_key), sources, self._downloader).is_opened()
+
+    def _announced(self, version: int) -> bool:
+        """Whether the orchestrator knows this version: a worker that used it before would hand in what nobody expects."""
+        try:
+            latest = self._agent.state(within_seconds=TURN_SECONDS).latest_version
+        except (Unavailable, Refused):
+            return False
+        return latest is not None and latest >= version
+
     def not_ready(self) -> str | None:
         """None, or why the worker has nothing to serve."""
         return None if self._weights.held() else "no version is here yet"
 
     def _fetch(self, version: int, sources: Sources) -> bool:
+        """Bring `version` here, and before it the versions that it is a delta against, as far as they are not here; False when that failed."""
         started = time.monotonic()
-        target = FolderTarget(self._weights, version, self._trainer_key)
-        wanted = Wanted(self._run, version, self._trainer_key)
 
         def keep_on(idle_seconds: float) -> bool:
             self._liveness.progress()
@@ -143,35 +175,92 @@ class Fetcher:
             if state is None:
                 return True
             sources.follow(state.relays)
-            return idle_seconds < GIVE_WAY_SECONDS or state.latest_version in (None, version)
+            newer = state.latest_version is not None and state.latest_version > version
+            return idle_seconds < GIVE_WAY_SECONDS or not newer
 
-        try:
-            with telemetry.busy("fetch"):
-                transfer = Transfer(wanted, sources, self._downloader, target, keep_on=keep_on)
-                try:
-                    outcome = transfer.run()
-                finally:
-                    self._bytes += transfer.received_bytes
-        except WrongWeights as error:
-            # Shards that an earlier process left were not checked again: with them it may be our own disk that was wrong.
-            if not target.resumed:
-                self._given_up.add(version)
-                GIVEN_UP.inc()
-            self._log.error(
-                "the whole is not what was announced", version=version, again=target.resumed, reason=str(error)
+        with telemetry.busy("fetch"):
+            bases = self._weights.bases()
+            wanted = Wanted(self._run, version, self._trainer_key)
+            way = find_way(
+                wanted, sources, self._downloader, {number: sha for number, (_, sha) in bases.items()}, keep_on
             )
-            target.discard()
-            return False
+            if way is None or self._given_up & {record.version for record in way}:
+                return False
+            first = way[0].base
+            self._weights.forget_others(
+                {record.version for record in way}, first.version if first is not None else None
+            )
+            for record in way:
+                link = record.version != version
+                if not self._one(record, sources, keep_on, link=link):
+                    return False
         seconds = time.monotonic() - started
-        self._log.info("fetch ended", version=version, outcome=outcome.value, seconds=round(seconds, 3))
-        if outcome is Outcome.CHANGED:
-            target.discard()
-        if outcome is not Outcome.SEALED:
-            return False
+        self._log.info("fetched", version=version, chain=len(way), seconds=round(seconds, 3))
+        self._weights.forget_others(())
         self._seconds += seconds
         SECONDS.inc(seconds)
         FETCHED.inc()
         return True
+
+    def _one(self, record: VersionOpen, sources: Sources, keep_on: Callable[[float], bool], *, link: bool) -> bool:
+        """Bring one version here, whose base is here."""
+        version = record.version
+        base = self._weights.bases()[record.base.version][0] if record.base is not None else None
+        target = FolderTarget(self._weights, version, self._trainer_key, base, link=link)
+        wanted = Wanted(self._run, version, self._trainer_key)
+        transfer = Transfer(
+            wanted,
+            sources,
+            self._downloader,
+            target,
+            keep_on=keep_on,
+            may_seal=lambda: link or self._announced(version),
+        )
+        try:
+            outcome = transfer.run()
+        except WrongWeights as error:
+            self._judge(record, base, target, error)
+            target.discard()
+            return False
+        finally:
+            self._bytes += transfer.received_bytes
+        self._log.info("fetch ended", version=version, outcome=outcome.value, link=link)
+        if outcome is Outcome.CHANGED:
+            target.discard()
+        return outcome is Outcome.SEALED
+
+    def _judge(self, record: VersionOpen, base: Path | None, target: FolderTarget, error: WrongWeights) -> None:
+        """Whose fault it is that the whole is not what was announced: ours, if our disk kept a shard or the base badly, else the version's."""
+        rotten = base is not None and _rotten(record, base)
+        if rotten and record.base is not None:
+            self._weights.remove(record.base.version)
+        again = rotten or target.resumed
+        if not again:
+            self._given_up.add(record.version)
+            GIVEN_UP.inc()
+        self._log.error("the whole is not what was announced", version=record.version, again=again, reason=str(error))
+
+
+def _rotten(record: VersionOpen, base: Path) -> bool:
+    """Whether the folder of `record.base` has not the bytes that it had when it was assembled."""
+    assert record.base is not None
+    try:
+        return stream_digest(record, base) != record.base.sha256
+    except OSError:
+        return True
+
+
+def trusted_authorities(folder: Path) -> ssl.SSLContext | None:
+    """Those of `config/relay-ca.pem`, and no others, where the pod has that file; None: those of the system. Raises `SystemExit` for rubbish."""
+    path = folder / "config" / "relay-ca.pem"
+    if not path.is_file():
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(path))
+    except ssl.SSLError as error:
+        raise SystemExit(
+            f"config/relay-ca.pem has no certificate that can be read ({error.reason}): put the PEM of the relays' authority there"
+        ) from error
 
 
 def main() -> None:
@@ -182,7 +271,7 @@ def main() -> None:
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
     weights = WeightsFolder(home() / "weights", config.run, trainer_key)
     agent = Agent(SignedClient("http://agent", unix_socket=home() / "run" / "agent.sock"))
-    fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness)
+    fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness, trusted_authorities(home()))
     telemetry.serve_health(FETCH_PORT, liveness, fetcher.not_ready)
     log.info("fetch started", held=weights.held())
     pause = TURN_SECONDS
@@ -191,7 +280,7 @@ def main() -> None:
         try:
             fetcher.turn()
             pause = TURN_SECONDS
-        except (Unavailable, Refused, NoSpace) as error:
+        except (Unavailable, Refused, OSError) as error:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             log.warning(
                 "cannot fetch now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}"

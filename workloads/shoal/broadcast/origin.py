@@ -6,17 +6,19 @@ created once, before the version is sealed here and before it is announced, so a
 is mended by doing the same again; an empty `www/` (new pod) is filled from the store.
 """
 
-import shutil
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 
 from shoal import telemetry
 from shoal.broadcast import cut
+from shoal.broadcast.bases import Bases
 from shoal.broadcast.gate import Gate
 from shoal.broadcast.nginx import ORIGIN_PORT
+from shoal.broadcast.nginx_status import NginxStatus, status_socket
 from shoal.broadcast.pieces import BadPiece
 from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, copy_to_store, cut_into, restore
 from shoal.broadcast.tree import WEIGHTS, Tree
@@ -27,7 +29,7 @@ from shoal.contracts.protocol import VersionAnnouncement
 from shoal.contracts.run import RunConfig, home, load_run_config
 from shoal.contracts.weights import VersionOpen, WeightsManifest
 from shoal.storage import NotFound, Store, StoreUnavailable, open_store
-from shoal.storage.versions import sealed_versions
+from shoal.storage.versions import bases, sealed_versions
 from shoal.transport import Refused, SignedClient, Unavailable
 
 TURN_SECONDS = 0.25
@@ -62,6 +64,7 @@ class Publisher:
         self._outbox = outbox
         self._announce = announce
         self._beat = beat
+        self._bases = Bases(outbox, tree)
         self._restored = False
         self._pending: dict[int, VersionAnnouncement] = {}
         self._unusable: set[int] = set()
@@ -76,6 +79,7 @@ class Publisher:
         for version in self._waiting():
             self._publish(version)
         self._send_announcements()
+        self._bases.check()
 
     def not_ready(self) -> str | None:
         """None, or why no version can be served."""
@@ -88,18 +92,33 @@ class Publisher:
 
         It may be that an earlier pod sealed it and died before it announced; announcing the same again changes nothing.
         """
-        newest = sealed_versions(self._store)[-self._config.kept_versions :]
-        for version in reversed(newest):
+        sealed = sealed_versions(self._store)
+        newest = sealed[-self._config.kept_versions :]
+        for version in self._with_chains(sealed, newest):
             self._beat()
             try:
                 manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
             except (CannotRestore, BadPiece, NotFound) as error:
                 self._log.error("a version in the store cannot be served", version=version, reason=str(error))
                 continue
-            if version == newest[-1]:
+            if version == sealed[-1]:
                 self._pend(version, manifest)
         self._tree.keep_newest(self._config.kept_versions)
         self._restored = True
+
+    def _with_chains(self, sealed: list[int], newest: list[int]) -> list[int]:
+        """`newest` and what they are based on, highest first."""
+        found: dict[int, int | None] = {}
+        todo = list(newest)
+        while todo:
+            version = todo.pop()
+            if version not in found and version in sealed:
+                try:
+                    found |= bases(self._store, [version])
+                except (NotFound, ValueError):  # `restore` says what is wrong with it
+                    found[version] = None
+                todo += [base for base in (found[version],) if base is not None]
+        return sorted(found, reverse=True)
 
     def _waiting(self) -> list[int]:
         numbers = (keys.parse_version(path.name) for path in self._outbox.iterdir() if path.is_dir())
@@ -127,11 +146,13 @@ class Publisher:
     def _make(self, version: int, folder: Path) -> WeightsManifest:
         """Cut, serve shard by shard, copy to the store, seal there, seal here."""
         with telemetry.busy("cut"):
-            manifest = cut_into(self._tree, folder, self._config, version, self._key, self._beat)
+            base = self._bases.before(version)
+            manifest = cut_into(self._tree, folder, self._config, version, self._key, self._beat, base)
         signed = sign(manifest, self._key)
         with telemetry.busy("store"):
             copy_to_store(self._store, self._tree, manifest, signed, self._beat)
         self._tree.publish(version, WEIGHTS, signed.to_json())
+        self._bases.made(manifest)
         return manifest
 
     def _pend(self, version: int, manifest: WeightsManifest) -> None:
@@ -143,7 +164,7 @@ class Publisher:
         )
 
     def _send_announcements(self) -> None:
-        """Announce in order; the outbox folder goes when its version is known to everyone."""
+        """Announce in order; the outbox folder becomes the next base when its version is known to everyone."""
         for version, announcement in sorted(self._pending.items()):
             try:
                 self._announce(announcement)
@@ -151,16 +172,29 @@ class Publisher:
                 self._refusal = f"the orchestrator refuses version {version}: {error}"
                 raise
             self._refusal = None
-            shutil.rmtree(self._outbox / keys.version_name(version), ignore_errors=True)
+            self._bases.keep(version)
             del self._pending[version]
             PUBLISHED.inc()
             NEWEST.set(version)
             self._log.info("version announced", version=version, weights_digest=announcement.weights_digest)
 
 
+def stand_by() -> None:
+    """Of a trainer with several pods only the first has versions to publish: the publishers of the others are healthy and do nothing."""
+    telemetry.get_logger().info("stands by: only pod 0 of the trainer publishes")
+    liveness = telemetry.Liveness(LIVENESS_SECONDS)
+    telemetry.serve_health(ORIGIN_PORT, liveness, lambda: None)
+    while not telemetry.STOP.is_set():
+        liveness.progress()
+        telemetry.STOP.wait(TURN_SECONDS)
+
+
 def main() -> None:
     log = telemetry.start("publisher")
     telemetry.install_signals()
+    if os.environ.get("JOB_COMPLETION_INDEX", "0") != "0":  # set by Kubernetes in the pods of an Indexed Job
+        stand_by()
+        return
     config = load_run_config()
     key = PrivateKey.load(home() / "secrets" / "role.pem")
     roster = config.trusted_roster()
@@ -177,7 +211,8 @@ def main() -> None:
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     tree = Tree(home() / "www")
     publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
-    gate = Gate(roster.keys["relay"], config.run, node=roster.keys["relay"])
+    gate = Gate(config.run, roster.keys["relay"])
+    REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())
     pause = TURN_SECONDS

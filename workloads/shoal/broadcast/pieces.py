@@ -55,9 +55,14 @@ def read_descriptor(data: bytes, wanted: Wanted, record: VersionOpen, index: int
     if found.index != index:
         raise BadPiece(f"{name} of version {wanted.version}: it is that of shard {found.index}")
     start, end = record.shard_bounds(index)
-    if found.size != end - start:
+    if found.encoding == "full" and found.size != end - start:
         raise BadPiece(
             f"{name} of version {wanted.version}: it says {found.size} bytes, the opening record {end - start}"
+        )
+    if found.encoding == "delta" and (record.base is None or found.size >= end - start):
+        raise BadPiece(
+            f"{name} of version {wanted.version}: a delta of {found.size} bytes, where the opening record allows"
+            f" {'none' if record.base is None else f'fewer than {end - start}'}"
         )
     return signed
 

@@ -1,13 +1,14 @@
 """The three ways of a version's bytes: outbox to `www/`, `www/` to the store, store to `www/`. Each may be broken off anywhere and done again.
 
-Called by `origin`, which decides which is due. Shards stream: no whole shard is ever in memory.
+Called by `origin`, which decides which is due. Shards stream.
 """
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 from shoal.broadcast import cut, pieces
+from shoal.broadcast.bases import Base
+from shoal.broadcast.encoding import ShardWriter
 from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.pieces import Wanted
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
@@ -16,9 +17,7 @@ from shoal.contracts.canonical import Signed, sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import RunConfig
 from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
-from shoal.storage import NotFound, Store
-
-COPY_BYTES = 4 << 20
+from shoal.storage import NotFound, Store, delta
 
 
 class CannotRestore(ValueError):
@@ -47,48 +46,50 @@ def checkpoint_files(folder: Path) -> list[CheckpointFile]:
 
 
 def cut_into(
-    tree: Tree, folder: Path, config: RunConfig, version: int, key: PrivateKey, beat: Callable[[], None]
+    tree: Tree,
+    folder: Path,
+    config: RunConfig,
+    version: int,
+    key: PrivateKey,
+    beat: Callable[[], None],
+    base: Base | None = None,
 ) -> WeightsManifest:
     """Cut the checkpoint in `folder` and make its pieces visible: opening record, then each shard after its descriptor. Not sealed yet.
 
-    Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
+    With `base`, as a delta if it fits. Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
     """
     record = cut.opening_record(config.run, version, checkpoint_files(folder), config.shard_size)
+    if base is not None:
+        width = delta.item_size(delta.safetensors_headers(folder))
+        against = cut.base_for(
+            record,
+            base.record,
+            base.sha256,
+            width,
+            anchor_every=config.anchor_every,
+            chain_bytes=base.chain_bytes,
+        )
+        record = cut.as_delta(record, against) if against is not None else record
     opening = sign(record, key).to_json()
     if tree.read(version, OPEN) not in (None, opening):
         tree.drop(version)
     tree.unseal(version)
     tree.publish(version, OPEN, opening)
     tree.write_index()
-    stream, digests = hashlib.sha256(), []
-    for index in range(record.shard_count):
-        part = tree.temporary(version, keys.shard_name(index))
-        digest = _write_shard(folder, record, index, part, stream)
-        descriptor = sign(cut.descriptor(record, index, digest), key).to_json()
-        tree.publish(version, keys.descriptor_name(index), descriptor)
-        tree.publish_file(version, keys.shard_name(index), part)
-        digests.append(digest)
+    writer = ShardWriter(
+        record,
+        folder,
+        base.folder if base is not None else None,
+        lambda index: tree.temporary(version, keys.shard_name(index)),
+    )
+    digests = []
+    for shard in writer.shards():
+        described = cut.descriptor(record, shard.index, shard.size, shard.sha256, shard.encoding)
+        tree.publish(version, keys.descriptor_name(shard.index), sign(described, key).to_json())
+        tree.publish_file(version, keys.shard_name(shard.index), tree.temporary(version, keys.shard_name(shard.index)))
+        digests.append(shard.sha256)
         beat()
-    return cut.manifest(record, config.model_id, stream.hexdigest(), digests)
-
-
-def _write_shard(folder: Path, record: VersionOpen, index: int, target: Path, stream: "hashlib._Hash") -> str:
-    """Write one shard to `target`, feed its bytes to `stream` too, and give its digest."""
-    digest = hashlib.sha256()
-    with target.open("wb") as out:
-        for span in cut.spans(record, index):
-            with (folder / span.name).open("rb") as file:
-                file.seek(span.start)
-                left = span.length
-                while left:
-                    data = file.read(min(left, COPY_BYTES))
-                    if not data:
-                        raise cut.CannotCut(f"{folder.name}/{span.name} became shorter while it was read")
-                    out.write(data)
-                    digest.update(data)
-                    stream.update(data)
-                    left -= len(data)
-    return digest.hexdigest()
+    return cut.manifest(record, config.model_id, writer.stream_sha256(), digests)
 
 
 def copy_to_store(

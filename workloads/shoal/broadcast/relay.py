@@ -1,25 +1,28 @@
 """The relay's sync agent: pulls versions from the origin into `www/`, checks every piece, and answers nginx's token checks.
 
-`python -m shoal.broadcast.relay`. In: the origin over HTTP with a token of the relay role. Out: `www/versions/`, `/auth` for nginx, metrics. The
-newest version comes first, shard by shard while the publisher is still cutting; older ones are filled in when there is nothing newer.
+`python -m shoal.broadcast.relay`. In: the origin, or other relays, over HTTP with a token of the relay role. Out: `www/versions/`, `/auth` for nginx,
+metrics. The newest version comes first, shard by shard while the publisher is still cutting; older ones are filled in when there is nothing newer.
 A kill at any point loses at most the shards in flight.
 """
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 
 import pydantic
-from prometheus_client import Gauge
+from prometheus_client import REGISTRY, Gauge
 
 from shoal import telemetry
 from shoal.broadcast import pieces
 from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
+from shoal.broadcast.exclusions import DEADLINE_SECONDS, Exclusion
 from shoal.broadcast.gate import Gate
-from shoal.broadcast.nginx import RELAY_PORT, log_folder
+from shoal.broadcast.nginx import RELAY_PORT, log_folder, reload_mark
+from shoal.broadcast.nginx_status import NginxStatus, status_socket
 from shoal.broadcast.pieces import Wanted
-from shoal.broadcast.relay_target import NoSpace, TreeTarget, unseal_torn
+from shoal.broadcast.relay_target import TreeTarget, unseal_torn
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.traffic import Traffic
 from shoal.broadcast.transfer import Outcome, Transfer
@@ -27,8 +30,11 @@ from shoal.broadcast.tree import INDEX, Tree
 from shoal.contracts import keys, relay_token
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
+from shoal.contracts.relays import RelayConfig, load_relay_config
 from shoal.contracts.run import RunConfig, home, load_run_config
 from shoal.contracts.weights import VersionIndex
+from shoal.storage import chains
+from shoal.transport import SignedClient
 
 TURN_SECONDS = 0.5
 """Between looks at the origin's index: short against a broadcast, nothing for an nginx."""
@@ -63,33 +69,37 @@ class OwnToken:
 
 
 class Relay:
-    """Keeps one tree like the origin's."""
+    """Keeps one tree like that of its sources."""
 
-    def __init__(self, config: RunConfig, key: PrivateKey, tree: Tree, beat: Callable[[], None]) -> None:
+    def __init__(
+        self, config: RunConfig, relay_config: RelayConfig, key: PrivateKey, tree: Tree, beat: Callable[[], None]
+    ) -> None:
         """`beat` is called several times a second while a version is being pulled."""
         self._config = config
         self._tree = tree
         self._beat = beat
         self._trainer_key = config.trusted_roster().keys["trainer"]
-        self._origin = config.addresses.origin.rstrip("/")
+        self._kept_versions = relay_config.kept_versions
+        # The origin, or the relays that feed this one; every piece is checked, so it makes no difference which.
+        self._upstream = relay_config.sources or [config.addresses.origin]
         self._downloader = Downloader(OwnToken(config.run, key))
-        self._sources = Sources([self._origin], random.Random(config.seed))
+        self._sources = Sources(self._upstream, random.Random(config.seed))
         self._behind_since: float | None = None
         self._log = telemetry.get_logger()
 
     def turn(self) -> bool:
-        """Look at the origin and try to bring the most wanted version here; True when that was done, so that there may be more to do.
+        """Look upstream and try to bring the most wanted version here; True when that was done, so that there may be more to do.
 
-        Raises `SourceFailed`, `Denied` or `NotYet` when the origin cannot be asked, `NoSpace` when the disk is full.
+        Raises `SourceFailed`, `Denied` or `NotYet` when nobody upstream can be asked, `OSError` when the disk is full.
         """
         available = self._index()
         missing = self._missing(available)
         self._measure(available)
         if not missing:
-            self._tree.keep_newest(self._config.kept_versions)
+            self._tree.keep_newest(self._kept_versions)
             return False
         outcome = self._sync(missing[-1])
-        dropped = self._tree.keep_newest(self._config.kept_versions)
+        dropped = self._tree.keep_newest(self._kept_versions)
         if dropped:
             self._log.info("dropped old versions", versions=dropped)
         self._measure(available)
@@ -100,16 +110,32 @@ class Relay:
         return None if self._tree.sealed() else "no version is whole here yet: waiting for the origin"
 
     def _index(self) -> list[int]:
-        data = self._downloader.document(self._origin, keys.VERSIONS + INDEX, pieces.MAX_INDEX_BYTES)
+        """What can be had upstream, ascending; raises when none of the sources can be asked."""
+        found: set[int] = set()
+        trouble: Exception | None = None
+        answers = 0
+        for source in self._upstream:
+            try:
+                found |= self._index_of(source)
+                answers += 1
+            except (SourceFailed, Denied, NotYet) as error:
+                trouble = error
+        if not answers and trouble is not None:
+            raise trouble
+        return sorted(found)
+
+    def _index_of(self, source: str) -> set[int]:
+        data = self._downloader.document(source, keys.VERSIONS + INDEX, pieces.MAX_INDEX_BYTES)
         try:
-            return sorted(set(VersionIndex.from_json(data).versions))
+            return set(VersionIndex.from_json(data).versions)
         except pydantic.ValidationError as error:
-            raise SourceFailed(f"the origin's index is not readable: {error.errors()[0]['msg']}") from error
+            raise SourceFailed(f"the index of {source} is not readable: {error.errors()[0]['msg']}") from error
 
     def _missing(self, available: list[int]) -> list[int]:
-        """Versions to pull, ascending: those that would be kept and are not whole here."""
-        sealed = self._tree.sealed()
-        kept = sorted({*available, *sealed})[-self._config.kept_versions :]
+        """Versions to pull, ascending: those that would be kept and are not whole here. What one is based on shows once it is opened here."""
+        sealed, bases = self._tree.sealed(), self._tree.bases()
+        known = {number: bases.get(number) for number in {*available, *sealed}}
+        kept = chains.must_keep(known, self._kept_versions, sealed[-1:])
         return [number for number in available if number in kept and number not in sealed]
 
     def _sync(self, version: int) -> Outcome:
@@ -161,8 +187,10 @@ def main() -> None:
     log = telemetry.start("relay")
     telemetry.install_signals()
     config = load_run_config()
+    relay_config = load_relay_config(config)
+    roster = config.trusted_roster()
     key = PrivateKey.load(home() / "secrets" / "role.pem")
-    tree = Tree(home() / "www")
+    tree = Tree(home() / "www", relay_config.disk_bytes)
     unseal_torn(tree)
     traffic = Traffic(log_folder(home()))
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
@@ -175,8 +203,12 @@ def main() -> None:
             counted_at = time.monotonic()
             traffic.count()
 
-    relay = Relay(config, key, tree, beat)
-    gate = Gate(config.trusted_roster().keys["orchestrator"], config.run)
+    relay = Relay(config, relay_config, key, tree, beat)
+    gate = Gate(config.run, roster.keys["relay"], roster.keys["orchestrator"])
+    client = SignedClient(config.addresses.orchestrator, key, timeout_seconds=DEADLINE_SECONDS)
+    exclusion = Exclusion(client, gate, reload_mark(home()))
+    threading.Thread(target=exclusion.follow, name="exclusions", daemon=True).start()
+    REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(RELAY_PORT, liveness, relay.not_ready, {"/auth": gate.answer})
     log.info("relay started", held=tree.held(), pid=os.getpid())
     pause = TURN_SECONDS
@@ -184,7 +216,7 @@ def main() -> None:
         beat()
         try:
             pause = 0.0 if relay.turn() else TURN_SECONDS
-        except (SourceFailed, Denied, NotYet, NoSpace) as error:
+        except (SourceFailed, Denied, NotYet, OSError) as error:
             pause = min(max(pause, TURN_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
             log.warning("cannot sync now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}")
         telemetry.STOP.wait(pause * random.uniform(0.8, 1.2))

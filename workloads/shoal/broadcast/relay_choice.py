@@ -52,6 +52,16 @@ def failed(records: Records, relay: str, now: float) -> dict[str, RelayRecord]:
     return {**records, relay: replace(old, success=_mixed(old.success, 0.0, SUCCESS_SMOOTHING))}
 
 
+def slow(records: Records, relay: str, bytes_per_second: float, now: float) -> dict[str, RelayRecord]:
+    """After a shard was taken from `relay` because others are faster: no failure, but it may not count for more than it gave."""
+    old = _healed(records[relay], now)
+    measured = max(bytes_per_second, SLOWEST_BYTES_PER_SECOND)
+    if old.bandwidth is not None and old.bandwidth < measured:
+        return {**records, relay: old}
+    bandwidth = measured if old.bandwidth is None else _mixed(old.bandwidth, measured, BANDWIDTH_SMOOTHING)
+    return {**records, relay: replace(old, bandwidth=bandwidth)}
+
+
 def weights(records: Records, now: float) -> dict[str, float]:
     """Weight of every relay, above 0. An unmeasured one counts as fast as the fastest, so that it is soon measured."""
     measured = [record.bandwidth for record in records.values() if record.bandwidth is not None]

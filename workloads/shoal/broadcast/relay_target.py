@@ -4,18 +4,19 @@ The `Target` of a relay's `Transfer`. A piece is renamed into the tree after its
 clients of this relay can fetch what the origin is still making.
 """
 
-from pathlib import Path
-
 from shoal import telemetry
 from shoal.broadcast import pieces
 from shoal.broadcast.hashing import file_sha256
+from shoal.broadcast.parts import FilePart, Part
 from shoal.broadcast.pieces import BadPiece, Wanted
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.storage import chains
 
 DISK_RESERVE_BYTES = 64 << 20  # log, index and part files
+SHARDS_AHEAD = 8  # as many as a transfer has in flight, and as many again
 
 
 class NoSpace(OSError):
@@ -29,6 +30,7 @@ class TreeTarget:
         self._tree = tree
         self._wanted = wanted
         self._version = wanted.version
+        self._shard_size = 0
 
     def opened(self, signed: Signed[VersionOpen]) -> dict[int, str | None]:
         """Publish the record; what an earlier process had checked is hashed once more and kept if it still fits."""
@@ -36,6 +38,7 @@ class TreeTarget:
         present = self._tree.read(self._version, OPEN)
         if present is not None and not _same_record(present, signed):
             self._tree.drop(self._version)
+        self._shard_size = signed.document.shard_size
         held = self._held(signed.document)
         self._make_room(signed.document, held)
         if self._tree.read(self._version, OPEN) != data:
@@ -43,13 +46,19 @@ class TreeTarget:
             self._tree.write_index()
         return dict(held)
 
-    def part(self, index: int) -> Path:
-        return self._tree.temporary(self._version, keys.shard_name(index))
+    def part(self, descriptor: ShardDescriptor, *, second: bool) -> FilePart:
+        """Raises `NoSpace` when the disk has filled up since `opened`."""
+        free = self._tree.free_bytes()
+        if free < self._shard_size:
+            raise NoSpace(f"version {self._version}: {free} bytes are free, its next shard may have {self._shard_size}")
+        name = keys.shard_name(descriptor.index) + (".second" if second else "")
+        return FilePart(self._tree.temporary(self._version, name))
 
-    def put(self, signed: Signed[ShardDescriptor], part: Path) -> None:
+    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+        assert isinstance(part, FilePart)
         index = signed.document.index
         self._tree.publish(self._version, keys.descriptor_name(index), signed.to_json())
-        self._tree.publish_file(self._version, keys.shard_name(index), part)
+        self._tree.publish_file(self._version, keys.shard_name(index), part.path)
 
     def seal(self, signed: Signed[WeightsManifest]) -> None:
         self._tree.publish(self._version, WEIGHTS, signed.to_json())
@@ -70,15 +79,18 @@ class TreeTarget:
         return found
 
     def _make_room(self, record: VersionOpen, held: dict[int, str]) -> None:
-        """Drop the oldest versions until this one fits; the newest sealed one stays, because clients may be reading it."""
+        """Drop the oldest versions until this one fits; the newest sealed one and what either is based on stay: clients may be reading them."""
         bounds = [record.shard_bounds(index) for index in range(record.shard_count) if index not in held]
-        needed = sum(end - start for start, end in bounds) + DISK_RESERVE_BYTES
-        others = [number for number in self._tree.held() if number != self._version]
-        newest_sealed = self._tree.sealed()[-1:]
-        for number in others:
+        whole = sum(end - start for start, end in bounds)
+        # How small a delta becomes is known only at its end: begin if a few shards fit, and look again before each (`part`).
+        needed = min(whole, SHARDS_AHEAD * record.shard_size) if record.base is not None else whole
+        needed += DISK_RESERVE_BYTES
+        bases = {**self._tree.bases(), self._version: chains.base_of(record)}
+        kept = chains.closure(bases, [*self._tree.sealed()[-1:], self._version])
+        for number in self._tree.held():
             if self._tree.free_bytes() >= needed:
                 return
-            if number not in newest_sealed and number < self._version:
+            if number not in kept and number < self._version:
                 telemetry.get_logger().warning("dropping a version for want of space", dropped=number)
                 self._tree.drop(number)
         if self._tree.free_bytes() < needed:
@@ -108,9 +120,11 @@ def _is_whole(tree: Tree, version: int) -> bool:
     except ValueError:
         return False
     for index in range(record.shard_count):
-        start, end = record.shard_bounds(index)
-        if tree.size(version, keys.shard_name(index)) != end - start:
+        try:
+            data = tree.read(version, keys.descriptor_name(index)) or b""
+            size = Signed[ShardDescriptor].from_json(data).document.size
+        except ValueError:
             return False
-        if tree.size(version, keys.descriptor_name(index)) is None:
+        if tree.size(version, keys.shard_name(index)) != size:
             return False
     return True

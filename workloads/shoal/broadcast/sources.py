@@ -45,6 +45,22 @@ class Sources:
             if url in self._records:
                 self._records = relay_choice.failed(self._records, url, time.monotonic())
 
+    def slow(self, url: str, size: int, seconds: float) -> None:
+        """`size` bytes came in `seconds`, and the rest is fetched elsewhere because others are faster."""
+        with self._lock:
+            if url in self._records:
+                rate = size / max(seconds, 1e-6)
+                self._records = relay_choice.slow(self._records, url, rate, time.monotonic())
+
+    def rates(self) -> dict[str, float]:
+        """Bytes a second of every source that was measured (moving average)."""
+        with self._lock:
+            return {url: record.bandwidth for url, record in self._records.items() if record.bandwidth is not None}
+
+    def urls(self) -> list[str]:
+        with self._lock:
+            return list(self._records)
+
     def weights(self) -> dict[str, float]:
         """Present weights, for logs and metrics."""
         with self._lock:

@@ -2,24 +2,24 @@
 
 In: the version wanted, the sources (relays, or the origin alone), and a `Target` that keeps what was checked. Out: an `Outcome`. The opening
 record comes first, then shards in any order as they appear, and the sealing manifest last; a shard that does not fit the seal is fetched again.
-A flipped bit costs one shard from another source. Called by `relay` and `fetch`, whose targets differ and nothing else.
+A flipped bit costs one shard from another source; a slow relay loses its shard to another one, from the byte it had reached; the last shards are
+asked for twice when the first relay is slow. Called by `relay` and `fetch`, whose targets differ and nothing else.
 """
 
-import heapq
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from prometheus_client import Counter
 
 from shoal import telemetry
-from shoal.broadcast import pieces
-from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
-from shoal.broadcast.hashing import file_sha256
+from shoal.broadcast.documents import LONGEST_PAUSE_SECONDS, POLL_SECONDS, Documents
+from shoal.broadcast.download import BrokenOff, Cancelled, Denied, Downloader, NotYet, SourceFailed
+from shoal.broadcast.flights import Flight, Flights
+from shoal.broadcast.parts import Part
 from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
 from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
@@ -29,14 +29,19 @@ from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifes
 Piece = TypeVar("Piece")
 
 RECEIVED = Counter("shoal_broadcast_received_bytes_total", "Bytes of shards received, those of failed tries included.")
-FAILURES = Counter("shoal_broadcast_failures_total", "Tries of a piece that failed, by reason.", ["reason"])
+STOLEN = Counter("shoal_broadcast_stolen_total", "Shards taken from a slow source and continued elsewhere.")
+HEDGED = Counter("shoal_broadcast_hedged_total", "Shards of the tail asked for at a second source.")
 
-POLL_SECONDS = 0.1
-"""Pause before a piece that nobody has yet is asked for again: small against the seconds that a shard takes."""
-LONGEST_PAUSE_SECONDS = 2.0
-"""Pauses double up to this while every source fails: a relay that restarts is found soon, one that is away is not flooded."""
 STALL_SECONDS = 60.0
 """With nothing new for so long the transfer ends; the caller looks which version is wanted now and goes on from what is here."""
+UNSEALED_SECONDS = 1.0
+"""Between looks for a manifest while shards are missing: it is needed last."""
+LONGEST_ABSENT_SECONDS = 0.8
+"""Between looks for a shard that nobody has yet, unless it is the lowest: that one is looked for all the time."""
+SERVED_SECONDS = 5.0
+"""A connection that broke off after so long was ended for the relay's own reasons: the shard goes on there, and the relay is not blamed."""
+IN_FLIGHT = 4
+"""Shards at once: enough to fill a link over several relays, and few enough that a shard is soon done."""
 
 
 class Round(Enum):
@@ -45,10 +50,6 @@ class Round(Enum):
     DONE = "done"
     ABSENT = "absent"
     FAILED = "failed"
-
-
-class _Over(Exception):
-    """The transfer ended while this thread was receiving."""
 
 
 class Outcome(Enum):
@@ -61,17 +62,25 @@ class Outcome(Enum):
     """The version was opened anew before its seal: what is here belongs to other bytes."""
 
 
+class WrongBytes(BadPiece):
+    """A whole shard came, and it is not the one of its descriptor. `senders`: whose bytes it was made of."""
+
+    def __init__(self, message: str, senders: set[str]) -> None:
+        super().__init__(message)
+        self.senders = senders
+
+
 class Target(Protocol):
     """Keeps the checked pieces of one version."""
 
     def opened(self, signed: Signed[VersionOpen]) -> dict[int, str | None]:
         """Prepare for this record; returns the shards that are here already, with digests where known. May raise `OSError` for want of space."""
 
-    def part(self, index: int) -> Path:
-        """Where to collect the bytes of a shard that is not checked yet."""
+    def part(self, descriptor: ShardDescriptor, *, second: bool) -> Part:
+        """What collects the bytes of a shard that is not checked yet; `second`: of a copy that is fetched beside the first one."""
 
-    def put(self, signed: Signed[ShardDescriptor], part: Path) -> None:
-        """Take over a checked shard. Called by one thread at a time."""
+    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+        """Take over a checked shard. Called by several threads, for different shards."""
 
     def seal(self, signed: Signed[WeightsManifest]) -> None:
         """Every shard is here and fits the manifest."""
@@ -87,42 +96,57 @@ class Transfer:
         downloader: Downloader,
         target: Target,
         *,
-        in_flight: int = 4,
+        in_flight: int = IN_FLIGHT,
         stall_seconds: float = STALL_SECONDS,
         keep_on: Callable[[float], bool] = lambda _: True,
+        may_seal: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`keep_on` is asked at every turn, with the seconds since something new came, whether the version is still wanted."""
-        self._wanted = wanted
+        """`keep_on` is asked at every turn, with the seconds since something new came, whether the version is still wanted.
+
+        `may_seal` is asked, when everything is here, until it says that the version may become visible.
+        """
         self._sources = sources
         self._downloader = downloader
         self._target = target
+        self._documents = Documents(wanted, sources, downloader)
         self._in_flight = in_flight
+        self._flights = Flights(sources, in_flight)
         self._stall_seconds = stall_seconds
         self._keep_on = keep_on
+        self._may_seal = may_seal
         self._log = telemetry.get_logger().bind(version=wanted.version)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._todo: list[int] = []
         self._have: dict[int, str | None] = {}
+        # In `_have`, or on their way into it.
+        self._claimed: set[int] = set()
         self._expected: list[str] | None = None
         self._trouble: Exception | None = None
         self._progress_at = time.monotonic()
-        self._document_pause = POLL_SECONDS
         # Bytes of a shard that were had before are no progress: a relay that sends rubbish for ever must not keep a transfer alive.
         self._furthest: dict[int, int] = {}
+        # What collects a shard, kept from one source to the next, and whose bytes it has: if they are wrong, any of them may be to blame.
+        self._parts: dict[tuple[int, bool, str], Part] = {}
+        self._senders: dict[Part, set[str]] = {}
+        # Shards that were nowhere: when to ask again (monotonic seconds), and the pause after that.
+        self._absent: dict[int, tuple[float, float]] = {}
+        self._seal_at = 0.0
         self.received_bytes = 0
         """Bytes of shards received so far, those of failed tries included."""
 
     def run(self) -> Outcome:
         """Fetch until sealed, or until there is a reason to stop. Raises what the target raised (no space, wrong weights)."""
-        opened = self._await(lambda: self._document("open.json", pieces.MAX_OPEN_BYTES, self._read_open))
+        opened = self._await(self._documents.opening)
         if isinstance(opened, Outcome):
             return opened
         record = opened.document
         self._have = self._target.opened(opened)
+        self._claimed = set(self._have)
         self._todo = [index for index in range(record.shard_count) if index not in self._have]
-        with ThreadPoolExecutor(self._in_flight, thread_name_prefix="shard") as pool:
+        with ThreadPoolExecutor(self._in_flight + 1, thread_name_prefix="shard") as pool:
             threads = [pool.submit(self._work, record) for _ in range(self._in_flight)]
+            threads.append(pool.submit(self._mind))
             try:
                 outcome = self._complete(record)
             except OtherOpening as error:
@@ -130,17 +154,14 @@ class Transfer:
                 outcome = Outcome.CHANGED
             finally:
                 self._over.set()
+                self._flights.end()
             for thread in threads:
                 thread.result()
         return outcome
 
     def _complete(self, record: VersionOpen) -> Outcome:
         """Wait for the manifest, then for every shard to fit it; then seal."""
-        manifest = self._await(
-            lambda: self._document(
-                "weights.json", pieces.MAX_MANIFEST_BYTES, lambda data: pieces.read_manifest(data, self._wanted, record)
-            )
-        )
+        manifest = self._await(lambda: self._sealing(record))
         if isinstance(manifest, Outcome):
             return manifest
         with self._lock:
@@ -149,13 +170,31 @@ class Transfer:
                 if digest is not None and digest != self._expected[index]:
                     self._log.warning("shard does not fit the seal, fetching it again", shard=index)
                     del self._have[index]
-                    heapq.heappush(self._todo, index)
+                    self._claimed.discard(index)
+                    self._todo.append(index)
         whole = self._await(lambda: True if len(self._have) == record.shard_count else None)
         if isinstance(whole, Outcome):
             return whole
         self._over.set()
+        allowed = self._await(self._allowed)
+        if isinstance(allowed, Outcome):
+            return allowed
         self._target.seal(manifest)
         return Outcome.SEALED
+
+    def _sealing(self, record: VersionOpen) -> Signed[WeightsManifest] | None:
+        """The manifest, if it is to be had; asked for often only when nothing else is missing."""
+        with self._lock:
+            missing = len(self._have) < record.shard_count
+        if missing and time.monotonic() < self._seal_at:
+            return None
+        self._seal_at = time.monotonic() + UNSEALED_SECONDS
+        return self._documents.sealing(record)
+
+    def _allowed(self) -> bool | None:
+        """Whether the version may become visible. Nothing is missing: to wait for it is no stall."""
+        self._progress_at = time.monotonic()
+        return self._may_seal() or None
 
     def _await(self, poll: Callable[[], Piece | None]) -> Piece | Outcome:
         """Poll until there is a value, or until the transfer is stalled, unwanted or broken."""
@@ -171,120 +210,185 @@ class Transfer:
                 return Outcome.ABANDONED
             if idle > self._stall_seconds:
                 return Outcome.STALLED
-            if telemetry.STOP.wait(self._document_pause):
+            if telemetry.STOP.wait(self._documents.pause):
                 return Outcome.ABANDONED
 
     def _work(self, record: VersionOpen) -> None:
-        """A thread: take the lowest shard that is wanted, fetch it, put it back when nobody has it."""
+        """A thread: take the lowest shard that is wanted, fetch it, put it back when nobody has it; hedge when none is left."""
         pause = POLL_SECONDS
         while not self._over.is_set():
-            with self._lock:
-                index = heapq.heappop(self._todo) if self._todo else None
-            if index is None:
-                self._over.wait(POLL_SECONDS)
-                continue
+            index, idle = self._next()
             try:
-                result = self._shard(record, index)
-            except _Over:
+                if index is None:
+                    again = self._flights.to_hedge() if idle else None
+                    if again is None or self._hedge(record, *again) is not Round.DONE:
+                        self._over.wait(POLL_SECONDS)
+                    continue
+                result = self._shard(record, index, set())
+            except Cancelled:
                 return
-            except (
-                Exception
-            ) as error:  # the target's: no space, wrong weights; `_await` raises it in the caller's thread
+            except Exception as error:
+                # The target's: no space, wrong weights; `_await` raises it in the caller's thread.
                 self._trouble = error
                 return
-            if result is Round.DONE:
-                pause = POLL_SECONDS
-                continue
-            with self._lock:
-                heapq.heappush(self._todo, index)
-            self._over.wait(pause)
+            self._landed(index, result)
+            if result is Round.FAILED:
+                self._over.wait(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if result is Round.FAILED else POLL_SECONDS
 
-    def _shard(self, record: VersionOpen, index: int) -> Round:
-        """Ask every source once for a shard, in an order drawn by weight."""
-        result = Round.ABSENT
-        part = self._target.part(index)
-        senders: set[str] = set()
-        tried: set[str] = set()
-        while not self._over.is_set() and (source := self._sources.pick(tried)) is not None:
-            tried.add(source)
-            started, count = time.monotonic(), 0
+    def _next(self) -> tuple[int | None, bool]:
+        """The lowest shard that is wanted and may be there, else None and whether all others are in flight."""
+        now = time.monotonic()
+        with self._lock:
+            ready = [index for index in self._todo if self._absent.get(index, (0.0,))[0] <= now]
+            if not ready:
+                return None, not self._todo
+            index = min(ready)
+            self._todo.remove(index)
+            return index, False
 
-            def received(size: int, have: int) -> None:
-                nonlocal count
-                count += size
-                RECEIVED.inc(size)
-                with self._lock:
-                    self.received_bytes += size
-                    if have > self._furthest.get(index, 0):
-                        self._furthest[index] = have
-                        self._progress_at = time.monotonic()
-                if self._over.is_set():
-                    raise _Over
+    def _landed(self, index: int, result: Round) -> None:
+        """Shards are made in order: one that is there is news of the others, and of those that are not the lowest comes first."""
+        with self._lock:
+            if index not in self._claimed:
+                self._todo.append(index)
+            if result is Round.DONE:
+                self._absent.clear()
+            elif result is Round.ABSENT:
+                _, pause = self._absent.get(index, (0.0, POLL_SECONDS))
+                pause = POLL_SECONDS if index == min(self._todo, default=index) else pause
+                self._absent[index] = (time.monotonic() + pause, min(pause * 2, LONGEST_ABSENT_SECONDS))
 
-            try:
-                signed = self._descriptor(source, record, index)
-                shard = signed.document
-                path = keys.version_shard(record.version, index)
-                try:
-                    self._downloader.shard(source, path, shard.size, part, received)
-                finally:
-                    senders |= {source} if count else set()
-                if file_sha256(part) != shard.sha256:
-                    part.unlink()
-                    raise BadPiece(f"shard {index}: the bytes do not have the SHA-256 of the descriptor")
-            except (NotYet, Denied):
-                continue
-            except (SourceFailed, BadPiece) as error:
-                # Bytes of one part may have come from several sources: which of them was wrong cannot be known.
-                result = Round.FAILED
-                wrong_bytes = isinstance(error, BadPiece) and not part.exists()
-                self._blame((wrong_bytes and senders) or {source}, error)
-                if wrong_bytes:
-                    senders = set()
-                continue
-            if count:
-                self._sources.succeeded(source, count, time.monotonic() - started)
+    def _mind(self) -> None:
+        """A thread: take shards from sources that are too slow."""
+        while not self._over.wait(POLL_SECONDS):
+            self._flights.steal()
+
+    def _hedge(self, record: VersionOpen, index: int, busy: str) -> Round:
+        """Ask a source other than `busy` for the same shard, from its start: bytes of another part are not built upon."""
+        HEDGED.inc()
+        try:
+            return self._shard(record, index, {busy}, second=True)
+        finally:
             with self._lock:
-                self._target.put(signed, part)
-                self._have[index] = shard.sha256
-                self._progress_at = time.monotonic()
-            return Round.DONE
-        return result
+                left = [part for (of, second, _), part in self._parts.items() if second and of == index]
+            for part in left:
+                self._forget(part)
+            self._flights.hedge_over(index)
 
-    def _descriptor(self, source: str, record: VersionOpen, index: int) -> Signed[ShardDescriptor]:
-        data = self._downloader.document(
-            source, keys.version_descriptor(record.version, index), pieces.MAX_DESCRIPTOR_BYTES
-        )
-        signed = pieces.read_descriptor(data, self._wanted, record, index)
-        if self._expected is not None and signed.document.sha256 != self._expected[index]:
-            raise BadPiece(f"descriptor of shard {index} does not fit the seal of the version")
-        return signed
-
-    def _document(self, name: str, max_bytes: int, read: Callable[[bytes], Piece]) -> Piece | None:
-        """A piece of the version from whichever source has it; None when none does now."""
-        tried: set[str] = set()
-        failed = False
-        while (source := self._sources.pick(tried)) is not None:
+    def _shard(self, record: VersionOpen, index: int, tried: set[str], *, second: bool = False) -> Round:
+        """Ask every source that is not in `tried` once for a shard, in an order drawn by weight."""
+        result = Round.ABSENT
+        while not self._over.is_set() and not self._here(index) and (source := self._sources.pick(tried)) is not None:
             tried.add(source)
             try:
-                return read(self._downloader.document(source, keys.version(self._wanted.version) + name, max_bytes))
+                signed = self._documents.descriptor(source, record, index)
+                if self._expected is not None and signed.document.sha256 != self._expected[index]:
+                    raise BadPiece(f"descriptor of shard {index} does not fit the seal of the version")
+                if self._receive(source, signed, self._part(signed.document, second), tried):
+                    return Round.DONE
             except (NotYet, Denied):
                 continue
-            except OtherOpening:
-                raise
+            except WrongBytes as error:
+                result = Round.FAILED
+                self._documents.blame(error.senders or {source}, error)
             except (SourceFailed, BadPiece) as error:
-                failed = True
-                self._blame({source}, error)
-        self._document_pause = min(self._document_pause * 2, LONGEST_PAUSE_SECONDS) if failed else POLL_SECONDS
-        return None
+                result = Round.FAILED
+                self._documents.blame({source}, error)
+        return Round.DONE if self._here(index) else result
 
-    def _read_open(self, data: bytes) -> Signed[VersionOpen]:
-        return pieces.read_open(data, self._wanted)
+    def _part(self, descriptor: ShardDescriptor, second: bool) -> Part:
+        key = (descriptor.index, second, descriptor.encoding)
+        with self._lock:
+            part = self._parts.get(key)
+        if part is None:  # a shard and its second copy have one thread each
+            part = self._target.part(descriptor, second=second)
+            with self._lock:
+                self._parts[key] = part
+        return part
 
-    def _blame(self, sources: set[str], error: Exception) -> None:
-        reason = "bad_piece" if isinstance(error, BadPiece) else "source_failed"
-        FAILURES.labels(reason).inc()
-        for source in sources:
-            self._sources.failed(source)
-        self._log.warning("a try failed", sources=sorted(sources), reason=reason, detail=str(error))
+    def _forget(self, part: Part) -> None:
+        """Nobody needs this copy."""
+        part.drop()
+        self._senders.pop(part, None)
+        with self._lock:
+            for key in [key for key, known in self._parts.items() if known is part]:
+                del self._parts[key]
+
+    def _receive(self, source: str, signed: Signed[ShardDescriptor], part: Part, tried: set[str]) -> bool:
+        """Fetch a shard's bytes from `source` into `part` and hand it over; True when the shard is here, from whomever.
+
+        Raises as `Downloader.shard` does, and `WrongBytes` when what came is not the shard.
+        """
+        shard = signed.document
+        flight = self._flights.start(shard.index, source, shard.size, shard.size - part.have, tried)
+
+        def received(count: int) -> None:
+            flight.received += count
+            RECEIVED.inc(count)
+            with self._lock:
+                self.received_bytes += count
+                if part.have > self._furthest.get(shard.index, 0):
+                    self._furthest[shard.index] = part.have
+                    self._progress_at = time.monotonic()
+
+        path = keys.version_shard(shard.version, shard.index)
+        try:
+            self._downloader.shard(source, path, shard.size, part, received, flight.attempt)
+        except Cancelled:
+            if self._over.is_set():  # what came stays for the next transfer
+                raise
+            if not self._here(shard.index):
+                STOLEN.inc()
+                self._sources.slow(source, flight.received, flight.age())
+                return False
+            self._forget(part)
+            return True
+        except BrokenOff:
+            if not self._was_served(flight):
+                raise
+            # A relay ends long transfers when it takes up a new configuration. It goes on by Range, there or elsewhere.
+            self._sources.succeeded(source, flight.received, flight.age())
+            tried.discard(source)
+            return False
+        finally:
+            self._flights.land(flight)
+            if flight.received:
+                self._senders.setdefault(part, set()).add(source)
+        if part.sha256() != shard.sha256:
+            part.restart()
+            raise WrongBytes(
+                f"shard {shard.index}: the bytes do not have the SHA-256 of the descriptor",
+                self._senders.pop(part, set()),
+            )
+        if flight.received:
+            self._sources.succeeded(source, flight.received, flight.age())
+        self._hand_over(signed, part)
+        return True
+
+    @staticmethod
+    def _was_served(flight: Flight) -> bool:
+        """Whether a connection that broke off had brought bytes for so long that its end is no sign of a bad source."""
+        return flight.age() >= SERVED_SECONDS and flight.received > 0
+
+    def _hand_over(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+        """Give a checked shard to the target, unless a second try of it was faster."""
+        index = signed.document.index
+        with self._lock:
+            late = index in self._claimed
+            self._claimed.add(index)
+        if late:
+            self._forget(part)
+            return
+        self._flights.end(index)
+        self._target.put(signed, part)
+        self._senders.pop(part, None)
+        with self._lock:
+            for key in [key for key in self._parts if key[0] == index]:
+                del self._parts[key]  # a loser knows its own
+            self._have[index] = signed.document.sha256
+            self._progress_at = time.monotonic()
+
+    def _here(self, index: int) -> bool:
+        with self._lock:
+            return index in self._claimed

@@ -1,13 +1,17 @@
 """`weights/`: the versions that a pool pod holds, as folders that vLLM loads, and the target that fills one.
 
 A version is `weights/v000007/` with the signed manifest in it; it appears by one rename when its SHA-256 is the manifest's. What is being filled
-lies in `v000007.partial/` and `.parts/v000007/` and outlives a kill. Called by `fetch`; the worker only reads finished folders.
+lies in `v000007.partial/` and `.parts/v000007/` and outlives a kill. A version that is needed only as the base of another one lies in
+`.chain/`. Called by `fetch`; the worker only reads finished folders.
 """
 
 import shutil
+import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from shoal import telemetry
+from shoal.broadcast.parts import FilePart, Part, PlacedPart
 from shoal.broadcast.relay_target import NoSpace
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
@@ -16,6 +20,7 @@ from shoal.storage.checkpoint_files import Assembler, read_manifest
 
 PARTIAL = ".partial"
 PARTS = ".parts"
+CHAIN = ".chain"
 DISK_RESERVE_BYTES = 64 << 20
 
 
@@ -25,6 +30,7 @@ class WeightsFolder:
     def __init__(self, root: Path, run: str, trainer_key: str) -> None:
         """Removes finished folders whose manifest is not the trainer's for this run (a volume of another run)."""
         self.root = root
+        self._trainer_key = trainer_key
         root.mkdir(parents=True, exist_ok=True)
         for version in self.held():
             if not self._is_ours(version, run, trainer_key):
@@ -33,6 +39,28 @@ class WeightsFolder:
 
     def path(self, version: int) -> Path:
         return self.root / keys.version_name(version)
+
+    def link(self, version: int) -> Path:
+        """Where a version lies that is only a step on the way to another one; the worker does not look there."""
+        return self.root / CHAIN / keys.version_name(version)
+
+    def bases(self) -> dict[int, tuple[Path, str]]:
+        """Finished versions that a delta may be made on, links included: folder and SHA-256 of the stream."""
+        found = {}
+        chain = self.root / CHAIN
+        links = [keys.parse_version(path.name) for path in chain.iterdir()] if chain.is_dir() else []
+        for path in (*map(self.link, sorted({n for n in links if n is not None})), *map(self.path, self.held())):
+            try:
+                manifest = read_manifest(path, self._trainer_key)
+            except (OSError, ValueError):
+                continue
+            found[manifest.version] = (path, manifest.sha256)
+        return found
+
+    def remove(self, version: int) -> None:
+        """Remove a finished version, for whatever reason, wherever it lies."""
+        shutil.rmtree(self.link(version), ignore_errors=True)
+        self._bury(version)
 
     def held(self) -> list[int]:
         """Numbers of the finished versions, ascending."""
@@ -43,24 +71,28 @@ class WeightsFolder:
         """Remove all but the newest `count` (at least one) versions; returns what was removed."""
         old = self.held()[: -max(1, count)]
         for version in old:
-            # Out of sight first: a reader that lists the folder never sees half a version.
+            self._bury(version)
+        return old
+
+    def _bury(self, version: int) -> None:
+        # Out of sight first: a reader that lists the folder never sees half a version.
+        if self.path(version).is_dir():
             grave = self.root / f".old-{keys.version_name(version)}"
             shutil.rmtree(grave, ignore_errors=True)
             self.path(version).rename(grave)
             shutil.rmtree(grave)
-        return old
 
-    def forget_others(self, version: int) -> None:
-        """Remove what was begun of other versions, and what a kill left of a removal: only `version` is wanted now."""
-        name = keys.version_name(version)
-        for path in self.root.iterdir():
-            begun = path.name.endswith(PARTIAL) and path.name != name + PARTIAL
-            if begun or path.name.startswith(".old-"):
-                shutil.rmtree(path, ignore_errors=True)
-        parts = self.root / PARTS
-        for path in parts.iterdir() if parts.is_dir() else ():
-            if path.name != name:
-                shutil.rmtree(path, ignore_errors=True)
+    def forget_others(self, wanted: Collection[int], base: int | None = None) -> None:
+        """Remove what was begun of other versions than `wanted`, links other than `base`, and what a kill left of a removal."""
+        names = {keys.version_name(version) for version in wanted}
+        links = names if base is None else names | {keys.version_name(base)}
+        for folder, kept in ((self.root, names), (self.root / PARTS, names), (self.root / CHAIN, links)):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                name = path.name.removesuffix(PARTIAL)
+                stale = keys.parse_version(name) is not None and name not in kept
+                finished = folder == self.root and path.name == name
+                if (stale and not finished) or path.name.startswith(".old-"):
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _is_ours(self, version: int, run: str, trainer_key: str) -> bool:
         try:
@@ -73,38 +105,68 @@ class WeightsFolder:
 class FolderTarget:
     """The `Target` of a client's `Transfer`: shards go into preallocated files."""
 
-    def __init__(self, weights: WeightsFolder, version: int, trainer_key: str) -> None:
+    def __init__(
+        self, weights: WeightsFolder, version: int, trainer_key: str, base: Path | None = None, *, link: bool = False
+    ) -> None:
+        """`base`: the finished folder that a delta is made on. `link`: the version is only a step on the way to another one."""
         self._weights = weights
+        self._base = base
+        self._folder = weights.link(version) if link else weights.path(version)
         self._version = version
         self._trainer_key = trainer_key
         self._parts = weights.root / PARTS / keys.version_name(version)
         self._assembler: Assembler | None = None
+        self._lock = threading.Lock()
+        self._placed: dict[int, PlacedPart] = {}
         self.resumed = False
         """Whether shards of an earlier process were taken over; their digests are known only at the end."""
 
     def opened(self, signed: Signed[VersionOpen]) -> dict[int, str | None]:
         record = signed.document
-        self._parts.mkdir(parents=True, exist_ok=True)
-        partial = self._weights.path(self._version).with_name(keys.version_name(self._version) + PARTIAL)
+        partial = self._folder.with_name(self._folder.name + PARTIAL)
         free = shutil.disk_usage(self._weights.root).free
         # A partial folder has its files preallocated, but sparse: the space may still be taken by others. Count in full.
         if not partial.is_dir() and free < record.total_size + DISK_RESERVE_BYTES:
             raise NoSpace(
                 f"version {self._version} needs {record.total_size} bytes, {free} are free: give weights/ a larger volume"
             )
-        self._assembler = Assembler(record, self._weights.path(self._version))
+        self._assembler = Assembler(record, self._folder, self._base)
+        if not self._assembler.resumed:  # notes of how far shards were are of files that are gone
+            shutil.rmtree(self._parts, ignore_errors=True)
+        self._parts.mkdir(parents=True, exist_ok=True)
         missing = set(self._assembler.missing())
         held: dict[int, str | None] = {index: None for index in range(record.shard_count) if index not in missing}
         self.resumed = bool(held)
         return held
 
-    def part(self, index: int) -> Path:
-        return self._parts / keys.shard_name(index)
-
-    def put(self, signed: Signed[ShardDescriptor], part: Path) -> None:
+    def part(self, descriptor: ShardDescriptor, *, second: bool) -> Part:
+        """What travels in full is written where it will stay. Deltas, which are unpacked, and second copies have files of their own."""
         assert self._assembler is not None
-        self._assembler.write_shard(signed.document.index, part.read_bytes())
-        part.unlink()
+        index = descriptor.index
+        path = self._parts / keys.shard_name(index)
+        if second:
+            path = path.with_suffix(".second")
+            path.unlink(missing_ok=True)
+        elif descriptor.encoding == "full":
+            part = PlacedPart(self._assembler, index, path.with_suffix(".at"))
+            with self._lock:
+                self._placed[index] = part
+            return part
+        return FilePart(path)
+
+    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+        assert self._assembler is not None
+        index = signed.document.index
+        with self._lock:
+            placed = self._placed.pop(index, None)
+        if placed is not None:
+            placed.close_for_good()  # it may be another thread's, which lost
+        if placed is part:
+            self._assembler.placed(index)
+        else:
+            assert isinstance(part, FilePart)
+            self._assembler.put(signed.document, part.path.read_bytes())
+            part.path.unlink()
 
     def seal(self, signed: Signed[WeightsManifest]) -> None:
         """Check the whole and make the version visible; raises `WrongWeights`, and then nothing of it is left."""

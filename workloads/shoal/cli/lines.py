@@ -63,6 +63,8 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
         new = times - before.reject_reasons.get(reason, 0)
         if new > 0:
             lines.append(f"{new} file{'s' if new > 1 else ''} rejected: {plain(reason, 40)}")
+    if after.stalled_on_signal and not before.stalled_on_signal:
+        lines.append(plain(after.stalled_on_signal, 400))
     if after.complete and not before.complete:
         lines.append(f"run complete: {after.steps_total} steps")
     return lines
@@ -71,12 +73,18 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
 def step_line(metrics: StepMetrics, steps_total: int) -> str:
     """One finished step."""
     skipped = f", {metrics.skipped_updates} updates skipped" if metrics.skipped_updates else ""
+    took = f"{count(metrics.completion_tokens)} tokens in {duration(metrics.finished_unix - metrics.started_unix)}{skipped}"
+    if metrics.supervised:
+        return (
+            f"step {metrics.step + 1}/{steps_total} trained: epoch {number(metrics.epoch, 2)}, loss {number(metrics.loss)}, "
+            f"held-out loss {number(metrics.held_out_loss)}, gradient norm {number(metrics.gradient_norm)}, "
+            f"learning rate {metrics.learning_rate:.2e}, {took}"
+        )
     return (
         f"step {metrics.step + 1}/{steps_total} trained: reward {number(metrics.reward)}, "
         f"task reward {number(metrics.task_reward)}, gradient norm {number(metrics.gradient_norm)}, "
         f"clip ratio {percent(metrics.clip_ratio)}, policy lag {number(metrics.policy_lag_mean, 2)}, "
-        f"entropy {number(metrics.entropy)}, {count(metrics.completion_tokens)} tokens in "
-        f"{duration(metrics.finished_unix - metrics.started_unix)}{skipped}"
+        f"entropy {number(metrics.entropy)}, {took}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.env import app as env_app
 from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 
 app = typer.Typer(
@@ -21,9 +22,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(env_app)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
+NoTtyOption = Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")]
+SecretOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--secret", metavar="FILE", help="Manifest of a Secret that the run names, such as its store's; repeatable."
+    ),
+]
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; not needed if there is only one.")
 ]
@@ -34,14 +44,9 @@ DEFAULT_RUNS_DIR = Path("runs")
 def up(
     file: ManifestOption,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
-    no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")] = False,
-    secret: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--secret", metavar="FILE", help="Manifest of a Secret that the run names, such as its store's; repeatable."
-        ),
-    ] = None,
+    no_tty: NoTtyOption = False,
+    fresh: FreshOption = False,
+    secret: SecretOption = None,
 ) -> None:
     """Run a manifest on this machine; resumes what an earlier `up` left.
 
@@ -57,6 +62,28 @@ def up(
     manifest = read_manifest(file, secret or ())
     console = Console(highlight=False, markup=False, emoji=False)
     raise typer.Exit(run_up(manifest, runs_dir, console, live=console.is_terminal and not no_tty, fresh=fresh))
+
+
+@app.command()
+def generate(
+    file: ManifestOption,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    no_tty: NoTtyOption = False,
+    fresh: FreshOption = False,
+    secret: SecretOption = None,
+) -> None:
+    """Write a data set of verified traces: `up` for a manifest of mode Generate, then copies the data set into the run's folder.
+
+    Example: shoal generate -f examples/generate/trainingrun.yaml
+    """
+    from rich.console import Console
+
+    from shoal.cli.generate import generate as run_generate
+    from shoal.cli.local_run import read_manifest
+
+    manifest = read_manifest(file, secret or ())
+    console = Console(highlight=False, markup=False, emoji=False)
+    raise typer.Exit(run_generate(manifest, runs_dir, console, live=console.is_terminal and not no_tty, fresh=fresh))
 
 
 @app.command()
@@ -133,6 +160,38 @@ def report(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) 
         raise InputWrong(problem)
     for line in last_words(written):
         typer.echo(line)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
+    dtype: Annotated[
+        str, typer.Option(help="Type of serving: auto (the checkpoint's), float32, bfloat16, float16.")
+    ] = "auto",
+    environment: Annotated[str, typer.Option(help="Environment whose tasks are the prompts.")] = "math",
+    sequences: Annotated[int, typer.Option(min=2, help="Completions to measure.")] = 2000,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 256,
+    max_length: Annotated[int, typer.Option(min=16, help="Tokens of prompt and completion at most.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Begin no new completions after this time.")] = 3600.0,
+    file_sequences: Annotated[int, typer.Option(min=1, help="Completions in one uploaded file.")] = 64,
+    learning_rate: Annotated[
+        float, typer.Option(min=0.0, help="Of the run, for the control of one step older.")
+    ] = 3e-7,
+    updates: Annotated[int, typer.Option(min=1, help="Optimizer updates of one step.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and tasks.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="File to write; absent: proof_profile.json in MODEL.")] = None,
+) -> None:
+    """Measure a model's honest proof errors: masked dimensions, thresholds and error rates, written beside its weights.
+
+    Example: shoal calibrate ./my-model --environment math --sequences 4000
+    """
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise InputWrong(f"--dtype {dtype}: allowed are auto, float32, bfloat16, float16")
+    from shoal.cli.calibrate import calibrate as measure
+    from shoal.proofs.calibration import Effort
+
+    effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
+    measure(model, environment, dtype, max_length, effort, output, typer.echo)
 
 
 def _print(text: str) -> None:

@@ -47,10 +47,21 @@ def seen_steps(run_dir: Path) -> list[StepMetrics]:
 def last_words(report: Report) -> list[str]:
     """What is printed at the end: the result, where the report is, and how to load the model."""
     data = report.data
+    result = (
+        []
+        if data.dataset is not None
+        else [
+            f"{len(data.steps)}/{data.steps_total} steps in {duration(data.wall_seconds)}; task reward "
+            f"{number(data.reward_start)} -> {number(data.reward_end)}; files {count(data.files['accept'])} accepted, "
+            f"{count(data.files['reject'])} rejected",
+        ]
+    )
+    if data.filtered is not None:
+        result.append(
+            f"offline filter: {count(data.filtered.tasks_kept)} of {count(data.filtered.tasks_before)} tasks kept"
+        )
     lines = [
-        f"{len(data.steps)}/{data.steps_total} steps in {duration(data.wall_seconds)}; task reward "
-        f"{number(data.reward_start)} -> {number(data.reward_end)}; files {count(data.files['accept'])} accepted, "
-        f"{count(data.files['reject'])} rejected",
+        *result,
         f"report: {report.html} and {report.json}",
     ]
     if data.model is not None:

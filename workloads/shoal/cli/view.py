@@ -146,8 +146,12 @@ def waiting_for(snapshot: Snapshot) -> str:
         not_ready = [part.name.removeprefix(f"{snapshot.run}-") for part in snapshot.parts if part.state == "starting"]
         lacking = f"waits for {', '.join(not_ready)} to start" if not_ready else "waits for the orchestrator to answer"
         return plain(snapshot.message or lacking, 160)
+    if progress.stalled_on_signal:
+        return plain(progress.stalled_on_signal, 400)
     if progress.waiting_for:
         return plain(f"waits for {progress.waiting_for}", 160)
+    if progress.dataset is not None:
+        return f"waits for completions of slice {progress.open_step}"
     if progress.open_step is not None:
         lacking_groups = max(0, progress.needed_groups - progress.accepted_groups)
         files = f", {count(progress.files_pending)} files wait for a verdict" if progress.files_pending else ""
@@ -162,6 +166,9 @@ def headline(snapshot: Snapshot) -> str:
         return "starting"
     if progress.complete:
         return f"complete: {progress.steps_total} steps"
+    if progress.dataset is not None:
+        made = progress.dataset
+        return f"slice {made.steps_collected}/{made.steps}, {count(made.rows_kept)} of {count(made.rows_seen)} completions kept"
     trained = (progress.last_step.step + 1) if progress.last_step else 0
     phase = f", trainer: {plain(progress.trainer_phase, 40)}" if progress.trainer_phase else ""
     return f"step {trained}/{progress.steps_total}, version {progress.latest_version if progress.latest_version is not None else NONE}{phase}"

@@ -9,7 +9,10 @@ import re
 VERSION_PATTERN = re.compile(r"v([0-9]{6})")
 
 PREPARED = "prepared.json"
+FILTER_REPORT = "filter.json"
 BASE_MODEL = "models/base/"
+FINAL_MODEL = "models/final/"
+FINAL_SEAL = "models/final.json"
 UPLOADS = "uploads/"
 VERDICTS = "verdicts/"
 LEDGER = "ledger/"
@@ -20,6 +23,8 @@ STAGING = "staging/"
 LEASES = "leases/"
 SUBMISSIONS = "submissions/"
 OPINIONS = "opinions/"
+SFT = "sft/"
+SFT_MANIFEST = "sft/manifest.json"
 
 
 def version_name(version: int) -> str:
@@ -108,3 +113,27 @@ def ledger_entry(number: int) -> str:
 
 def task_table(digest: str) -> str:
     return f"tasks/{digest}.parquet"
+
+
+def sft_shard(name: str) -> str:
+    """Rows of a data set that the run learns, as token ids."""
+    return f"{SFT}{name}"
+
+
+def dataset(name: str) -> str:
+    """The folder of a data set that a run of mode Generate writes."""
+    return f"datasets/{name}/"
+
+
+def dataset_card(name: str) -> str:
+    """`card.json`: seals a data set, written last."""
+    return f"{dataset(name)}card.json"
+
+
+def dataset_part(name: str, number: int) -> str:
+    return f"{dataset(name)}part-{number:05d}.parquet"
+
+
+def dataset_problems(name: str, number: int) -> str:
+    """How often each of some problems was solved."""
+    return f"{dataset(name)}problems-{number:05d}.parquet"

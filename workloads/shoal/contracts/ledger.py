@@ -22,6 +22,7 @@ EntryKind = Literal[
     "version-published",  # version, digest = weights digest
     "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups
     "rejected",  # node, step, submission, digest = file, detail = reason and evidence
+    "dataset-published",  # digest = SHA-256 of card.json, detail = name; of a run of mode Generate
     "batch-sealed",  # step, digest = SHA-256 of batch.json
 ]
 

@@ -9,6 +9,9 @@ from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
+from shoal.contracts.datasets import DatasetName
+from shoal.contracts.pools import Sampler
+from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 
@@ -21,6 +24,8 @@ ShortText = Annotated[str, StringConstraints(max_length=200, pattern=r"^[\x20-\x
 
 HEARTBEAT_SECONDS = 10.0
 """Seconds between heartbeats; three missed make a node Dead (DESIGN section 4)."""
+LEAVE_SECONDS = 20.0
+"""A pool's pod that is asked to end has handed in or given back its work after this; ten more are left of its grace period to end in."""
 RELAY_TOKEN_SECONDS = 30
 """Life of a relay token: an evicted node is cut off within this time."""
 
@@ -43,6 +48,7 @@ class Registration(Contract):
     pool: RunName
     software_version: ShortText
     hardware: Hardware
+    proof: Sha256Hex | None = Field(default=None, description="of a pool's own pod (contracts/pools.py)")
 
 
 class Registered(Contract):
@@ -92,6 +98,12 @@ class RelayToken(Contract):
     expires_unix: int = Field(ge=0)
 
 
+class Exclusions(Contract):
+    """Nodes that were evicted or banned: relays serve them no more, whatever their tokens say."""
+
+    nodes: list[NodeId] = Field(max_length=100_000)
+
+
 class HeartbeatReply(Contract):
     state: NodeState
     relay_token: str | None = Field(default=None, max_length=1000, description="None unless Healthy")
@@ -113,11 +125,19 @@ class StepInfo(Contract):
     needed_groups: int = Field(ge=1)
     accepted_groups: int = Field(ge=0)
     pending_groups: int = Field(ge=0, description="in files that wait for a verdict or are leased")
+    first_unsealed_step: int | None = Field(default=None, ge=0, description="files of steps below it expire")
 
 
 class LeaseRequest(Contract):
     node: NodeId
     step: int = Field(ge=0)
+
+
+class LeaseReturn(Contract):
+    """No file will come for this lease: somebody else may have its place."""
+
+    node: NodeId
+    lease: LeaseId
 
 
 class Lease(Contract):
@@ -170,13 +190,35 @@ class VersionAnnouncement(Contract):
     total_size: int = Field(ge=0, description="bytes")
 
 
+class DatasetAnnouncement(Contract):
+    """By the collector of a run of mode Generate, after every file of the data set is durable."""
+
+    run: RunName
+    name: DatasetName
+    card_digest: Sha256Hex = Field(description="SHA-256 of `card.json`")
+
+
+class DatasetProgress(Contract):
+    """How far a run of mode Generate has come. Steps are slices of the task table."""
+
+    name: ShortText
+    steps: int = Field(ge=1)
+    steps_collected: int = Field(default=0, ge=0)
+    rows_seen: int = Field(default=0, ge=0, description="accepted completions")
+    rows_kept: int = Field(default=0, ge=0)
+    problems: int = Field(default=0, ge=0, description="problems that were sampled")
+    problems_solved: int = Field(default=0, ge=0, description="problems with at least one right completion")
+
+
 class TrainerProgress(Contract):
     """What the trainer is at; `metrics` is the last finished step."""
 
     run: RunName
     step: int = Field(ge=0)
     phase: ShortText
+    note: str = Field(default="", max_length=500, description="in words, e.g. why it is `paused` and how that ends")
     metrics: StepMetrics | None = None
+    dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
 
 
 class ClaimRequest(Contract):
@@ -197,6 +239,12 @@ class ValidationJob(Contract):
     beacon: Sha256Hex
     min_version: VersionNumber
     max_version: VersionNumber
+    accepted_files: int = Field(default=0, ge=0, description="of this node, since its last rejected one")
+    on_probation: bool = Field(default=True, description="every row is to be checked")
+    second_opinion: bool = Field(
+        default=False, description="a statistical check of another claim rejected this file: every row is to be checked"
+    )
+    sampler: Sampler | None = Field(default=None, description="what draws this node's tokens; None: nothing to redo")
 
 
 class LocalSubmission(Contract):
@@ -205,6 +253,12 @@ class LocalSubmission(Contract):
     lease: LeaseId
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     groups: int = Field(ge=1, le=65536)
+
+
+class LocalReturn(Contract):
+    """From worker to agent: leases that no file will come for. None: all that this pod holds."""
+
+    lease: LeaseId | None = None
 
 
 class RunProgress(Contract):
@@ -228,6 +282,19 @@ class RunProgress(Contract):
     completion_tokens_accepted: int = Field(default=0, ge=0)
     groups_accepted_total: int = Field(default=0, ge=0)
     groups_dropped_total: int = Field(default=0, ge=0)
+    judged_groups: int = Field(
+        default=0, ge=0, description="groups of the open step that were accepted, with signal or not"
+    )
+    stalled_on_signal: str = Field(
+        default="",
+        max_length=1000,
+        description="why no more is sampled for the open step, and what to do; empty while all is well",
+    )
     trainer_phase: str = ""
+    trainer_note: str = Field(default="", max_length=500, description="in words, e.g. why the trainer is `paused`")
     last_step: StepMetrics | None = None
+    proofs: ProofTerms | None = Field(
+        default=None, description="thresholds and error rates in force; None: not known yet"
+    )
+    dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
     complete: bool = False

@@ -8,15 +8,33 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import RunName, SpecModel
+from shoal.contracts.datasets import DatasetSource
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+Objective = Literal["TwoSidedGRPO", "OneSidedGRPO", "DrGRPO", "DAPO", "RLOO", "DecoupledPPO"]
+"""Which loss is minimised; one file each under `training/objectives/`."""
+
+
+class OverlongShaping(SpecModel):
+    """DAPO's soft penalty on completions that come near the limit (arXiv:2503.14476, section 3.4)."""
+
+    buffer_tokens: int = Field(
+        4096,
+        ge=1,
+        le=1_048_576,
+        description="The penalty grows linearly over the last so many tokens before the limit.",
+    )
+    penalty: float = Field(1.0, gt=0.0, le=100.0, description="Taken from the reward at the limit.")
+
+
 class Recipe(SpecModel):
     """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1)."""
 
+    objective: Objective = Field("TwoSidedGRPO", description="Which loss is minimised (paper section 3.4).")
     prompts_per_step: int = Field(256, ge=1, le=65536, description="Groups with signal that make a full rollout step.")
     group_size: int = Field(16, ge=2, le=1024, description="Completions sampled for each prompt.")
     optimizer_steps: int = Field(8, ge=1, le=1024, description="Optimizer updates made from one rollout step.")
@@ -27,6 +45,18 @@ class Recipe(SpecModel):
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="AdamW decoupled weight decay.")
     max_grad_norm: float = Field(0.1, gt=0.0, le=1e6, description="Global gradient-norm clip (paper section 3.5).")
     clip_epsilon: float = Field(0.2, gt=0.0, lt=1.0, description="Half-width of the ratio clip.")
+    clip_epsilon_high: float | None = Field(
+        None, gt=0.0, le=100.0, description="Upper half-width of the ratio clip (DAPO); clipEpsilon if not set."
+    )
+    importance_cap: float | None = Field(
+        None,
+        gt=0.0,
+        le=1000.0,
+        description="Truncated importance sampling: weigh each token by min(p_old / p_behaviour, cap), both recomputed here.",
+    )
+    overlong_shaping: OverlongShaping | None = Field(
+        None, description="Penalise completions that come near the limit (DAPO); absent: do not."
+    )
     clip_delta: float = Field(
         4.0, gt=1.0, le=1e6, description="Upper bound of the ratio for negative advantages (paper section 3.4)."
     )
@@ -37,6 +67,12 @@ class Recipe(SpecModel):
         "TaskReward",
         description="Which reward must differ within a group for it to carry signal (paper section 3.3.2).",
     )
+    sampling_cap: int = Field(
+        20,
+        ge=2,
+        le=100_000,
+        description="Most groups judged for one step, in multiples of promptsPerStep; a step that lacks signal by then waits for a person.",
+    )
     max_sequence_length: int = Field(
         32_768, ge=16, le=1_048_576, description="Tokens of prompt and completion together."
     )
@@ -45,6 +81,87 @@ class Recipe(SpecModel):
         ge=16,
         le=4_194_304,
         description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
+    )
+
+
+class Lora(SpecModel):
+    """Low-rank adapters in place of full updates (arXiv:2106.09685); what is published is merged into the base weights."""
+
+    rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
+    alpha: float = Field(32.0, gt=0.0, le=65536.0, description="Scale: an adapter is multiplied by alpha / rank.")
+    target_modules: list[ShortText] = Field(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        max_length=32,
+        description="Names of the linear layers that get an adapter.",
+    )
+
+
+class TrainerSettings(SpecModel):
+    """How the trainer computes; nothing here changes what is computed but for rounding, LoRA apart."""
+
+    data_type: Literal["Auto", "BFloat16", "Float32"] = Field(
+        "Auto",
+        description="Type of forward and backward; weights, optimizer and reductions are float32. Auto: bfloat16 on an accelerator.",
+    )
+    activation_recomputation: Literal["Auto", "On", "Off"] = Field(
+        "Auto", description="Compute activations again in the backward pass. Auto: from 50 million parameters on."
+    )
+    cpu_offload: bool = Field(False, description="Keep weights and optimizer state in the host's memory.")
+    compile: bool = Field(False, description="torch.compile of each layer; off, as in the paper (section 3.5).")
+    lora: Lora | None = Field(None, description="Train low-rank adapters only; absent: all weights.")
+    kept_states: int = Field(3, ge=1, le=1000, description="Training states kept; the newest and some to fall back on.")
+
+
+class Stability(SpecModel):
+    """Early warnings of a run that is about to collapse, and what to do (paper section 3.5)."""
+
+    window_steps: int = Field(10, ge=2, le=1000, description="Steps over which a trend is measured.")
+    gradient_norm_growth: float = Field(
+        3.0,
+        gt=1.0,
+        le=1e6,
+        description="Warn when the mean gradient norm of a window is so many times that of the one before.",
+    )
+    entropy_rise: float = Field(
+        0.5, gt=0.0, le=100.0, description="Warn when entropy has risen by this share above its minimum so far."
+    )
+    clip_ratio_growth: float = Field(
+        3.0,
+        gt=1.0,
+        le=1e6,
+        description="Warn when the mean clip ratio of a window is so many times that of the one before.",
+    )
+    action: Literal["Report", "Pause", "RollBack"] = Field(
+        "Report", description="What two warnings at once do: report only, stop before the next step, or go back."
+    )
+    acknowledged_version: int = Field(
+        0, ge=0, le=999_999, description="Warnings up to this policy version are settled; raise it to end a pause."
+    )
+
+
+class RollBack(SpecModel):
+    """Take up an earlier version's training state. Numbers go on: step `atStep` publishes it as version `atStep + 1`."""
+
+    to_version: int = Field(
+        ..., ge=0, le=999_998, description="Version whose weights and optimizer state are taken up."
+    )
+    at_step: int = Field(
+        ..., ge=1, le=999_998, description="Step that does this in place of training; not yet trained."
+    )
+
+
+class FailurePolicy(SpecModel):
+    """What to do when something is wrong."""
+
+    bad_data: Literal["LeaveOut", "Stop"] = Field(
+        "LeaveOut", description="A row or file that cannot be trained on: leave it out and count it, or fail the run."
+    )
+    max_trainer_attempts: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="Starts of the trainer in a row without a new policy version before the run fails.",
     )
 
 
@@ -84,13 +201,39 @@ class ModelSource(SpecModel):
     revision: ShortText | None = Field(None, description="Revision of the repository; required with huggingFace.")
     path: ShortText | None = Field(None, description="Folder with a Hugging Face checkpoint, mounted into prepare.")
     generated: GeneratedModel | None = Field(None, description="A tiny model made on the spot.")
+    run: RunName | None = Field(
+        None, description="What another run of this namespace and storage has trained; its end is waited for."
+    )
+
+
+class OfflineFilter(SpecModel):
+    """Sample every task before the run and keep those of middling difficulty (paper section 3.3.1)."""
+
+    samples: int = Field(8, ge=2, le=1024, description="Completions sampled for each problem.")
+    min_correct: Probability = Field(0.125, description="Least share of correct samples of a problem that is kept.")
+    max_correct: Probability = Field(0.5, description="Greatest share of correct samples of a problem that is kept.")
+    model: ModelSource | None = Field(None, description="Model that is sampled; absent: the run's base model.")
 
 
 class TaskSource(SpecModel):
-    """Which environment gives the tasks, and how many."""
+    """Which environment gives or judges the tasks, where they come from, and how many."""
 
-    environment: ShortText = Field(..., description="Name of an installed environment (`shoal env list`).")
-    count: int = Field(4096, ge=1, le=10_000_000, description="Number of tasks in the run's task table.")
+    environment: ShortText = Field(
+        ...,
+        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does.",
+    )
+    count: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Number of tasks; absent: 4096 of an environment, all that a dataset has.",
+    )
+    dataset: DatasetSource | None = Field(
+        None, description="Files that the tasks come from; absent: the environment gives them."
+    )
+    offline_filter: OfflineFilter | None = Field(
+        None, description="Keep problems of middling difficulty only, told by sampling them first; absent: keep all."
+    )
 
 
 class S3Storage(SpecModel):
@@ -128,13 +271,35 @@ class Validation(SpecModel):
 
     proof_rows_share: Probability = Field(0.1, description="Share of a file's rows whose proofs are verified.")
     proof_rows_floor: int = Field(4, ge=1, le=65536, description="Rows verified at least, whatever the share.")
-    thresholds: ProofThresholds = ProofThresholds()
+    thresholds: ProofThresholds | None = Field(
+        None,
+        description="TOPLOC tolerances of one chunk; absent: those that prepare calibrated for the model and its data type (docs/toploc.md).",
+    )
     min_eos_probability: Probability = Field(
         0.1, description="An end-of-sequence token less likely than this is a manipulated early stop."
     )
     max_low_probability_share: Probability = Field(
         0.15, description="Share of sampled tokens whose probability may lie below 0.05 in excess of what is expected."
     )
+    slashing: Literal["Evict", "Discard"] = Field(
+        "Evict", description="What a rejected file costs its node: its place in the run for ever, or that file only."
+    )
     claim_seconds: int = Field(
         60, ge=1, le=3600, description="A claimed file that gets no verdict for so long is given to another validator."
+    )
+    probation_files: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="Accepted files in a row before which all rows of a node's files are verified; past it the share falls as 1 / files.",
+    )
+    false_reject_rate: float = Field(
+        1e-4, gt=0.0, le=0.05, description="Greatest chance that a statistical check rejects an honest file."
+    )
+    miss_rate: float = Field(
+        0.01, gt=0.0, le=0.5, description="Chance that the sequential test stops early on rows of another temperature."
+    )
+    redraw: Literal["Auto", "Off"] = Field(
+        "Auto",
+        description="Draw the sampler's choices again from the seeds. Auto: files of pools without GPUs, whose sampler can be redone.",
     )

@@ -8,13 +8,16 @@ schema and names the field; judging the values is the validators' work, except f
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 SCHEMA_VERSION = "1"
-FINISH_REASONS = ("stop", "length")
+FINISH_REASONS = ("stop", "length", "unanswered")
+"""How a completion ended: with an end-of-sequence token; at the length limit; at a call that no tool answered (environments with tools only, see
+`shoal.environments.episodes`)."""
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -65,9 +68,10 @@ class RolloutMetadata:
 class Rollout:
     """One completion. Lists over completion tokens (`completion_tokens`, `_logprobs`, `_mask`) have equal length.
 
-    `completion_mask` is False where a token is a tool's output and was not sampled. `completion_logprobs` are natural logarithms at `temperature`.
-    `target_length` is None when the run has no length reward; the three rewards are None where the worker could not score the row. `proofs` is the
-    concatenation of 258-byte TOPLOC proofs, one for every 32 completion tokens or part of them.
+    `completion_mask` is False where a token is a tool's output and was not sampled. `completion_logprobs` are natural logarithms at `temperature`,
+    and exactly 0 where a token was not sampled. `target_length` is None when the run has no length reward; the three rewards are None where the
+    worker could not score the row. `proofs` is the concatenation of 258-byte TOPLOC proofs: each stretch of sampled tokens (`sampled_stretches`;
+    without tools the whole completion) has one for every 32 of its tokens or part of them.
     """
 
     run: str
@@ -91,6 +95,17 @@ class Rollout:
     seed: int
     temperature: float
     proofs: bytes
+
+
+def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
+    """The stretches of tokens that were sampled one after the other, in order; each was one request to the engine (`seeds.stretch_seed`)."""
+    found, start = [], 0
+    for sampled, run in groupby(mask):
+        end = start + sum(1 for _ in run)
+        if sampled:
+            found.append(slice(start, end))
+        start = end
+    return found
 
 
 def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:

@@ -11,9 +11,25 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
+from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.identity import Roster
+from shoal.contracts.pools import EngineSettings, PoolTerms
+from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import NodeState, Url
-from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.recipe import (
+    FailurePolicy,
+    LengthReward,
+    ModelSource,
+    Recipe,
+    RollBack,
+    Sampling,
+    Stability,
+    StorageSpec,
+    TaskSource,
+    TrainerSettings,
+    Validation,
+)
+from shoal.contracts.sft import SftSettings
 from shoal.contracts.weights import VersionNumber
 
 
@@ -25,6 +41,13 @@ class Addresses(Contract):
     origin: Url
     relays: list[Url] = Field(max_length=1000)
     redis: str = Field(max_length=500, description="redis://host:port/0")
+    runners: list[Url] = Field(
+        default_factory=list, max_length=64, description="where programs are judged; none: in the container that asks"
+    )
+    public_orchestrator: Url | None = Field(default=None, description="for strangers' machines; None: the same")
+    public_relays: list[Url] = Field(
+        default_factory=list, max_length=1000, description="for strangers' machines; none: the same"
+    )
 
 
 class RunConfig(Contract):
@@ -32,8 +55,9 @@ class RunConfig(Contract):
 
     schema_version: Literal[1] = 1
     run: RunName
+    mode: Mode = "Train"
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    steps: int = Field(ge=1, le=999_999)
+    steps: int = Field(ge=0, le=999_999, description="0 in mode Generate: the task table says how many there are")
     async_level: int = Field(ge=0, le=4)
     model_id: str = Field(min_length=1, max_length=253)
     model: ModelSource
@@ -41,11 +65,28 @@ class RunConfig(Contract):
     recipe: Recipe
     sampling: Sampling
     length_reward: LengthReward | None
+    generate: GenerateSettings = GenerateSettings()
+    sft: SftSettings | None = Field(default=None, description="with mode SFT, and only with it")
+    trainer: TrainerSettings = TrainerSettings()
+    stability: Stability = Stability()
+    roll_back: RollBack | None = None
+    failure_policy: FailurePolicy = FailurePolicy()
     validation: Validation
     storage: StorageSpec
     shard_size: int = Field(default=16 << 20, ge=1024, le=1 << 34, description="bytes")
     kept_versions: int = Field(
         default=5, ge=2, le=100, description="versions that origin and relays hold (paper section 2.2)"
+    )
+    anchor_every: int = Field(
+        default=8,
+        ge=1,
+        le=100,
+        description="of so many versions one is published in full and the others as deltas against the one before; 1: all in full",
+    )
+    pools: list[PoolTerms] = Field(
+        default_factory=list,
+        max_length=10_000,
+        description="pools that nodes may join; nobody joins a run that has none",
     )
     addresses: Addresses
     roster: Signed[Roster]
@@ -62,6 +103,10 @@ class NodeConfig(Contract):
     schema_version: Literal[1] = 1
     run: RunName
     pool: RunName
+    engine: EngineSettings = EngineSettings()
+    runners: list[Url] = Field(
+        default_factory=list, max_length=64, description="where programs are judged; none: in the worker's container"
+    )
     discovery: Url
     roster: Signed[Roster]
     run_key: NodeId
@@ -74,7 +119,8 @@ class PublicRun(Contract):
     """What a node is told after its invite: all it needs to make rollouts."""
 
     run: RunName
-    steps: int = Field(ge=1, le=999_999)
+    mode: Mode = "Train"
+    steps: int = Field(ge=1, le=10_000_000)
     async_level: int = Field(ge=0, le=4)
     model_id: str
     environment: str
@@ -85,6 +131,9 @@ class PublicRun(Contract):
     max_sequence_length: int = Field(ge=16)
     sampling: Sampling
     length_reward: LengthReward | None
+    redrawn_pools: list[RunName] = Field(
+        default_factory=list, max_length=10_000, description="whose tokens validators draw again: CPU engines only"
+    )
 
 
 class Prepared(Contract):
@@ -97,6 +146,7 @@ class Prepared(Contract):
     tasks_digest: Sha256Hex
     task_count: int = Field(ge=1)
     base_pass_rate: float | None = Field(default=None, ge=0.0, le=1.0, description="of a generated model's warm start")
+    proof_profile: ProofProfile | None = Field(default=None, description="that of the base model; None: it has none")
 
 
 class AgentState(Contract):

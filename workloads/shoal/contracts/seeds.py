@@ -12,6 +12,8 @@ import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shoal.contracts.datasets import Mode
+
 BEACON_BYTES = 32
 SEED_BITS = 63  # a vLLM seed is a signed 64-bit integer; 63 bits keep it non-negative
 
@@ -69,6 +71,20 @@ class CounterGenerator:
         return drawn
 
 
+def stretch_seed(row_seed: int, stretch: int) -> int:
+    """The seed with which stretch number `stretch` of a row's sampled tokens is drawn (`rollouts.sampled_stretches`), 63 bits.
+
+    The first stretch, and so a completion without tools, has the row's own seed. Each later one follows a tool's output, is a request of its own and
+    has the first 63 bits of SHA-256("shoal/stretch/v1" 0 row seed, stretch), both as 8 big-endian bytes. ValueError for a seed of more than 63 bits.
+    """
+    if not 0 <= row_seed < 1 << SEED_BITS or stretch < 0:
+        raise ValueError(f"seed {row_seed} and stretch {stretch}: a seed has {SEED_BITS} bits, a stretch counts from 0")
+    if stretch == 0:
+        return row_seed
+    digest = hashlib.sha256(b"shoal/stretch/v1\0" + row_seed.to_bytes(8, "big") + stretch.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
 @dataclass(frozen=True)
 class DrawnGroup:
     """One group of a submission: the same prompt and target length, one sampling seed a completion."""
@@ -76,6 +92,30 @@ class DrawnGroup:
     prompt_index: int
     target_length: int | None
     seeds: tuple[int, ...]
+
+
+def drawn_tasks(mode: Mode, step: int, task_count: int, groups: int) -> range:
+    """Rows of the task table from which a submission of `step` draws its `groups` prompts.
+
+    All of them, but in mode `Generate`, where step `s` is slice `s` of the table: its submissions hold each of these rows once. The last slice is as
+    long as the others and so begins inside of the one before it (`slice_count`, `own_tasks`). ValueError when the table is shorter than a slice.
+    """
+    if mode != "Generate":
+        return range(task_count)
+    if task_count < groups:
+        raise ValueError(f"the task table has {task_count} rows; allowed: at least groupsPerSubmission, {groups}")
+    first = min(step * groups, task_count - groups)
+    return range(first, first + groups)
+
+
+def slice_count(task_count: int, groups: int) -> int:
+    """Slices of `groups` rows that cover the task table; at least one."""
+    return -(-task_count // groups)
+
+
+def own_tasks(step: int, task_count: int, groups: int) -> range:
+    """Rows of the task table that slice `step` alone answers for: what the last slice shares with the one before belongs to that."""
+    return range(step * groups, min((step + 1) * groups, task_count))
 
 
 def draw_submission(
@@ -89,11 +129,12 @@ def draw_submission(
     groups: int,
     group_size: int,
     targets: Sequence[int] | None,
+    first_task: int = 0,
 ) -> list[DrawnGroup]:
     """The groups that submission number `submission` of `node` must hold for `step`.
 
-    Prompts are drawn first (different ones), then for each group its target length (when the run has `targets`) and its seeds.
-    Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
+    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on, see `drawn_tasks`), then for each group its target
+    length (when the run has `targets`) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
     """
     if len(beacon) != BEACON_BYTES:
         raise ValueError(f"a beacon has {BEACON_BYTES} bytes, got {len(beacon)}")
@@ -104,7 +145,7 @@ def draw_submission(
         )
     ).digest()
     generator = CounterGenerator(key)
-    prompts = generator.distinct(groups, task_count)
+    prompts = [first_task + place for place in generator.distinct(groups, task_count)]
     return [
         DrawnGroup(
             prompt_index=prompt,

@@ -56,7 +56,33 @@ class StepMetrics(Contract):
     completion_length_mean: float = Field(ge=0.0)
     packing_density: float
     learning_rate: float
+    rows_left_out: int = Field(default=0, ge=0, description="rows of the batch that could not be trained on")
+    importance_capped: float = Field(
+        default=0.0, ge=0.0, description="share of tokens whose importance weight was cut at the cap"
+    )
+    epoch: float | None = Field(
+        default=None,
+        ge=0.0,
+        description="mode SFT: passes over the rows after the step; None where rollouts are learnt from",
+    )
+    held_out_loss: float | None = Field(
+        default=None, description="mode SFT: mean loss (nats a token) of rows that are not learnt, after the step"
+    )
+    warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
+    rolled_back_to: int | None = Field(
+        default=None, ge=0, description="this step took up an earlier version instead of training"
+    )
     phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs, reference_logprobs, update, save")
+
+    @property
+    def trained(self) -> bool:
+        """False for a step that had nothing to train on or went back to an earlier version: its means mean nothing."""
+        return self.rows > 0
+
+    @property
+    def supervised(self) -> bool:
+        """True for a step of mode SFT: it has no rewards, ratios or lags."""
+        return self.epoch is not None
 
     @property
     def clip_ratio(self) -> float:

@@ -3,7 +3,8 @@
 In goes the float32 matrix of last hidden states of a completion (one row for each sampled token: the state, after the
 final norm, from which that token was drawn). Out come proof bytes (`encode`), which rollout workers put into their
 files, or, for a proof that somebody sent, its distance from states that we computed ourselves (`parse`, `compare`),
-which validators judge.
+which validators judge. `top_points` says which values a proof is made of, `prime_field` does the arithmetic,
+`proof_profile` holds what is calibrated for a model: masked dimensions and thresholds.
 
 A chunk is up to 32 rows, flattened. Its proof is a polynomial over GF(65497) through 128 points: x is the flat index
 of one of the 128 largest absolute values (modulo a modulus under which no two of these indices collide), y is that
@@ -16,26 +17,24 @@ reader accepts a polynomial of any degree, and a constant passes for most real c
 exponents.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.contracts.prime_field import PRIME, evaluate, interpolate
 from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.top_points import TOP_K, Bool, Int64, States, UInt16, top_points
 
-PRIME = 65497  # of the published format; only patterns of negative NaNs, which no state has, lie above it
 MIN_MODULUS = 32768  # where the published search for an injective modulus ends
 CHUNK_TOKENS = 32  # decoded tokens of a proof (paper, section 5: 258 bytes for 32 tokens)
-TOP_K = 128  # values of a proof (paper, section 5)
 PROOF_BYTES = 2 + 2 * TOP_K
 # 128 honest points have an interpolating polynomial of degree 127 but for one case in 65497, and of at least 126 but
 # for one in 4e9.
 MIN_DEGREE = TOP_K - 2
+NOT_FINITE = 0x7F80  # bfloat16's infinity without its sign; NaNs lie above
 
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
-UInt16 = npt.NDArray[np.uint16]
+Float64 = npt.NDArray[np.float64]
 
 
 class MalformedProofError(ValueError):
@@ -67,6 +66,34 @@ class ProofErrors:
     mantissa_error_median: float
 
 
+@dataclass(frozen=True)
+class ErrorTable:
+    """`ProofErrors` of many chunks, a column each: counts int64 [chunks], mantissa errors float64 [chunks]."""
+
+    exponent_mismatches: Int64
+    sign_mismatches: Int64
+    mantissa_error_mean: Float64
+    mantissa_error_median: Float64
+
+    def __len__(self) -> int:
+        return len(self.exponent_mismatches)
+
+    def rows(self) -> list[ProofErrors]:
+        """The same, one object a chunk."""
+        columns = (
+            self.exponent_mismatches, self.sign_mismatches, self.mantissa_error_mean, self.mantissa_error_median,
+        )  # fmt: skip
+        return [ProofErrors(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def accepted(self, thresholds: ProofThresholds) -> Bool:
+        """`accept` for each chunk, bool [chunks]."""
+        return (
+            (self.exponent_mismatches + self.sign_mismatches <= thresholds.max_exponent_mismatches)
+            & (self.mantissa_error_mean <= thresholds.max_mantissa_error_mean)
+            & (self.mantissa_error_median <= thresholds.max_mantissa_error_median)
+        )
+
+
 def accept(errors: ProofErrors, thresholds: ProofThresholds) -> bool:
     """Whether every error is within its bound.
 
@@ -84,28 +111,34 @@ def proof_count(tokens: int) -> int:
     return -(-tokens // CHUNK_TOKENS)
 
 
-def encode(hidden: Float32) -> bytes:
+def encode(hidden: States, masked: Bool | None = None) -> bytes:
     """Proofs of one completion, end to end.
 
-    `hidden`: float32 [tokens, hidden size >= 128]. Returns `proof_count(tokens)` times 258 bytes. Raises ValueError
-    for states that are not finite (the model is broken, there is nothing to prove), for too small a model, and for
-    indices without an injective modulus.
+    `hidden`: float32, or uint16 with the bits of bfloat16, [tokens, hidden size >= 128]; `masked`: bool [hidden size],
+    from the model's proof profile. Returns `proof_count(tokens)` times 258 bytes. Raises ValueError for states that are not finite (the model is
+    broken, there is nothing to prove), for too small a model, and for indices without an injective modulus.
     """
-    return prove([top_points(chunk) for chunk in _chunks(hidden)])
+    return b"".join(prove(*top_points(part, masked)) for part in _chunks(hidden, masked))
 
 
-def prove(points: Sequence[tuple[Int64, UInt16]]) -> bytes:
+def prove(indices: Int64, bits: UInt16) -> bytes:
     """Proofs of chunks whose `top_points` are known, 258 bytes each, in order.
 
-    One call for many chunks costs little more than for one: all polynomials are interpolated together.
+    `indices` [chunks, 128], ascending in a row, and `bits` [chunks, 128]. One call for many chunks costs far less
+    than many calls: all polynomials are interpolated together. Raises ValueError for values that are not finite.
     """
-    if not points:
-        return b""
-    moduli = np.array([injective_modulus(indices) for indices, _ in points], dtype=np.int64)
-    x = np.stack([indices for indices, _ in points]) % moduli[:, None]
-    y = np.stack([bits for _, bits in points]).astype(np.int64)
-    words = np.concatenate([moduli[:, None], interpolate(x, y)], axis=1)
+    proofs = interpolated(indices, bits)
+    words = np.concatenate([proofs.moduli[:, None], proofs.coefficients], axis=1)
     return words.astype(">u2").tobytes()
+
+
+def interpolated(indices: Int64, bits: UInt16) -> Proofs:
+    """`prove` before it is written down."""
+    _check_finite(bits)
+    moduli = np.full(len(indices), PRIME, dtype=np.int64)
+    for chunk in np.flatnonzero(indices[:, -1] >= PRIME):  # others are distinct under the first modulus that is tried
+        moduli[chunk] = injective_modulus(indices[chunk])
+    return Proofs(moduli, interpolate(indices % moduli[:, None], bits.astype(np.int64)))
 
 
 def parse(data: bytes, tokens: int, hidden_size: int) -> Proofs:
@@ -122,62 +155,53 @@ def parse(data: bytes, tokens: int, hidden_size: int) -> Proofs:
         )
     words = np.frombuffer(data, dtype=">u2").astype(np.int64).reshape(chunks, 1 + TOP_K)
     moduli, coefficients = words[:, 0], words[:, 1:]
-    for chunk in range(chunks):
-        elements = min(CHUNK_TOKENS, tokens - chunk * CHUNK_TOKENS) * hidden_size
-        # Indices below the prime are distinct under the first modulus that is tried, so that an honest search ends
-        # there.
-        lowest = PRIME if elements <= PRIME else MIN_MODULUS
-        if not lowest <= moduli[chunk] <= PRIME:
-            raise MalformedProofError(f"proof {chunk}: modulus {moduli[chunk]}, allowed is {lowest} to {PRIME}")
-        if int(coefficients[chunk].max()) >= PRIME:
+    elements = np.full(chunks, CHUNK_TOKENS * hidden_size)
+    if tokens % CHUNK_TOKENS:
+        elements[-1] = tokens % CHUNK_TOKENS * hidden_size
+    # Indices below the prime are distinct under the first modulus that is tried, so that an honest search ends there.
+    lowest = np.where(elements <= PRIME, PRIME, MIN_MODULUS)
+    in_range = (moduli >= lowest) & (moduli <= PRIME)
+    in_field = coefficients.max(axis=1, initial=0) < PRIME
+    full_degree = coefficients[:, MIN_DEGREE:].any(axis=1)
+    if not (in_range & in_field & full_degree).all():
+        chunk = int(np.argmin(in_range & in_field & full_degree))
+        if not in_range[chunk]:
+            allowed = f"allowed is {lowest[chunk]} to {PRIME}"
+            raise MalformedProofError(f"proof {chunk}: modulus {moduli[chunk]}, {allowed}")
+        if not in_field[chunk]:
             largest = coefficients[chunk].max()
             raise MalformedProofError(f"proof {chunk}: a coefficient of {largest} is outside GF({PRIME})")
-        if not coefficients[chunk, MIN_DEGREE:].any():
-            raise MalformedProofError(f"proof {chunk}: the polynomial's degree is below {MIN_DEGREE}")
+        raise MalformedProofError(f"proof {chunk}: the polynomial's degree is below {MIN_DEGREE}")
     return Proofs(moduli, coefficients)
 
 
-def compare(proofs: Proofs, hidden: Float32) -> list[ProofErrors]:
-    """Errors of every proof against our own last hidden states, float32 [tokens, hidden size], of the same tokens.
+def compare(proofs: Proofs, hidden: States, masked: Bool | None = None) -> list[ProofErrors]:
+    """Errors of every proof against our own last hidden states of the same tokens, given as to `encode`.
 
-    Raises ValueError when our own states are not finite or do not fit the number of proofs: a fault of the caller,
-    not of the prover.
+    `masked` as the prover was to have it. Raises ValueError when our own states are not finite or do not fit the
+    number of proofs: a fault of the caller, not of the prover.
     """
-    chunks = _chunks(hidden)
-    if len(chunks) != len(proofs.moduli):
-        raise ValueError(f"{len(proofs.moduli)} proofs, but the states of {len(hidden)} tokens make {len(chunks)}")
-    if not chunks:
-        return []
-    points = [top_points(chunk) for chunk in chunks]
-    x = np.stack([indices for indices, _ in points]) % proofs.moduli[:, None]
-    claimed = evaluate(proofs.coefficients, x)
-    ours = np.stack([bits for _, bits in points]).astype(np.int64)
-    return [_errors(mine, theirs) for mine, theirs in zip(ours, claimed, strict=True)]
+    return error_table(proofs, hidden, masked).rows()
 
 
-def top_points(chunk: Float32) -> tuple[Int64, UInt16]:
-    """The 128 largest of |chunk|: flat indices int64 [128], ascending, and bfloat16 bit patterns uint16 [128].
-
-    `chunk`: float32 [elements >= 128]. Of equal values the lowest index is taken, so that prover and verifier agree
-    at the border.
-    """
-    if chunk.size < TOP_K:
-        raise ValueError(f"a chunk of {chunk.size} values has no proof: the hidden size must be at least {TOP_K}")
-    if not np.isfinite(chunk).all():
-        raise ValueError("last hidden states are not finite")
-    magnitude = np.abs(chunk)
-    border = np.partition(magnitude, chunk.size - TOP_K)[chunk.size - TOP_K]
-    above = np.flatnonzero(magnitude > border)
-    at_border = np.flatnonzero(magnitude == border)[: TOP_K - above.size]
-    indices = np.sort(np.concatenate([above, at_border])).astype(np.int64)
-    return indices, bfloat16_bits(chunk[indices])
+def error_table(proofs: Proofs, hidden: States, masked: Bool | None = None) -> ErrorTable:
+    """`compare`, as columns."""
+    parts = [top_points(part, masked) for part in _chunks(hidden, masked)]
+    if sum(len(indices) for indices, _ in parts) != len(proofs.moduli):
+        chunks = proof_count(len(hidden))
+        raise ValueError(f"{len(proofs.moduli)} proofs, but the states of {len(hidden)} tokens make {chunks}")
+    if not parts:
+        return _errors(np.zeros((0, TOP_K), dtype=np.int64), np.zeros((0, TOP_K), dtype=np.int64))
+    indices = np.concatenate([indices for indices, _ in parts])
+    bits = np.concatenate([bits for _, bits in parts])
+    return compare_points(proofs, indices, bits)
 
 
-def bfloat16_bits(values: Float32) -> UInt16:
-    """Bit patterns of finite float32 values rounded to bfloat16, to nearest and ties to even, as torch rounds."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype(np.uint16)
+def compare_points(proofs: Proofs, indices: Int64, bits: UInt16) -> ErrorTable:
+    """Errors of every proof against `top_points` of our own chunks, [chunks, 128] each."""
+    _check_finite(bits)
+    claimed = evaluate(proofs.coefficients, indices % proofs.moduli[:, None])
+    return _errors(bits.astype(np.int64), claimed)
 
 
 def injective_modulus(indices: Int64) -> int:
@@ -190,68 +214,42 @@ def injective_modulus(indices: Int64) -> int:
     raise ValueError(f"no modulus between {MIN_MODULUS} and {PRIME} keeps these {indices.size} indices distinct")
 
 
-def interpolate(x: Int64, y: Int64) -> Int64:
-    """Coefficients of the polynomials over GF(65497) through (x, y), lowest degree first.
-
-    `x`, `y`: int64 [polynomials, points], x distinct within a row and below the prime. Returns int64 of the same
-    shape. Newton's divided differences, then Horner's expansion; every step works on all polynomials at once.
-    Products stay below 2**32.
-    """
-    count = x.shape[1]
-    differences = y % PRIME
-    for order in range(1, count):
-        run = _INVERSES[(x[:, order:] - x[:, :-order]) % PRIME]
-        differences[:, order:] = (differences[:, order:] - differences[:, order - 1 : -1]) * run % PRIME
-    coefficients = np.zeros_like(differences)
-    coefficients[:, 0] = differences[:, -1]
-    for point in range(count - 2, -1, -1):
-        shifted = np.roll(
-            coefficients, 1, axis=1
-        )  # the top coefficient is still zero here, so the roll brings a zero in
-        coefficients = (shifted - coefficients * x[:, point : point + 1]) % PRIME
-        coefficients[:, 0] = (coefficients[:, 0] + differences[:, point]) % PRIME
-    return coefficients
-
-
-def evaluate(coefficients: Int64, x: Int64) -> Int64:
-    """Values over GF(65497), int64 [polynomials, points], of polynomials [polynomials, degree + 1] at x [polynomials,
-    points].
-    """
-    values = np.zeros_like(x)
-    for power in range(coefficients.shape[1] - 1, -1, -1):
-        values = (values * x + coefficients[:, power : power + 1]) % PRIME
-    return values
-
-
-def _chunks(hidden: Float32) -> list[Float32]:
-    if hidden.ndim != 2 or hidden.dtype != np.float32:
+def _chunks(hidden: States, masked: Bool | None) -> list[States]:
+    """The full chunks together, [chunks, 32 * hidden size], and the rest, [1, fewer]; neither if there is none."""
+    if hidden.ndim != 2 or hidden.dtype not in (np.float32, np.uint16):
         given = f"{hidden.dtype} of shape {hidden.shape}"
-        raise ValueError(f"hidden states must be float32 [tokens, hidden size], not {given}")
-    return [hidden[start : start + CHUNK_TOKENS].reshape(-1) for start in range(0, len(hidden), CHUNK_TOKENS)]
+        raise ValueError(
+            f"hidden states must be float32 [tokens, hidden size], or uint16 with bfloat16's bits, not {given}"
+        )
+    if masked is not None and masked.shape != hidden.shape[1:]:
+        raise ValueError(
+            f"a mask of shape {masked.shape} for states of width {hidden.shape[1]}: it needs one bool for each dimension"
+        )
+    full = len(hidden) - len(hidden) % CHUNK_TOKENS
+    parts = [hidden[:full].reshape(-1, CHUNK_TOKENS * hidden.shape[1]), hidden[full:].reshape(1, -1)]
+    return [part for part in parts if part.size]
 
 
-def _errors(ours: Int64, claimed: Int64) -> ProofErrors:
-    """Errors of one chunk from bfloat16 patterns: 1 sign bit, 8 of exponent, 7 of mantissa."""
-    same_exponent = (ours & 0x7F80) == (claimed & 0x7F80)
-    mantissa_errors = np.abs((ours & 0x7F) - (claimed & 0x7F))[same_exponent]
-    return ProofErrors(
-        exponent_mismatches=int((~same_exponent).sum()),
-        sign_mismatches=int(((ours ^ claimed)[same_exponent] >> 15 & 1).sum()),
-        mantissa_error_mean=float(mantissa_errors.mean()) if mantissa_errors.size else float("inf"),
-        mantissa_error_median=float(np.median(mantissa_errors)) if mantissa_errors.size else float("inf"),
+def _check_finite(bits: UInt16) -> None:
+    if ((bits & 0x7FFF) >= NOT_FINITE).any():
+        raise ValueError("last hidden states are not finite")
+
+
+def _errors(ours: Int64, claimed: Int64) -> ErrorTable:
+    """Errors of chunks from bfloat16 patterns [chunks, 128]: 1 sign bit, 8 of exponent, 7 of mantissa."""
+    difference = ours ^ claimed
+    same_exponent = (difference & 0x7F80) == 0
+    compared = same_exponent.sum(axis=1)
+    mantissa_errors = np.where(same_exponent, np.abs((ours & 0x7F) - (claimed & 0x7F)), 0)
+    # Sorted with what is not compared at the end, the middle of the others is their median.
+    ranked = np.sort(np.where(same_exponent, mantissa_errors, 0x80).astype(np.uint8), axis=1).astype(np.float64)
+    row = np.arange(len(ours))
+    upper = np.minimum(compared // 2, TOP_K - 1)
+    median = (ranked[row, np.maximum(compared - 1, 0) // 2] + ranked[row, upper]) / 2
+    none = compared == 0
+    return ErrorTable(
+        exponent_mismatches=TOP_K - compared,
+        sign_mismatches=(same_exponent & (difference > 0x7FFF)).sum(axis=1),
+        mantissa_error_mean=np.where(none, np.inf, mantissa_errors.sum(axis=1) / np.maximum(compared, 1)),
+        mantissa_error_median=np.where(none, np.inf, median),
     )
-
-
-def _inverse_table() -> Int64:
-    """Inverses of GF(65497) by Fermat's little theorem, x**(p-2), all at once; the inverse of 0 reads 0 and is never
-    used.
-    """
-    base, power, result = np.arange(PRIME, dtype=np.int64), PRIME - 2, np.ones(PRIME, dtype=np.int64)
-    while power:
-        if power & 1:
-            result = result * base % PRIME
-        base, power = base * base % PRIME, power >> 1
-    return result
-
-
-_INVERSES = _inverse_table()

@@ -4,9 +4,9 @@ Only `accept` is trained on and credited; only `reject` can slash; `expired` and
 uses are those in here, computed again by the validator.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 
@@ -20,7 +20,9 @@ RejectReason = Literal[
     "bounds",  # a value out of range
     "reward",  # a claimed reward differs from the one computed again
     "termination",  # ended early: neither the length limit nor a likely end-of-sequence token
+    "tools",  # what is given as a tool's output is not, or a call went without it
     "token_sampling",  # tokens were not sampled from the claimed policy
+    "redraw",  # a token is not the one that the row's seed draws from the claimed policy
     "computation",  # a TOPLOC proof does not fit the claimed weights
 ]
 
@@ -51,6 +53,21 @@ class Verdict(Contract):
     completion_tokens: int = Field(default=0, ge=0, description="tokens of all completions in the file")
     proof_rows: int = Field(default=0, ge=0, description="rows whose proofs were verified")
     check_seconds: float = Field(default=0.0, ge=0.0)
+    validator: str = Field(
+        default="", max_length=200, description="name of the pod that checked; empty in old verdicts"
+    )
+    seconds_by_check: dict[str, float] = Field(
+        default_factory=dict, max_length=64, description="where `check_seconds` went; what is missing is overhead"
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
+        document: dict[str, Any] = dump(self)
+        for name in ("validator", "seconds_by_check"):
+            if not document.get(name):
+                document.pop(name, None)
+        return document
 
     @model_validator(mode="after")
     def _fields_fit_the_outcome(self) -> "Verdict":

@@ -3,11 +3,14 @@
 A checkpoint is a list of files (an HF folder). Its *stream* is their concatenation in the order of `VersionOpen.files`; shards cut the stream into
 equal pieces. `open.json` comes first, then each shard after its descriptor, and `weights.json` last. All three are signed by the trainer's key.
 Written by the publisher; read by relays, workers and validators.
+
+A version may be published as a *delta* against the version before it: each shard then holds what changed in the same bytes of the base. Digests of
+shards are those of the bytes that travel; the manifest's is always that of the assembled stream, however it travelled.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
 from shoal.contracts.base import Contract, RunName, Sha256Hex
 
@@ -23,6 +26,20 @@ class CheckpointFile(Contract):
     size: int = Field(ge=0, le=MAX_CHECKPOINT_BYTES, description="bytes")
 
 
+Encoding = Literal["full", "delta"]
+"""How bytes travel: as they are, or as what changed against the base's same bytes."""
+
+
+class DeltaBase(Contract):
+    """What a delta is made against."""
+
+    version: VersionNumber = Field(description="the version whose bytes are changed")
+    sha256: Sha256Hex = Field(description="SHA-256 of the base's assembled stream")
+    item_size: Literal[1, 2, 4] = Field(
+        description="bytes of a weight: byte k of every item goes into plane k, where equal bytes lie together"
+    )
+
+
 class VersionOpen(Contract):
     """`open.json`: all that a reader must know to preallocate and to ask for shards."""
 
@@ -32,7 +49,17 @@ class VersionOpen(Contract):
     files: list[CheckpointFile] = Field(min_length=1, max_length=10_000)
     shard_size: int = Field(ge=1, le=1 << 34, description="bytes of every shard but the last")
     shard_count: int = Field(ge=1, le=99_999)
-    encoding: Literal["full"] = "full"
+    encoding: Encoding = Field(
+        default="full", description="a reader that knows no deltas refuses them here, by an unknown value"
+    )
+    base: DeltaBase | None = Field(
+        default=None, description="for encoding delta only; files and shards are laid out alike"
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_base(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A full version is written as it was before there were deltas, so that its digest and signature stay good."""
+        return _without(handler(self), "base", self.base is None)
 
     @property
     def total_size(self) -> int:
@@ -53,6 +80,12 @@ class VersionOpen(Contract):
             raise ValueError(
                 f"shard_count is {self.shard_count}, {self.total_size} bytes in shards of {self.shard_size} need {needed}"
             )
+        if (self.encoding == "delta") != (self.base is not None):
+            raise ValueError(f"encoding is {self.encoding}: a delta names its base, and nothing else does")
+        if self.base is not None and self.base.version >= self.version:
+            raise ValueError(
+                f"version {self.version} cannot be a delta against version {self.base.version}: give an older one"
+            )
         names = [file.name for file in self.files]
         if len(set(names)) != len(names):
             raise ValueError("two files have the same name")
@@ -65,8 +98,14 @@ class ShardDescriptor(Contract):
     run: RunName
     version: VersionNumber
     index: int = Field(ge=0, le=99_998)
-    size: int = Field(ge=0, le=1 << 34, description="bytes")
-    sha256: Sha256Hex
+    size: int = Field(ge=0, le=1 << 34, description="bytes that travel")
+    sha256: Sha256Hex = Field(description="of the bytes that travel")
+    encoding: Encoding = Field(default="full", description="a shard of a delta may be full, where that is not larger")
+
+    @model_serializer(mode="wrap")
+    def _as_before_when_full(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """See `VersionOpen`."""
+        return _without(handler(self), "encoding", self.encoding == "full")
 
 
 class WeightsManifest(Contract):
@@ -84,3 +123,7 @@ class VersionIndex(Contract):
     """`versions/index.json` of an origin or relay: what it holds, oldest first. A hint only, hence unsigned: every piece is checked by itself."""
 
     versions: list[VersionNumber] = Field(max_length=1000)
+
+
+def _without(fields: dict[str, Any], name: str, absent: bool) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name} if absent else fields

@@ -51,6 +51,10 @@ class Arithmetic:
         """The scratchpad and the sum, written out."""
         return worked_addition(*operands(task))
 
+    def broken(self, task: Task) -> str:
+        """The same with a slip in the units."""
+        return worked_addition(*operands(task), units_slip=1)
+
 
 def operands(task: Task) -> tuple[int, int]:
     """The two numbers of a task of this environment."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -46,7 +48,13 @@ class Unscorable:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One kind of task. `name` is the entry point's name; `version` changes whenever a score or a prompt may change."""
+    """One kind of task. `name` is the entry point's name; `version` changes whenever a score or a prompt may change.
+
+    What an environment may have besides (read with `getattr`, so that a plain environment needs none of it):
+    `sources`, names of further modules and packages that its scores come from, and `requires`, distributions whose versions they depend on: both
+    are pinned by the digest. `broken(task)`, a completion close to the gold one that scores 0. `problems()`, what this machine lacks for scoring, a
+    line each. `stop` and `observe`: see `episodes`.
+    """
 
     name: str
     version: str
@@ -104,19 +112,45 @@ def digest(environment: Environment) -> str:
     """SHA-256 (hex) over name, version and source of an environment: what a run pins.
 
     The source is that of the modules of the environment's class and its base classes, and of this one, so that a
-    change in a shared scorer or in the suffix counts too. Line ends are normalised: they carry no meaning.
+    change in a shared scorer or in the suffix counts too, of `sources` with all modules below them, and the versions of `requires`. Line ends
+    are normalised: they carry no meaning. BadEnvironment when one of these is not there.
     """
     names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"} | {__name__}
+    files = dict(_module_file(environment, name) for name in names)
+    for name in getattr(environment, "sources", ()):
+        files |= dict(_files_below(environment, name))
     sha = hashlib.sha256()
     for text in (environment.name, environment.version):
         _add(sha, text.encode())
-    for name in sorted(names):
-        source = inspect.getsourcefile(sys.modules[name])
-        if source is None:
-            raise BadEnvironment(f"environment {environment.name!r}: module {name} has no source file to pin")
+    for name, path in sorted(files.items()):
         _add(sha, name.encode())
-        _add(sha, Path(source).read_bytes().replace(b"\r\n", b"\n"))
+        _add(sha, path.read_bytes().replace(b"\r\n", b"\n"))
+    for name in sorted(getattr(environment, "requires", ())):
+        try:
+            _add(sha, f"{name}=={version(name)}".encode())
+        except PackageNotFoundError:
+            raise BadEnvironment(f"environment {environment.name!r} needs {name}, which is not installed") from None
     return sha.hexdigest()
+
+
+def _module_file(environment: Environment, name: str) -> tuple[str, Path]:
+    source = inspect.getsourcefile(sys.modules[name])
+    if source is None:
+        raise BadEnvironment(f"environment {environment.name!r}: module {name} has no source file to pin")
+    return name, Path(source)
+
+
+def _files_below(environment: Environment, name: str) -> Iterator[tuple[str, Path]]:
+    """A module, or every module of a package, by its place below the package's name; nothing is run to find them."""
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        raise BadEnvironment(f"environment {environment.name!r}: its source {name} is not there to pin")
+    origin = Path(found.origin)
+    if not found.submodule_search_locations:
+        yield name, origin
+        return
+    for path in sorted(origin.parent.rglob("*.py")):
+        yield f"{name}/{path.relative_to(origin.parent).as_posix()}", path
 
 
 def _add(sha: hashlib._Hash, part: bytes) -> None:

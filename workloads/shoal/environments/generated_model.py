@@ -34,6 +34,8 @@ MEASURE_EVERY_STEPS = 4
 WORTH_MEASURING = 0.3
 """Mean cross entropy above which no answer is right: 20 tokens at 0.3 nats each are all right once in 400 times."""
 TEACHING_TASKS = 4096
+Writer = Callable[[int, int, random.Random], str]
+"""Two numbers and a source of chance to the answer that a lesson teaches."""
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -58,12 +60,13 @@ def make_model(
     max_length: int,
     seed: int,
     report: Callable[[int, float, float], None],
+    write: Writer = learners_addition,
 ) -> float:
     """Write the checkpoint to `folder` and return its pass rate on held-out tasks, sampled at temperature 1.
 
     `targets` are the target lengths to ask for (None: no request). `max_length` is the longest sequence, in tokens.
-    `report(step, loss, pass rate)` is called at each measurement. Raises WarmStartFailed. The same arguments give
-    the same model on the same machine and number of threads.
+    `report(step, loss, pass rate)` is called at each measurement; `write` makes the answers that are taught. Raises WarmStartFailed.
+    The same arguments give the same model on the same machine and number of threads.
     """
     disable_progress_bar()
     torch.manual_seed(seed)
@@ -76,7 +79,7 @@ def make_model(
         for text in (*(environment.prompt(task, target) for target in targets), environment.gold(task))
     )
     model = random_model(spec, tokenizer, max_length)
-    rate = _warm_start(model, tokenizer, environment, taught, held_out, targets, spec, chance, report)
+    rate = _warm_start(model, tokenizer, environment, taught, held_out, targets, spec, chance, report, write)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return rate
@@ -114,6 +117,7 @@ def _warm_start(
     spec: GeneratedModel,
     chance: random.Random,
     report: Callable[[int, float, float], None],
+    write: Writer,
 ) -> float:
     """Teach gold answers until the pass rate is reached, and return it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -123,7 +127,7 @@ def _warm_start(
             Lesson(
                 prompt_tokens(tokenizer, environment, task, chance.choice(targets)),
                 [
-                    *tokenizer.encode(learners_addition(*operands(task), chance), add_special_tokens=False),
+                    *tokenizer.encode(write(*operands(task), chance), add_special_tokens=False),
                     tokenizer.eos_token_id,
                 ],
             )

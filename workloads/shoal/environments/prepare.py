@@ -1,20 +1,28 @@
 """Prepare a run: the base model and the task table into the store, then `prepared.json`, which says that both are there.
 
 Entry point of the Job `<run>-prepare`: `python -m shoal.environments.prepare`. In: `config/run.json`. Out: `models/base/`, `tasks/<digest>.parquet`,
-`prepared.json`. Does nothing when `prepared.json` is there; a stop before that leaves only objects that the next
+for a run of mode SFT `sft/`, and `prepared.json`. Does nothing when `prepared.json` is there; a stop before that leaves only objects that the next
 try writes again. Workers, validators and trainer start from what this leaves in the store, and from nothing else.
 """
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
 
 from shoal import environments, telemetry
 from shoal.contracts import keys
+from shoal.contracts.datasets import filter_run
+from shoal.contracts.final_model import FinalModel
+from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
-from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.contracts.tasks import Task, tasks_digest, write_tasks
+from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
-from shoal.storage import Store, open_store
+from shoal.environments.offline_filter import CannotFilter, filtered, sampled_model
+from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.proofs import CannotCalibrate
+from shoal.storage import NotFound, Store, open_store, open_store_of
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 """Files of a checkpoint that are imported: configuration, tokenizer, weights. No pickles (`.bin`, `.pt`), they run code when they are read."""
@@ -31,23 +39,30 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         log.info("already prepared, nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
     environment = environments.load(config.tasks.environment)
-    try:
-        tasks = environment.tasks(config.tasks.count, config.seed)
-    except ValueError as error:
-        raise CannotPrepare(f"spec.tasks: {error}") from error
+    tasks = _tasks(config, environment, store, scratch)
     digest = tasks_digest(tasks)
     store.put(keys.task_table(digest), write_tasks(tasks))
     log.info("task table written", tasks=len(tasks), digest=digest)
 
     folder, rate = scratch / "base", None
     shutil.rmtree(folder, ignore_errors=True)
-    if config.model.generated is not None:
+    rule = config.tasks.offline_filter
+    if rule is not None and rule.model is None:
+        rate = sampled_model(open_store_of(filter_run(config.run), config), folder)
+    elif config.model.generated is not None:
         rate = _generate(config, environment, folder)
     elif config.model.path is not None:
         folder = checked_checkpoint(Path(config.model.path))
+    elif config.model.run is not None:
+        folder = _of_run(config, config.model.run, folder)
     else:
         folder = _download(config, folder)
+    profile = _proof_profile(config, environment, tasks, folder)
     _upload(store, folder)
+    if profile is not None:  # beside the model's own files, so that every version carries it
+        store.put(keys.BASE_MODEL + PROFILE_FILE, profile.to_json())
+    if config.mode == "SFT":
+        _import_rows(config, store, folder, environment, scratch)
     prepared = Prepared(
         run=config.run,
         model_id=config.model_id,
@@ -56,10 +71,33 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         tasks_digest=digest,
         task_count=len(tasks),
         base_pass_rate=rate,
+        proof_profile=profile,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
     return prepared
+
+
+def _tasks(config: RunConfig, environment: environments.Environment, store: Store, scratch: Path) -> list[Task]:
+    """The run's tasks, filtered if it says so; the filter's report goes into the store."""
+    log = telemetry.get_logger()
+    try:
+        tasks, left_out = find_tasks(config, environment, scratch)
+        for reason, count in sorted(left_out.items()):
+            log.info("rows that are no tasks", count=count, reason=reason)
+        rule = config.tasks.offline_filter
+        if rule is not None:
+            tasks, report = filtered(config, rule, tasks, open_store_of(filter_run(config.run), config))
+            store.put(keys.FILTER_REPORT, report.to_json())
+            log.info("tasks filtered", kept=report.tasks_kept, of=report.tasks_before, outcomes=report.outcomes)
+    except (BadTaskSource, CannotFilter) as error:
+        raise CannotPrepare(str(error)) from error
+    if len(tasks) < config.sampling.groups_per_submission and config.mode != "SFT":
+        raise CannotPrepare(
+            f"spec.tasks: there are {len(tasks)} tasks; a submission has {config.sampling.groups_per_submission} different ones"
+            " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
+        )
+    return tasks
 
 
 def checked_checkpoint(folder: Path) -> Path:
@@ -91,10 +129,58 @@ def _generate(config: RunConfig, environment: environments.Environment, folder: 
         environment,
         targets,
         config.model.generated,
-        config.recipe.max_sequence_length,
+        config.sft.max_sequence_length if config.sft is not None else config.recipe.max_sequence_length,
         config.seed,
         lambda step, loss, rate: log.info("warm start", step=step, loss=round(loss, 4), pass_rate=round(rate, 3)),
     )
+
+
+def _proof_profile(
+    config: RunConfig, environment: environments.Environment, tasks: list[Task], folder: Path
+) -> ProofProfile | None:
+    """What proofs of the base model are judged by; a run without rollouts has no proofs."""
+    if config.mode == "SFT":
+        return None
+    try:
+        return proof_calibration.of_run(config, environment, tasks, folder)
+    except (CannotCalibrate, WrongProfile) as error:
+        raise CannotPrepare(f"spec.model: its proofs cannot be calibrated: {error}") from error
+
+
+def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
+    """What another run has trained, every file as its seal says."""
+    store = open_store_of(run, config)
+    folder.mkdir(parents=True)
+    try:
+        seal = FinalModel.from_json(store.get(keys.FINAL_SEAL))
+        for name, digest in seal.files.items():
+            if name == PROFILE_FILE:
+                continue  # of the weights that the other run began with; these are others, and are measured anew
+            store.get_to_file(keys.FINAL_MODEL + name, folder / name)
+            with (folder / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest:
+                raise CannotPrepare(
+                    f"spec.model.run: {keys.FINAL_MODEL}{name} of run {run} has SHA-256 {found}, its seal says {digest}"
+                )
+    except NotFound as error:
+        raise CannotPrepare(
+            f"spec.model.run: run {run} has no result: {error} of that run; give the name of a run of mode Train or SFT that is complete and has"
+            " the same spec.storage"
+        ) from error
+    telemetry.get_logger().info("model of another run taken", run=run, version=seal.version, model=seal.model_id)
+    return checked_checkpoint(folder)
+
+
+def _import_rows(
+    config: RunConfig, store: Store, base: Path, environment: environments.Environment, scratch: Path
+) -> None:
+    from shoal.environments.sft_import import BadSftData, import_rows
+
+    try:
+        import_rows(config, store, base, environment, scratch)
+    except BadSftData as error:
+        raise CannotPrepare(f"spec.sft.dataset: {error}") from error
 
 
 def _download(config: RunConfig, folder: Path) -> Path:
@@ -104,7 +190,7 @@ def _download(config: RunConfig, folder: Path) -> Path:
 
     name = config.model.hugging_face
     if name is None:
-        raise CannotPrepare("spec.model: nothing is given; allowed: one of huggingFace, path, generated")
+        raise CannotPrepare("spec.model: nothing is given; allowed: one of huggingFace, path, generated, run")
     try:
         snapshot_download(
             name,

@@ -1,24 +1,28 @@
 """Entry point of the container `worker`: `python -m shoal.inference`. Health and metrics on port 9105."""
 
 from shoal import telemetry
-from shoal.contracts.run import home
+from shoal.contracts.run import home, load_node_config
 from shoal.inference.process_settings import set_engine_variables
+from shoal.rewards.sandbox import use_runners
 
 PORT = 9105
 SILENT_SECONDS = 600.0
-"""Longest time without a decoding step or a poll: the start of the engine, which compiles nothing, is the longest of
-them.
+"""Longest time without a decoding step or a poll: the start of the engine, which may compile the model, is the longest
+of them.
 """
 
 
 def main() -> None:
     log = telemetry.start("worker")
     telemetry.install_signals()
-    set_engine_variables()
+    config = load_node_config()
+    settings = config.engine
+    use_runners(config.runners)
+    set_engine_variables(settings.compiled)
     from shoal.inference.worker import Worker  # imports vLLM, which reads the environment and takes seconds
 
     liveness = telemetry.Liveness(SILENT_SECONDS)
-    worker = Worker(home(), liveness)
+    worker = Worker(home(), liveness, settings)
     telemetry.serve_health(PORT, liveness, lambda: worker.not_ready)
     log.info("worker started")
     worker.run()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest
 from shoal.telemetry import get_logger
@@ -68,6 +68,14 @@ class AgentClient:
         except (Unavailable, Refused) as error:
             get_logger().debug("no lease", step=step, reason=str(error))
             return None
+
+    def give_back(self, lease: str | None) -> None:
+        """Give a lease back, or, with None, all that a worker of this pod still holds; one that cannot be given back runs out."""
+        try:
+            body = LocalReturn(lease=lease)
+            self._http.call("POST", "/v1/returns", body, deadline_seconds=ASK_SECONDS)
+        except (Unavailable, Refused) as error:
+            get_logger().info("leases not given back", reason=str(error))
 
     def submit(self, submission: LocalSubmission) -> SubmissionReceipt:
         """Hand over a file; raises `Refused` when it is not wanted any more, `Unavailable` when nobody took it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.contracts.proof_profile import WrongProfile, read_profile
 from shoal.environments.tokens import eos_token_ids
 
 MAX_HEADER_BYTES = 100_000_000
@@ -21,7 +22,9 @@ class BadCheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`layout` maps tensor names to dtype and shape; `dtype` is torch's name of the dtype to serve in."""
+    """`layout` maps tensor names to dtype and shape; `dtype` is torch's name of the dtype to serve in; `masked_dimensions` are those of its proof
+    profile, which proofs leave to the last.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -29,6 +32,7 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     max_positions: int
     layout: dict[str, tuple[str, tuple[int, ...]]]
+    masked_dimensions: tuple[int, ...] = ()
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -49,7 +53,32 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int) or positions < 1:
         raise BadCheckpointError(f"{folder}/config.json: max_position_embeddings is {positions!r}")
-    return Checkpoint(folder, config, dtype, eos, positions, layout)
+    return Checkpoint(folder, config, dtype, eos, positions, layout, _masked_dimensions(folder, config))
+
+
+def check_tensor_parallel(checkpoint: Checkpoint, size: int) -> None:
+    """Raises BadCheckpointError, naming the number that does not fit, when the model cannot be spread over `size` GPUs.
+
+    Query heads and the feed-forward layer are split evenly; key-value heads are split, or each is copied to as many.
+    """
+    config, where = checkpoint.config, f"{checkpoint.folder}/config.json: engine.tensorParallelSize is {size}"
+    for name in ("num_attention_heads", "intermediate_size"):
+        if name in config and config[name] % size:
+            raise BadCheckpointError(f"{where}, which does not divide {name}, {config[name]}")
+    heads = config.get("num_key_value_heads") or size
+    if heads % size and size % heads:
+        raise BadCheckpointError(f"{where}, which neither divides nor is a multiple of num_key_value_heads, {heads}")
+
+
+def _masked_dimensions(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    size = config.get("hidden_size")
+    if not isinstance(size, int) or size < 1:
+        raise BadCheckpointError(f"{folder}/config.json: hidden_size is {size!r}")
+    try:
+        profile = read_profile(folder, size)
+    except (OSError, WrongProfile) as error:
+        raise BadCheckpointError(str(error)) from error
+    return tuple(profile.masked_dimensions) if profile is not None else ()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -20,12 +20,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
+    """One completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
 
-    A `finish_reason` of `stop` means that the last token is an end-of-sequence token.
+    A `finish_reason` of `stop` means that the last token is an end-of-sequence token, `unanswered` that the last token ends a call of a tool.
+    `mask` is false where a token is a tool's output; None: every token was sampled.
     """
 
     tokens: list[int]
     logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "unanswered"]
     proofs: bytes
+    mask: list[bool] | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the engine sampled."""
+        return len(self.tokens) if self.mask is None else sum(self.mask)

@@ -6,9 +6,10 @@ engine is synchronous and a swap happens between batches, so that every completi
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.inference.process_settings import set_engine_variables
+from shoal.inference.process_settings import DYNAMO, compiles, set_engine_variables
 
 set_engine_variables()
 
@@ -18,8 +19,9 @@ from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
+from shoal.contracts.pools import EngineSettings  # noqa: E402
 from shoal.inference import metrics, vllm_hooks  # noqa: E402
-from shoal.inference.checkpoint import Checkpoint  # noqa: E402
+from shoal.inference.checkpoint import Checkpoint, check_tensor_parallel  # noqa: E402
 from shoal.inference.completions import Completion, Request  # noqa: E402
 from shoal.inference.engine_memory import kv_cache_bytes  # noqa: E402
 
@@ -27,28 +29,52 @@ MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
 
 
+DEFAULT_SETTINGS = EngineSettings()
+DEVICE: str = current_platform.device_type
+"""What this installation of vLLM computes on: `cpu`, `cuda`."""
+
+Pauses = Callable[[Sequence[int]], bool]
+"""Does a sequence pause behind these tokens that it has sampled?"""
+
+
 class GenerationStoppedError(RuntimeError):
-    """The caller asked to stop; every running sequence was aborted."""
+    """The caller asked to stop, for `reason`; every running sequence was aborted."""
+
+    def __init__(self, reason: str, unfinished: int) -> None:
+        super().__init__(f"stopped with {unfinished} sequences unfinished: {reason}")
+        self.reason = reason
 
 
 class Engine:
     """One model in memory; `version_folder` is where its weights came from."""
 
-    def __init__(self, checkpoint: Checkpoint, *, max_sequence_length: int, batch: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_sequence_length: int,
+        batch: int,
+        settings: EngineSettings = DEFAULT_SETTINGS,
+    ) -> None:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
-        together.
+        together. `settings` are the pool's.
 
         Takes some seconds (a CPU and a tiny model) to minutes.
         """
         # Whoever loaded torch before us may have left it with a thread for every core.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        if compiles(settings.compiled) and os.environ[DYNAMO] == "1":
+            raise RuntimeError(f"engine.compiled is set, but {DYNAMO}=1 was set when vLLM was loaded: leave it unset")
+        check_tensor_parallel(checkpoint, settings.tensor_parallel_size)
         self._layout = checkpoint.layout
         self._eos = sorted(checkpoint.eos_token_ids)
         length = min(max_sequence_length, checkpoint.max_positions)
         if current_platform.is_cpu():
             vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch)))
-        self._engine.collective_rpc("shoal_install")
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch, settings)))
+        self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions),))
+        self._proofs = True
+        self.sequences: int = self._engine.vllm_config.scheduler_config.max_num_seqs  # decoded together
         self._count = 0
         metrics.ENGINE.labels(type(self._engine).__module__.partition(".")[0], vllm.__version__).set(1)
 
@@ -65,29 +91,58 @@ class Engine:
             )
         if self._engine.has_unfinished_requests():
             raise RuntimeError("weights can only be swapped while no request is running")
-        self._engine.collective_rpc("shoal_swap", args=(str(checkpoint.folder),))
+        folder = str(checkpoint.folder)
+        ranks = self._engine.collective_rpc("shoal_swap", args=(folder, list(checkpoint.masked_dimensions)))
+        if ranks != [folder] * len(ranks):
+            raise RuntimeError(f"a rank of the engine has other weights than those of {folder}: {ranks}")
         # Keys and values of prompts were computed by the old weights.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache after the swap")
 
-    def generate(self, requests: Sequence[Request], should_stop: Callable[[], bool]) -> list[Completion]:
-        """Complete all requests, in their order; GenerationStoppedError soon after `should_stop()` is true."""
-        order = [self._add(request) for request in requests]
-        finished: dict[str, Any] = {}
-        external = dict(order)
-        while self._engine.has_unfinished_requests():
-            if should_stop():
-                self._engine.abort_request(list(external))
-                self._engine.collective_rpc("shoal_forget")
-                raise GenerationStoppedError(f"stopped with {len(requests) - len(finished)} sequences unfinished")
-            for output in self._engine.step():
-                if output.finished:
-                    finished[output.request_id] = output.outputs[0]
-        (proofs,) = self._engine.collective_rpc("shoal_take_proofs", args=(list(external.values()),))
-        return [_completion(finished[name], proofs[internal]) for name, internal in order]
+    def generate(
+        self, requests: Sequence[Request], over: Callable[[], str | None], pauses: Pauses | None = None
+    ) -> list[Completion]:
+        """Complete all requests, in their order; GenerationStoppedError once `over()`, asked before each decoding step, gives a reason.
 
-    def _add(self, request: Request) -> tuple[str, str]:
-        """Queue a request; returns vLLM's outer and inner name of it."""
+        With `pauses` a sequence also ends, as "unanswered", at the first token at which this says so of its sampled tokens; what would have been
+        sampled next never is.
+        """
+        order = [self._add(request, streamed=pauses is not None) for request in requests]
+        sequences = {name: _Sequence() for name, _ in order}
+        internal = dict(order)
+        while self._engine.has_unfinished_requests():
+            reason = over()
+            if reason is not None:
+                self._engine.abort_request(list(sequences))
+                self._engine.collective_rpc("shoal_forget")
+                unfinished = sum(sequence.finish_reason is None for sequence in sequences.values())
+                raise GenerationStoppedError(reason, unfinished)
+            ended: dict[str, int] = {}
+            for output in self._engine.step():
+                sequence = sequences[output.request_id]
+                sequence.add(output.outputs[0])
+                if pauses is not None and sequence.finish_reason != "stop" and pauses(sequence.tokens):
+                    sequence.finish_reason = "unanswered"
+                    if not output.finished:
+                        self._engine.abort_request([output.request_id])
+                if sequence.finish_reason is not None:
+                    ended[internal[output.request_id]] = len(sequence.tokens)
+            if ended and self._proofs:
+                self._engine.collective_rpc("shoal_finish", args=(ended,))
+        proofs = self._engine.collective_rpc("shoal_take_proofs", args=(list(internal.values()),))[0]
+        return [sequences[name].completion(proofs[inner]) for name, inner in order]
+
+    def record_proofs(self, on: bool) -> None:
+        """Whether completions from now on have proofs; without, their `proofs` are empty. For measuring what proofs cost."""
+        self._proofs = on
+        self._engine.collective_rpc("shoal_record", args=(on,))
+
+    def close(self) -> None:
+        """End the engine; the processes of a tensor-parallel one with it."""
+        self._engine.engine_core.shutdown()
+
+    def _add(self, request: Request, *, streamed: bool) -> tuple[str, str]:
+        """Queue a request, whose tokens come one by one if `streamed`; returns vLLM's outer and inner name of it."""
         self._count += 1
         name = str(self._count)
         parameters = SamplingParams(
@@ -97,24 +152,37 @@ class Engine:
             logprobs=0,  # of the sampled token only
             stop_token_ids=self._eos,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
         )
         return name, self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, parameters)
 
 
-def _completion(output: Any, proofs: bytes) -> Completion:
-    tokens = list(output.token_ids)
-    logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
-    return Completion(tokens=tokens, logprobs=logprobs, finish_reason=output.finish_reason, proofs=proofs)
+@dataclass
+class _Sequence:
+    """What has come of one request so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: Any = None
+
+    def add(self, output: Any) -> None:
+        """The tokens that are new since the last output, all of them if there was none."""
+        tokens = list(output.token_ids)
+        self.tokens += tokens
+        self.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs or (), strict=True)]
+        self.finish_reason = output.finish_reason
+
+    def completion(self, proofs: bytes) -> Completion:
+        return Completion(self.tokens, self.logprobs, self.finish_reason, proofs)
 
 
-def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int) -> dict[str, Any]:
-    """vLLM's arguments: what the proofs need on every device, and what a CPU needs."""
+def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int, settings: EngineSettings) -> dict[str, Any]:
+    """vLLM's arguments: what the proofs need on every device, what a CPU needs, and what the pool chose."""
     arguments: dict[str, Any] = {
         "model": str(checkpoint.folder),
         "dtype": checkpoint.dtype,  # "auto" would serve a float32 checkpoint in half precision
         "max_model_len": length,
-        "enforce_eager": True,
+        "enforce_eager": not compiles(settings.compiled),
         "worker_extension_cls": vllm_hooks.EXTENSION,
         "async_scheduling": False,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's are
@@ -122,13 +190,22 @@ def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int) -> dict[s
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "seed": 0,
+        "tensor_parallel_size": settings.tensor_parallel_size,
     }
     if current_platform.is_cpu():
-        sequences = min(batch, MAX_SEQUENCES)
+        sequences = min(batch, settings.max_sequences or MAX_SEQUENCES)
         arguments |= {
             "max_num_seqs": sequences,
             "enable_chunked_prefill": False,  # crashes on a CPU with a seed in a request
             "max_num_batched_tokens": max(2048, length),
             "kv_cache_memory_bytes": kv_cache_bytes(checkpoint.config, checkpoint.dtype, length * sequences),
         }
-    return arguments
+    else:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    chosen = {
+        "max_num_seqs": settings.max_sequences if not current_platform.is_cpu() else None,
+        # Without chunked prefill a step must take the longest prompt.
+        "max_num_batched_tokens": max(settings.max_batched_tokens, length) if settings.max_batched_tokens else None,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+    }
+    return arguments | {name: value for name, value in chosen.items() if value is not None}

@@ -2,10 +2,11 @@
 
 from prometheus_client import REGISTRY, Counter, Gauge
 
-TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens generated.")
+TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens sampled.")
 ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
 SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the agent, by its answer.", ["status"])
-ABANDONED = Counter("shoal_worker_abandoned_total", "Leases given up without a file.")
+TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
+RETURNED = Counter("shoal_worker_returned_total", "Leases that no file came for: leaving, sealed or tool.", ["reason"])
 POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
 GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
 

@@ -4,12 +4,15 @@ Called first by `__main__`, and by `engine` for whoever imports that alone.
 """
 
 import os
+from pathlib import Path
 
 ENGINE_VARIABLES = {
     # With a core process apart, hooks and swaps would go through pickles.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Dynamo would compile for minutes on a CPU.
-    "TORCHDYNAMO_DISABLE": "1",
+    # The proof hooks read the first of vLLM's two model runners, which its CPU build has as well (`vllm_hooks`).
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Ranks of a tensor-parallel engine on a CPU share its cores as the machine's scheduler has it; bound, each would want a NUMA node of its own.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # The pool is how a machine's cores are used. Two engines with two threads each on two cores spend nine tenths of their time in
     # OpenMP's barriers: 270 tokens a CPU second where one thread each gives 4,300.
     "OMP_NUM_THREADS": "1",
@@ -21,7 +24,22 @@ ENGINE_VARIABLES = {
 }
 
 
-def set_engine_variables() -> None:
-    """Give each variable its value unless it has one."""
+DYNAMO = "TORCHDYNAMO_DISABLE"
+GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""What a container that was given a GPU has, NVIDIA's or AMD's. Asking torch would load it."""
+
+
+def compiles(chosen: bool | None) -> bool:
+    """Whether the engine compiles its model: what the pool chose, else where there is a GPU. On a CPU it takes half a minute and gains little."""
+    return chosen if chosen is not None else any(device.exists() for device in GPU_DEVICES)
+
+
+def set_engine_variables(compiled: bool | None = None) -> None:
+    """Give each variable its value unless it has one. `compiled` as in `EngineSettings`.
+
+    Functions are marked for compilation when vLLM is loaded, so that the choice cannot wait for the engine; without it Dynamo is off, because it
+    would still compile some of them, for minutes on a CPU.
+    """
     for name, value in ENGINE_VARIABLES.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault(DYNAMO, "0" if compiles(compiled) else "1")

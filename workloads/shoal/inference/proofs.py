@@ -1,69 +1,232 @@
-"""Collects last hidden states while sequences are decoded and turns them into TOPLOC proofs.
+"""Collects last hidden states on the device while sequences are decoded and turns them into TOPLOC proofs.
 
-In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`). Out: proof
-bytes by request (`take`, called through it once sequences have finished). A full chunk of 32 rows is reduced to its
-128 points on a thread of its own, so that decoding does not wait and a long sequence keeps 768 bytes a chunk instead
-of all its states; the polynomials are interpolated together at the end, where many cost hardly more than one.
+In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`), and the names of
+sequences that have ended (`finish`). Out: proof bytes by request (`take`).
+
+A step only notes its states, which stay on the device. Every 32 steps, and when sequences end, the notes go into one
+buffer there, a slot for each sequence; chunks that are complete are reduced to 128 indices and values, and only these
+leave the device, behind the decoding on the same stream. A thread waits for them and interpolates whatever has come
+since it last looked, all at once: many polynomials cost little more than one. Decoding waits for none of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import numpy as np
+import torch
 
 from shoal.contracts import toploc
-from shoal.contracts.toploc import Float32, Int64, UInt16
+from shoal.contracts.top_points import Bool, Int64
+from shoal.proofs.reduction import reduce_chunks
 
-Points = tuple[Int64, UInt16]
+CHUNK = toploc.CHUNK_TOKENS
+SLOT = 2 * CHUNK
+"""Rows of a slot: the notes of at most 32 steps complete one chunk of a sequence and begin the next behind it."""
+FIRST_SLOTS = 32
+"""Slots at the start; twice as many whenever they run out. Sequences that were preempted keep theirs, so that no bound
+is known beforehand.
+"""
+
+Points = tuple[torch.Tensor, torch.Tensor]
+"""Indices and bit patterns on the host, [chunks, 128] each."""
+
+
+class LostStatesError(RuntimeError):
+    """The rows recorded for a sequence are not those of its tokens: vLLM's steps are not what the hooks take them for."""
 
 
 @dataclass
-class _Sequence:
-    """One sequence that is being decoded: the chunks already reduced, and the rows of the open chunk."""
+class _Recording:
+    """One sequence that is being decoded: its slot in the buffer, and how many rows it has had so far."""
 
-    reduced: list[Future[Points]] = field(default_factory=list)
-    rows: list[Float32] = field(default_factory=list)
+    slot: int
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """One reduction under way: chunk i belongs to request i; `points` waits for it."""
+
+    requests: Sequence[str]
+    points: Callable[[], Points]
 
 
 class ProofRecorder:
-    """States of running sequences by request id. Used by one decoding thread; the reducing thread is internal."""
+    """States of running sequences by request id. Used by one decoding thread; the interpolating thread is internal."""
 
-    def __init__(self) -> None:
-        self._sequences: dict[str, _Sequence] = {}
-        # One thread: the reduction is numpy on a few kilobytes, and decoding wants the other cores.
-        self._reducer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toploc")
+    def __init__(self, masked: Bool | None = None) -> None:
+        """`masked`: bool [hidden size], the dimensions that the model's proof profile leaves to the last."""
+        self.on = True
+        self._masked = masked
+        self._masked_on_device: torch.Tensor | None = None
+        self._notes: list[tuple[Sequence[str], torch.Tensor]] = []
+        self._running: dict[str, _Recording] = {}
+        self._free: list[int] = []
+        self._buffer: torch.Tensor | None = None  # [slots, SLOT, hidden size]
+        self._proofs: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._reduced: SimpleQueue[_Reduced] = SimpleQueue()
+        self._working: list[Future[None]] = []
+        # One thread: proofs keep the order in which their chunks came, and decoding wants the other cores.
+        self._interpolator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toploc")
 
-    def add(self, requests: Sequence[str], states: Float32) -> None:
-        """Append row i of `states`, float32 [requests, hidden size], to request i. The rows are kept, not copied."""
+    def add(self, requests: Sequence[str], states: torch.Tensor) -> None:
+        """Append row i of `states`, [requests, hidden size] of any float type on any device, to request i.
+
+        Both are kept and must not change.
+        """
         if len(requests) != len(states):
             raise ValueError(f"{len(states)} rows of hidden states for {len(requests)} sampled tokens")
-        for request, row in zip(requests, states, strict=True):
-            sequence = self._sequences.setdefault(request, _Sequence())
-            sequence.rows.append(row)
-            if len(sequence.rows) == toploc.CHUNK_TOKENS:
-                sequence.reduced.append(self._reducer.submit(_reduce, sequence.rows))
-                sequence.rows = []
+        self._notes.append((requests, states))
+        if len(self._notes) == CHUNK:
+            self._store_notes()
+
+    def finish(self, tokens: Mapping[str, int]) -> None:
+        """These sequences have ended with so many sampled tokens; their slots are free.
+
+        Raises LostStatesError when their rows are not as many.
+        """
+        self._store_notes()
+        ending: defaultdict[int, list[str]] = defaultdict(list)
+        for request, count in tokens.items():
+            rows = self._running[request].rows if request in self._running else 0
+            if rows != count:
+                raise LostStatesError(f"request {request}: {rows} rows of hidden states for {count} sampled tokens")
+            ending[count % CHUNK].append(request)
+        for rows, requests in ending.items():
+            if rows:
+                self._reduce(requests, rows)
+        for request in tokens:
+            if request in self._running:
+                self._free.append(self._running.pop(request).slot)
 
     def take(self, requests: Iterable[str]) -> dict[str, bytes]:
-        """Proofs of these finished requests, which are then forgotten; KeyError for one that has no states."""
-        chunks: dict[str, list[Points]] = {}
-        for request in requests:
-            sequence = self._sequences.pop(request)
-            chunks[request] = [future.result() for future in sequence.reduced]
-            if sequence.rows:
-                chunks[request].append(_reduce(sequence.rows))
-        joined = toploc.prove([points for parts in chunks.values() for points in parts])
-        proofs, start = {}, 0
-        for request, parts in chunks.items():
-            end = start + len(parts) * toploc.PROOF_BYTES
-            proofs[request], start = joined[start:end], end
-        return proofs
+        """Proofs of these finished requests, which are then forgotten; waits for the last of them."""
+        for work in self._working:
+            work.result()
+        self._working.clear()
+        return {request: b"".join(self._proofs.pop(request, ())) for request in requests}
 
     def forget(self) -> None:
         """Drop everything: the sequences were aborted."""
-        self._sequences.clear()
+        self._notes.clear()
+        self._free += [recording.slot for recording in self._running.values()]
+        self._running.clear()
+        self.take(())
+        self._proofs.clear()
+
+    def mask(self, masked: Bool | None) -> None:
+        """Go on with another model's masked dimensions. Raises RuntimeError while a sequence is being recorded."""
+        if self._running or self._notes:
+            raise RuntimeError("masked dimensions can only change while no sequence is running")
+        self._masked, self._masked_on_device = masked, None
+
+    @torch.inference_mode()  # as the states are made
+    def _store_notes(self) -> None:
+        """Put the notes into the buffer, steps of the same sequences together, and reduce the chunks that they complete."""
+        notes, self._notes = self._notes, []
+        completed: list[str] = []
+        start = 0
+        while start < len(notes):
+            requests, end = notes[start][0], start + 1
+            while end < len(notes) and notes[end][0] == requests:
+                end += 1
+            completed += self._store(requests, torch.stack([states for _, states in notes[start:end]]))
+            start = end
+        if completed:
+            self._reduce(completed, CHUNK)
+
+    def _store(self, requests: Sequence[str], states: torch.Tensor) -> list[str]:
+        """Copy `states`, [steps, requests, hidden size], into the slots; returns the requests with a chunk completed."""
+        steps, _, width = states.shape
+        recordings = [self._running.get(request) or self._start(request, states) for request in requests]
+        slots = np.array([recording.slot for recording in recordings])
+        rows = np.array([recording.rows for recording in recordings])
+        places = slots * SLOT + (rows + np.arange(steps)[:, None]) % SLOT
+        assert self._buffer is not None
+        self._buffer.view(-1, width).index_copy_(0, _on_device(places.reshape(-1), states.device), states.flatten(0, 1))
+        completed = []
+        for request, recording in zip(requests, recordings, strict=True):
+            if recording.rows % CHUNK + steps >= CHUNK:
+                completed.append(request)
+            recording.rows += steps
+        return completed
+
+    def _start(self, request: str, states: torch.Tensor) -> _Recording:
+        if not self._free:
+            self._grow(states)
+        recording = self._running[request] = _Recording(self._free.pop())
+        return recording
+
+    def _grow(self, states: torch.Tensor) -> None:
+        old, self._buffer = self._buffer, None
+        had = 0 if old is None else len(old)
+        slots = max(FIRST_SLOTS, 2 * had)
+        self._buffer = torch.empty((slots, SLOT, states.shape[-1]), dtype=states.dtype, device=states.device)
+        if old is not None:
+            self._buffer[:had] = old
+        self._free += range(slots - 1, had - 1, -1)
+
+    @torch.inference_mode()
+    def _reduce(self, requests: Sequence[str], rows: int) -> None:
+        """Start the reduction of these requests' newest chunks, each of `rows` rows."""
+        assert self._buffer is not None
+        recordings = [self._running[request] for request in requests]
+        # The newest chunk is the one that the newest row of a partial one, or the last of a complete one, lies in;
+        # behind a complete one the next may have begun.
+        halves = [2 * r.slot + (r.rows // CHUNK - (1 if rows == CHUNK else 0)) % 2 for r in recordings]
+        chunks = self._buffer.view(-1, CHUNK, self._buffer.shape[-1])[:, :rows]
+        picked = chunks.index_select(0, _on_device(np.array(halves), chunks.device)).flatten(1)
+        self._reduced.put(_Reduced(requests, self._start_reduction(picked)))
+        self._working.append(self._interpolator.submit(self._interpolate))
+
+    def _start_reduction(self, chunks: torch.Tensor) -> Callable[[], Points]:
+        """Reduce `chunks` [chunks, rows * hidden size]; what comes back waits for the result, on the other thread.
+
+        On an accelerator the work is queued at once, behind what decoding has queued. On a CPU it is left to the other
+        thread.
+        """
+        if chunks.device.type == "cpu":
+            masked = self._masked
+            return lambda: reduce_chunks(chunks, masked)
+        if self._masked is not None and self._masked_on_device is None:
+            self._masked_on_device = torch.from_numpy(self._masked).to(chunks.device)
+        return _copied(reduce_chunks(chunks, self._masked_on_device))
+
+    def _interpolate(self) -> None:
+        """Make the proofs of all that is reduced, or will be once waited for."""
+        batch: list[_Reduced] = []
+        try:
+            while True:
+                batch.append(self._reduced.get_nowait())
+        except Empty:
+            pass
+        if not batch:
+            return
+        indices, bits = (torch.cat(parts).numpy() for parts in zip(*(each.points() for each in batch), strict=True))
+        joined = toploc.prove(indices.astype(np.int64), bits.astype(np.uint16))
+        for number, request in enumerate(request for each in batch for request in each.requests):
+            self._proofs[request].append(joined[number * toploc.PROOF_BYTES : (number + 1) * toploc.PROOF_BYTES])
 
 
-def _reduce(rows: Sequence[Float32]) -> Points:
-    return toploc.top_points(np.concatenate(rows))
+def _on_device(values: Int64, device: torch.device) -> torch.Tensor:
+    """int64 on `device`; to an accelerator it travels without a wait."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _copied(points: Points) -> Callable[[], Points]:
+    """Queue the copy of a reduction's result into pinned memory behind its work; what comes back waits for it."""
+    indices, bits = (
+        torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True) for part in points
+    )
+    done = torch.Event(device=points[0].device)
+    done.record()
+
+    def wait() -> Points:
+        done.synchronize()
+        return indices, bits
+
+    return wait

@@ -11,7 +11,7 @@ from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import draw_submission
+from shoal.contracts.seeds import draw_submission, drawn_tasks
 from shoal.contracts.tasks import Task
 from shoal.inference.completions import Completion, Request
 
@@ -39,13 +39,15 @@ def plan_submission(
 
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
+    drawn = drawn_tasks(public.mode, step.step, len(tasks), public.sampling.groups_per_submission)
     groups = draw_submission(
         beacon=bytes.fromhex(step.beacon),
         run=public.run,
         step=step.step,
         node=lease.node,
         submission=lease.submission,
-        task_count=len(tasks),
+        task_count=len(drawn),
+        first_task=drawn.start,
         groups=public.sampling.groups_per_submission,
         group_size=public.group_size,
         targets=public.length_reward.targets if public.length_reward else None,
@@ -102,7 +104,7 @@ def _row(
         prompt_tokens=planned.request.prompt_tokens,
         completion_tokens=completion.tokens,
         completion_logprobs=completion.logprobs,
-        completion_mask=[True] * len(completion.tokens),
+        completion_mask=completion.mask or [True] * len(completion.tokens),
         finish_reason=completion.finish_reason,
         task_type=planned.task.task_type,
         target_length=planned.target_length,

@@ -1,15 +1,24 @@
 """The one module that knows vLLM's internals: it reads last hidden states as tokens are sampled, and swaps weights.
 
 vLLM mixes `HiddenStateExtension` into its worker class (`worker_extension_cls`) and calls its methods by name through
-`collective_rpc`; `engine` is the only caller. Everything that is not vLLM's public interface is checked by
-`shoal_install` at start, so that an upgrade of vLLM fails with a message instead of writing wrong proofs.
+`collective_rpc`, on every rank; `engine` is the only caller. Everything that is not vLLM's public interface is checked
+by `shoal_install` at start, so that an upgrade of vLLM fails with a message instead of writing wrong proofs.
+
+The hook sits on `sample_tokens` of vLLM's first model runner (`GPUModelRunner` of `v1/worker/gpu_model_runner.py`).
+The CPU's runner is a subclass that leaves this method as it is, so what tests run on a CPU is what a GPU runs;
+`process_settings` keeps vLLM from choosing its second runner, whose outputs carry tokens that are still on the device.
+The states that tokens are drawn from are a gather of their own (`hidden_states[logits_indices]`), also behind a CUDA
+graph, so a later step does not change them.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import vllm
 from vllm import ModelRegistry
+from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from shoal.inference.proofs import ProofRecorder
 
@@ -24,43 +33,56 @@ class UnsupportedVllmError(RuntimeError):
 
 
 class HiddenStateExtension:
-    """Methods added to vLLM's worker. Their prefix keeps them apart from vLLM's own, which vLLM checks."""
+    """Methods added to vLLM's worker, one on each rank. Their prefix keeps them apart from vLLM's own, which vLLM checks."""
 
     model_runner: Any
+    rank: int
 
-    def shoal_install(self) -> None:
-        """Start recording. Raises UnsupportedVllmError when vLLM does not have the parts that are read here."""
-        _check_version()
+    def shoal_install(self, masked: Sequence[int]) -> None:
+        """Start recording. `masked` are the dimensions of the model's proof profile.
+
+        Raises UnsupportedVllmError when vLLM does not have the parts that are read here. Behind the last layer every rank of a tensor-parallel engine
+        has the same states, so rank 0 alone records them.
+        """
+        _check_version(vllm.__version__)
         runner = self.model_runner
-        if not hasattr(runner, "sample_tokens") or not hasattr(runner, "execute_model_state"):
-            raise UnsupportedVllmError(f"{type(runner).__name__} of vLLM {vllm.__version__} has no sample_tokens step")
-        if getattr(runner, "use_async_scheduling", False):
-            raise UnsupportedVllmError(
-                "asynchronous scheduling pairs states with tokens later: set async_scheduling=False"
-            )
-        recorder = ProofRecorder()
+        _check_runner(runner)
+        self.shoal_recorder = None
+        if self.rank != 0:
+            return
+        recorder = self.shoal_recorder = ProofRecorder(_mask(masked, runner))
         sample_tokens = runner.sample_tokens
 
         def recording_sample_tokens(*args: Any, **kwargs: Any) -> Any:
             state = runner.execute_model_state  # cleared by the call below
             output = sample_tokens(*args, **kwargs)
-            if state is not None:
+            if state is not None and recorder.on:
                 _record(recorder, state.sample_hidden_states, output)
             return output
 
         runner.sample_tokens = recording_sample_tokens
-        self.shoal_recorder = recorder
+
+    def shoal_record(self, on: bool) -> None:
+        """Whether states are recorded; sequences that run while they are not have no proofs."""
+        if self.shoal_recorder is not None:
+            self.shoal_recorder.on = on
+
+    def shoal_finish(self, tokens: Mapping[str, int]) -> None:
+        """These requests have ended with so many sampled tokens each."""
+        if self.shoal_recorder is not None:
+            self.shoal_recorder.finish(tokens)
 
     def shoal_take_proofs(self, requests: list[str]) -> dict[str, bytes]:
-        """Proofs of finished requests."""
-        return self.shoal_recorder.take(requests)
+        """Proofs of finished requests; none on ranks that do not record."""
+        return self.shoal_recorder.take(requests) if self.shoal_recorder is not None else {}
 
     def shoal_forget(self) -> None:
         """Drop the states of aborted requests."""
-        self.shoal_recorder.forget()
+        if self.shoal_recorder is not None:
+            self.shoal_recorder.forget()
 
-    def shoal_swap(self, folder: str) -> None:
-        """Load the weights in `folder` in place. No request may be running.
+    def shoal_swap(self, folder: str, masked: Sequence[int]) -> str:
+        """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.
 
         vLLM 0.32 on a CPU packs the weights of a head at load; when the head shares the embedding (tied), a reload
         renews the embedding and leaves the packed copy, so that logits silently come from the old policy. It is
@@ -71,6 +93,9 @@ class HiddenStateExtension:
         head = getattr(model, "lm_head", None)
         if getattr(model.config, "tie_word_embeddings", False) and head is not None:
             head.quant_method.process_weights_after_loading(head)
+        if self.shoal_recorder is not None:
+            self.shoal_recorder.mask(_mask(masked, self.model_runner))
+        return str(self.model_runner.model_config.model)
 
 
 def inspect_in_process(architecture: str) -> None:
@@ -84,20 +109,50 @@ def inspect_in_process(architecture: str) -> None:
         ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
-def _record(recorder: ProofRecorder, states: torch.Tensor, output: Any) -> None:
-    """Pair row i of `states` [requests, hidden size] with request i of the output; a partial prefill has no token."""
-    sampled = [index for index, tokens in enumerate(output.sampled_token_ids) if len(tokens)]
-    if any(len(output.sampled_token_ids[index]) != 1 for index in sampled):
-        raise UnsupportedVllmError("more than one token was sampled in a step: turn speculative decoding off")
-    if not sampled:
-        return
-    rows = states.detach()[sampled].to(device="cpu", dtype=torch.float32).numpy()
-    recorder.add([output.req_ids[index] for index in sampled], rows)
-
-
-def _check_version() -> None:
-    if not vllm.__version__.startswith(TESTED_VLLM):
+def _check_version(found: str) -> None:
+    """Raises UnsupportedVllmError for a release of vLLM that the hooks were not tested with."""
+    if not found.startswith(TESTED_VLLM):
         raise UnsupportedVllmError(
-            f"vLLM {vllm.__version__} is installed, the proof hooks are tested with {', '.join(TESTED_VLLM)}x: "
+            f"vLLM {found} is installed, the proof hooks are tested with {', '.join(TESTED_VLLM)}x: "
             f"install that release, or test the hooks (tests/inference) and add the series to TESTED_VLLM"
         )
+
+
+def _check_runner(runner: Any) -> None:
+    """Raises UnsupportedVllmError for a model runner whose steps are not those that the hook reads."""
+    name = f"{type(runner).__module__}.{type(runner).__qualname__}"
+    if not isinstance(runner, GPUModelRunner) or "sample_hidden_states" not in ExecuteModelState._fields:
+        raise UnsupportedVllmError(
+            f"model runner {name} of vLLM {vllm.__version__} is not the one that the proof hooks read: set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    if runner.use_async_scheduling:
+        raise UnsupportedVllmError("asynchronous scheduling pairs states with tokens later: set async_scheduling=False")
+    if runner.speculative_config is not None:
+        raise UnsupportedVllmError("with speculative decoding several tokens are sampled in a step: turn it off")
+    if runner.parallel_config.pipeline_parallel_size != 1:
+        raise UnsupportedVllmError(
+            "rank 0 has the last hidden states only without pipeline parallelism: use tensor parallelism"
+        )
+
+
+def _record(recorder: ProofRecorder, states: torch.Tensor, output: Any) -> None:
+    """Pair row i of `states` [requests, hidden size] with request i of the output; a partial prefill has no token."""
+    counts = list(map(len, output.sampled_token_ids))
+    if counts == [1] * len(states):
+        recorder.add(output.req_ids, states)
+        return
+    if max(counts) > 1:
+        raise UnsupportedVllmError("more than one token was sampled in a step: turn speculative decoding off")
+    sampled = [index for index, count in enumerate(counts) if count]
+    if sampled:
+        recorder.add([output.req_ids[index] for index in sampled], states[sampled])
+
+
+def _mask(dimensions: Sequence[int], runner: Any) -> Any:
+    """bool [hidden size], true for these dimensions; None for none. Raises ValueError for one that the model does not have."""
+    size = runner.model_config.get_hidden_size()
+    if any(not 0 <= dimension < size for dimension in dimensions):
+        raise ValueError(f"the proof profile masks dimension {max(dimensions)}, the model has {size}")
+    mask = np.zeros(size, bool)
+    mask[list(dimensions)] = True
+    return mask if mask.any() else None

@@ -1,9 +1,9 @@
 """The rollout worker's loop: newest weights, open step, lease, generate, score, file, agent; then again.
 
 In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by
-`__main__`. Every wait ends when the process is asked to stop. A stop while tokens are being generated abandons the
-lease (its file would come after the grace period); a file that is complete is still handed over. A restart of the
-agent, a closed step or a refused file cost one file and no more.
+`__main__`. Every wait ends when the process is asked to stop. What is being generated then is finished if it can be
+within the grace period, and so is what is scored or handed in; else the lease is given back at once, as it is when its
+step was sealed meanwhile. A restart of the agent, a closed step or a refused file cost one file and no more.
 """
 
 import time
@@ -14,16 +14,22 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from shoal import environments
+from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
-from shoal.contracts.run import AgentState, PublicRun
+from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
+from shoal.environments.episodes import tools_of
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
 from shoal.inference.checkpoint import read_checkpoint
-from shoal.inference.engine import Engine, GenerationStoppedError
-from shoal.inference.rollouts import assemble, plan_submission
+from shoal.inference.commitment import Commitment
+from shoal.inference.completions import Completion
+from shoal.inference.device import require_cpu_where_redrawn
+from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
+from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
+from shoal.inference.tool_episodes import ToolFailedError, play
 from shoal.inference.weights import Policy, newest_policy
 from shoal.telemetry import STOP, Liveness, Stopped, busy, get_logger, wait_for
 from shoal.transport.client import Refused, Unavailable
@@ -35,6 +41,8 @@ while.
 POLL_SECONDS = 0.5
 LEASE_PAUSE_SECONDS = 1.0
 """Between refused leases: the step is full, or about to close."""
+TOOL_PAUSE_SECONDS = 10.0
+"""After a tool that failed: the same lease comes again, and with it the same calls."""
 
 
 class WrongEnvironmentError(RuntimeError):
@@ -44,13 +52,15 @@ class WrongEnvironmentError(RuntimeError):
 class Worker:
     """One engine and the loop that feeds it."""
 
-    def __init__(self, home: Path, liveness: Liveness) -> None:
+    def __init__(self, home: Path, liveness: Liveness, settings: EngineSettings) -> None:
         self._weights = home / "weights"
         self._tmp = home / "tmp"
         self._agent = AgentClient(home / "run" / "agent.sock")
         self._liveness = liveness
+        self._settings = settings
         self._engine: Engine | None = None
         self._policy: Policy | None = None
+        self._policy_is_new = False  # no token has come of it yet
 
     @property
     def not_ready(self) -> str | None:
@@ -65,16 +75,22 @@ class Worker:
                 self._one_file()
         except Stopped as stopped:
             get_logger().info("stopped", reason=str(stopped))
+        finally:
+            if self._engine is not None:
+                self._engine.close()
 
     def _prepare(self) -> None:
         """Wait for the run's description, its task table and the first weights; start the engine on them."""
         self._tmp.mkdir(exist_ok=True)
-        for left in self._tmp.glob("*.parquet"):  # of a process before this one, whose leases are abandoned
-            left.unlink()
+        for pattern in ("*.parquet", "*.partial"):  # of a process before this one, whose leases are given back below
+            for left in self._tmp.glob(pattern):
+                left.unlink()
         self._state = wait_for("the agent to be admitted to a run", self._admitted, **self._waiting)
+        self._agent.give_back(None)
         public = self._state.public
         assert public is not None
         self._public: PublicRun = public
+        require_cpu_where_redrawn(load_node_config().pool, public.redrawn_pools, DEVICE)
         self._environment = environments.load(public.environment)
         found = environments.digest(self._environment)
         if found != public.environment_digest:
@@ -90,10 +106,12 @@ class Worker:
         with busy("start"):
             checkpoint = read_checkpoint(policy.folder)
             self._eos = checkpoint.eos_token_ids
+            self._tools = tools_of(self._environment, self._tokenizer, self._eos)
             self._engine = Engine(
                 checkpoint,
                 max_sequence_length=public.max_sequence_length,
                 batch=public.sampling.groups_per_submission * public.group_size,
+                settings=self._settings,
             )
         self._loaded(policy)
 
@@ -109,11 +127,21 @@ class Worker:
         try:
             rows = self._generate(step, lease, policy)
         except GenerationStoppedError as stopped:
-            metrics.ABANDONED.inc()
-            raise Stopped(f"lease abandoned: {stopped}") from stopped
+            self._give_back(lease, stopped.reason)
+            log.info("lease given back", reason=stopped.reason, detail=str(stopped))
+            return
+        except ToolFailedError as failed:
+            self._give_back(lease, "tool")
+            log.warning("lease given back: a tool failed", reason=str(failed))
+            STOP.wait(TOOL_PAUSE_SECONDS)
+            return
         self._submit(lease, policy, rows)
         self._agent.report(metrics.heartbeat_metrics())
         log.info("file done", rows=len(rows), tokens=sum(len(row.completion_tokens) for row in rows))
+
+    def _give_back(self, lease: Lease, reason: str) -> None:
+        metrics.RETURNED.labels(reason).inc()
+        self._agent.give_back(lease.lease)
 
     def _swap(self, policy: Policy) -> None:
         assert self._engine is not None
@@ -125,7 +153,7 @@ class Worker:
         self._loaded(policy)
 
     def _loaded(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy, self._policy_is_new = policy, True
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
@@ -133,14 +161,30 @@ class Worker:
         assert self._engine is not None
         planned = plan_submission(step, lease, self._public, self._tasks, self._render)
         started = time.monotonic()
-        with busy("generate"):
-            completions = self._engine.generate([row.request for row in planned], self._should_stop)
-        tokens = sum(len(completion.tokens) for completion in completions)
+        requests = [row.request for row in planned]
+        with busy("generate"), Commitment(lease, requests, self._engine.sequences, self._agent.step) as commitment:
+            completions = self._complete(planned, commitment)
+        tokens = sum(completion.sampled for completion in completions)
         metrics.TOKENS.inc(tokens)
         metrics.ROLLOUTS.inc(len(completions))
         metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
         with busy("score"):
             return assemble(planned, completions, lease, self._public, policy.version, self._score)
+
+    def _complete(self, planned: Sequence[PlannedRow], commitment: Commitment) -> list[Completion]:
+        engine, tools = self._engine, self._tools
+        assert engine is not None
+
+        def over() -> str | None:
+            self._liveness.progress()  # asked before every decoding step
+            if self._policy_is_new and commitment.steps:
+                get_logger().info("first token of a version", version=self._policy and self._policy.version)
+                self._policy_is_new = False
+            return commitment.over()
+
+        if tools is None:
+            return engine.generate([row.request for row in planned], over)
+        return play(planned, tools, lambda requests: engine.generate(requests, over, tools.pauses))
 
     def _submit(self, lease: Lease, policy: Policy, rows: Sequence[Rollout]) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
@@ -179,10 +223,6 @@ class Worker:
             return None
         policy = self._newest(step.min_version, step.max_version)
         return None if policy is None else (step, policy)
-
-    def _should_stop(self) -> bool:
-        self._liveness.progress()  # asked once in every decoding step
-        return STOP.is_set()
 
     def _render(self, task: Task, target_length: int | None) -> Sequence[int]:
         return prompt_tokens(self._tokenizer, self._environment, task, target_length)

@@ -8,15 +8,17 @@ import json
 import math
 import os
 import socket
+import threading
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, MetricName, StepInfo
+from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, MetricName, StepInfo
 from shoal.contracts.run import home
 from shoal.protocol.hand_in import hand_in
+from shoal.protocol.held_leases import HeldLeases, give_back
 from shoal.protocol.service import json_answer, parse
 from shoal.protocol.session import Session
 from shoal.transport import Refused, Unavailable
@@ -28,8 +30,11 @@ TASKS_SECONDS = 55.0  # the table may be tens of megabytes
 METRIC_NAME: TypeAdapter[str] = TypeAdapter(MetricName)
 
 
-def make_app(session: Session) -> FastAPI:
-    """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator."""
+def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> FastAPI:
+    """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
+
+    `held` is kept in step with what passes; once `leaving` is set no further lease is given.
+    """
     app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit)
     add_problem_answers(app)
@@ -63,16 +68,32 @@ def make_app(session: Session) -> FastAPI:
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
         wanted = await parse(request, LeaseRequest)
+        if leaving.is_set():
+            raise Problem(409, "This pod is ending", "no further lease is asked for")
         client = session.orchestrator()
-        return json_answer(
-            await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
-        )
+        given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
+        if given is not None:
+            held.note(given)
+        return json_answer(given)
+
+    @app.post("/v1/returns")
+    async def returned(request: Request) -> Response:
+        wanted = await parse(request, LocalReturn)
+        client = session.orchestrator()
+        await run_in_threadpool(give_back, held, client, session.key.public, wanted.lease)
+        return Response(status_code=204)
 
     @app.post("/v1/submissions")
     async def submission(request: Request) -> Response:
         handed = await parse(request, LocalSubmission)
         client = session.orchestrator()
-        return json_answer(await run_in_threadpool(hand_in, client, session.key.public, home() / "tmp", handed))
+        try:
+            receipt = await run_in_threadpool(hand_in, client, session.key.public, home() / "tmp", handed)
+        except Refused:
+            held.forget(handed.lease)
+            raise
+        held.forget(handed.lease)
+        return json_answer(receipt)
 
     @app.post("/v1/metrics")
     async def metrics(request: Request) -> Response:

@@ -5,7 +5,7 @@ Comes in: how many groups a step needs, has and awaits. Goes out: the step that 
 next one that the newest version may feed, because a worker that waits for validators is wasted (paper section 2.1, asynchrony).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 OVERSHOOT = 1.25
@@ -19,12 +19,13 @@ PRIOR_GROUPS = 8
 
 @dataclass(frozen=True)
 class StepLoad:
-    """One openable step, in groups. `pending_groups` are leased or wait for a verdict."""
+    """One openable step, in groups. `pending_groups` are leased or wait for a verdict, `judged_groups` were accepted, with signal or without."""
 
     step: int
     needed_groups: int
     accepted_groups: int
     pending_groups: int
+    judged_groups: int = 0
 
 
 def signal_rate(judged_groups: int, carrying_groups: int) -> float:
@@ -40,9 +41,14 @@ def has_room(load: StepLoad, rate: float) -> bool:
     return expected < load.needed_groups * OVERSHOOT
 
 
-def step_to_serve(loads: Sequence[StepLoad], rate: float) -> int | None:
+def is_stalled(load: StepLoad, cap: int) -> bool:
+    """Whether a step got `cap` times the groups that it needs and too few of them carry signal: more of the same would be sampled for ever."""
+    return load.accepted_groups < load.needed_groups and load.judged_groups >= cap * load.needed_groups
+
+
+def step_to_serve(loads: Sequence[StepLoad], room: Callable[[StepLoad], bool]) -> int | None:
     """The smallest step with room; None when all that may be worked on is under way."""
-    return next((load.step for load in sorted(loads, key=lambda load: load.step) if has_room(load, rate)), None)
+    return next((load.step for load in sorted(loads, key=lambda load: load.step) if room(load)), None)
 
 
 def may_serve(joined_number: int, revealed_number: int | None, others_joined: Sequence[int]) -> bool:

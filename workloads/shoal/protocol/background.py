@@ -33,6 +33,8 @@ VERSION = Gauge("shoal_latest_version", "The newest announced policy version, -1
 FILES = Gauge("shoal_files", "Submitted files by outcome.", ["outcome"])
 NODES = Gauge("shoal_nodes", "Nodes by state.", ["state"])
 GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
+JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
+STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
 
 
 class Background:
@@ -149,6 +151,9 @@ def report(state: RunState) -> None:
         FILES.labels(outcome).set(getattr(progress, f"files_{outcome}"))
     for kind in ("accepted", "needed", "pending"):
         GROUPS.labels(kind).set(getattr(progress, f"{kind}_groups"))
+    JUDGED.labels("kept").set(progress.groups_accepted_total)
+    JUDGED.labels("dropped").set(progress.groups_dropped_total)
+    STALLED.set(bool(progress.stalled_on_signal))
     NODES.clear()
     for state_name, count in progress.nodes.items():
         NODES.labels(state_name).set(count)

@@ -4,14 +4,20 @@ The orchestrator reads registrations from discovery, decides with `wants_invite`
 heartbeat, where `check_invite` judges it. An invite is single use: its nonce goes to the ledger when it is used.
 """
 
+from collections.abc import Sequence
+
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import BadSignature, Signed
-from shoal.contracts.protocol import Invite, KnownNode
+from shoal.contracts.pools import PoolTerms, terms_of
+from shoal.contracts.protocol import Invite, KnownNode, Registration
 from shoal.protocol.node_states import EXCLUDED
 from shoal.protocol.records import NodeRecord
 
 INVITE_SECONDS = 120
 """An invite is taken within seconds by an agent that long-polls; two minutes allow for a restart of its machine."""
+
+
+GIB = 1 << 30
 
 
 class BadInvite(ValueError):
@@ -36,6 +42,29 @@ def wants_invite(known: KnownNode, record: NodeRecord | None, run: str) -> bool:
     if record is None:
         return True
     return record.state not in EXCLUDED and known.seen_unix > record.answered_seen_unix
+
+
+def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: bool) -> str:
+    """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word."""
+    terms = terms_of(pools, registration.pool)
+    if terms is None:
+        return f"this run has no pool {registration.pool!r}"
+    if own_pod:
+        return ""  # the admin chose its resources
+    if not terms.open:
+        return f"pool {registration.pool!r} is not open to strangers' machines"
+    hardware, wanted = registration.hardware, terms.requirements
+    for what, have, want in (
+        ("GPUs", hardware.gpus, wanted.gpus),
+        ("cores", hardware.cpus, wanted.cpus),
+        ("GiB of memory", hardware.memory_bytes // GIB, wanted.memory_gib),
+        ("GiB of free disk", hardware.disk_free_bytes // GIB, wanted.disk_gib),
+    ):
+        if have < want:
+            return f"pool {registration.pool!r} wants {want} {what}, the machine has {have}"
+    if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
+        return f"pool {registration.pool!r} wants a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}"
+    return ""
 
 
 def make_invite(known: KnownNode, terms: InviteTerms, *, nonce: str, now_unix: float) -> Invite:

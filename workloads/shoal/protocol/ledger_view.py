@@ -22,6 +22,8 @@ def identity(entry: LedgerEntry) -> Hashable | None:
             return (entry.kind, entry.step)
         case "version-published":
             return (entry.kind, entry.version)
+        case "dataset-published":
+            return (entry.kind, entry.detail)
         case "node-joined":
             return (entry.kind, entry.node, entry.detail)
         case "node-evicted":
@@ -48,10 +50,12 @@ class LedgerView:
         self.committed: dict[int, str] = {}
         self.revealed: dict[int, int] = {}  # step -> number of the entry
         self.versions: dict[int, str] = {}  # version -> weights digest
+        self.datasets: dict[str, str] = {}  # name -> SHA-256 of card.json
         self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
         self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
         self.rejected_nodes: set[str] = set()
+        self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
         self.reject_reasons: Counter[str] = Counter()
         self.files_accepted = 0
         self.files_rejected = 0
@@ -97,11 +101,14 @@ class LedgerView:
                 self.evicted.add(node)
             case "version-published":
                 self.versions[entry.version if entry.version is not None else -1] = digest
+            case "dataset-published":
+                self.datasets[entry.detail] = digest
             case "batch-sealed":
                 self.sealed[step] = digest
             case "accepted":
                 self.accepted[step].append(entry)
                 self.settled[node, digest] = "accepted"
+                self.accepted_in_a_row[node] += 1
                 self.files_accepted += 1
                 self.tokens_accepted += entry.tokens or 0
                 self.groups_judged += entry.groups or 0
@@ -109,5 +116,6 @@ class LedgerView:
             case "rejected":
                 self.settled[node, digest] = "rejected"
                 self.rejected_nodes.add(node)
+                self.accepted_in_a_row[node] = 0
                 self.files_rejected += 1
                 self.reject_reasons[entry.detail.split(":", 1)[0]] += 1

@@ -8,9 +8,19 @@ import math
 import secrets
 
 from shoal.contracts.canonical import sign
-from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, Heartbeat, HeartbeatReply, KnownNodes, RelayToken
+from shoal.contracts.pools import is_own_pod
+from shoal.contracts.protocol import (
+    RELAY_TOKEN_SECONDS,
+    Exclusions,
+    Heartbeat,
+    HeartbeatReply,
+    KnownNode,
+    KnownNodes,
+    RelayToken,
+    Url,
+)
 from shoal.contracts.relay_token import encode
-from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, wants_invite
+from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, wants_invite, why_not
 from shoal.protocol.leases import is_open
 from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
 from shoal.protocol.records import NodeRecord
@@ -39,9 +49,23 @@ def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
     return HeartbeatReply(
         state=record.state,
         relay_token=token,
-        relays=state.config.addresses.relays,
+        relays=_relays_for(state, record),
         latest_version=state.view.latest_version,
     )
+
+
+def exclusions(state: RunState) -> Exclusions:
+    """Who may not read from relays any more."""
+    records = {record.node for record in state.nodes.all() if record.state in EXCLUDED}
+    return Exclusions(nodes=sorted(records | state.view.evicted))
+
+
+def _relays_for(state: RunState, record: NodeRecord) -> list[Url]:
+    """Relays as the node reaches them: by their addresses from outside, where there are any, or from inside. One that is not known gets both."""
+    addresses = state.config.addresses
+    if record.outside is None:
+        return [*addresses.relays, *addresses.public_relays]
+    return addresses.public_relays if record.outside and addresses.public_relays else addresses.relays
 
 
 def _is_used(state: RunState, beat: Heartbeat) -> bool:
@@ -76,13 +100,18 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
 def send_invites(state: RunState, discovery: SignedClient) -> int:
     """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
     known_nodes = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
-    terms = InviteTerms(run=state.config.run, orchestrator_url=state.config.addresses.orchestrator)
-    invited = 0
+    addresses, invited = state.config.addresses, 0
     for known in known_nodes.nodes if known_nodes is not None else []:
         node = known.registration.node
         record = state.nodes.get(node)
         if node in state.view.evicted or not wants_invite(known, record, state.config.run):
             continue
+        own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
+        if refusal := why_not(known.registration, state.config.pools, own_pod=own_pod):
+            _note_refusal(state, known, record, refusal)
+            continue
+        url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
+        terms = InviteTerms(run=state.config.run, orchestrator_url=url)
         invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
         try:
             discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(invite, state.key), deadline_seconds=5.0)
@@ -93,12 +122,22 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
             record or NodeRecord(node=node),
             "invited",
             pool=known.registration.pool,
+            outside=not own_pod,
+            refused="",
             answered_seen_unix=known.seen_unix,
             invite_nonce=invite.nonce,
             invite_expires_unix=float(invite.expires_unix),
         )
         invited += 1
     return invited
+
+
+def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
+    """Say once for each reason why a machine is not invited. Its next registration is looked at again: the pool may be open by then."""
+    record = record or NodeRecord(node=known.registration.node)
+    if record.refused != refusal:
+        get_logger().info("node is not invited", node=record.node, reason=refusal)
+        state.nodes.put(record.model_copy(update={"refused": refusal, "pool": known.registration.pool}))
 
 
 def reap(state: RunState) -> None:

@@ -19,8 +19,10 @@ from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
     ClaimRequest,
+    DatasetAnnouncement,
     Heartbeat,
     LeaseRequest,
+    LeaseReturn,
     SubmissionNotice,
     TrainerProgress,
     UploadRequest,
@@ -28,7 +30,7 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import membership, progress, recovery, uploads, verdicts, work
+from shoal.protocol import lease_returns, membership, progress, recovery, uploads, verdicts, work
 from shoal.protocol.background import Background
 from shoal.protocol.redis_access import RedisNonces, connect, connect_async
 from shoal.protocol.run_state import RunState
@@ -107,7 +109,7 @@ def make_app(state: RunState, background: Background, nonces: RedisNonces, tempo
 
 
 def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
-    """The run in aggregates, and what the trainer's pod says."""
+    """The run in aggregates, what the trainer's pod says, and what relays ask for."""
 
     @app.get("/v1/run")
     async def run() -> Response:
@@ -118,6 +120,17 @@ def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -
         await gate.role(request, "trainer")
         await call(progress.announce_version, state, await parse(request, VersionAnnouncement))
         return Response(status_code=204)
+
+    @app.post("/v1/datasets")
+    async def dataset(request: Request) -> Response:
+        await gate.role(request, "trainer")
+        await call(progress.announce_dataset, state, await parse(request, DatasetAnnouncement))
+        return Response(status_code=204)
+
+    @app.get("/v1/exclusions")
+    async def exclusions(request: Request) -> Response:
+        await gate.role(request, "relay")
+        return json_answer(await call(membership.exclusions, state))
 
     @app.post("/v1/progress")
     async def trainer_progress(request: Request) -> Response:
@@ -160,6 +173,11 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
         return json_answer(await call(work.lease_for, state, await gate.speaks_for(request, LeaseRequest)))
+
+    @app.post("/v1/returns")
+    async def lease_return(request: Request) -> Response:
+        await call(lease_returns.take_back, state, await gate.speaks_for(request, LeaseReturn))
+        return Response(status_code=204)
 
     @app.post("/v1/uploads")
     async def upload(request: Request) -> Response:
@@ -219,7 +237,8 @@ def public_run(state: RunState) -> PublicRun:
     config, prepared = state.config, state.prepared()
     return PublicRun(
         run=config.run,
-        steps=config.steps,
+        mode=config.mode,
+        steps=state.schedule.steps,
         async_level=config.async_level,
         model_id=config.model_id,
         environment=prepared.environment,
@@ -230,6 +249,9 @@ def public_run(state: RunState) -> PublicRun:
         max_sequence_length=config.recipe.max_sequence_length,
         sampling=config.sampling,
         length_reward=config.length_reward,
+        redrawn_pools=[
+            pool.name for pool in config.pools if config.validation.redraw == "Auto" and pool.sampler is not None
+        ],
     )
 
 

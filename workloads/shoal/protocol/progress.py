@@ -3,11 +3,13 @@
 Also takes what the trainer says: announced versions (checked against the sealed manifest in the store) and its progress.
 """
 
+import hashlib
+
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
-from shoal.contracts.protocol import RunProgress, TrainerProgress, VersionAnnouncement
+from shoal.contracts.protocol import DatasetAnnouncement, RunProgress, TrainerProgress, VersionAnnouncement
 from shoal.contracts.weights import WeightsManifest
-from shoal.protocol import step_counter
+from shoal.protocol import work
 from shoal.protocol.run_state import RunState
 from shoal.storage import NotFound
 from shoal.telemetry import get_logger
@@ -22,12 +24,12 @@ def run_progress(state: RunState) -> RunProgress:
     nodes = state.nodes.counts()
     return RunProgress(
         run=config.run,
-        steps_total=config.steps,
+        steps_total=state.schedule.steps,
         open_step=open_step,
         waiting_for=waiting_for(state, open_step, nodes.get("Healthy", 0)),
         latest_version=view.latest_version,
         accepted_groups=load.accepted_groups if load is not None else 0,
-        needed_groups=config.recipe.prompts_per_step,
+        needed_groups=state.schedule.needed_groups,
         pending_groups=load.pending_groups if load is not None else 0,
         files_accepted=view.files_accepted,
         files_rejected=view.files_rejected,
@@ -39,8 +41,13 @@ def run_progress(state: RunState) -> RunProgress:
         completion_tokens_accepted=view.tokens_accepted,
         groups_accepted_total=view.groups_with_signal,
         groups_dropped_total=view.groups_judged - view.groups_with_signal,
+        judged_groups=load.judged_groups if load is not None else 0,
+        stalled_on_signal=work.stalled_text(load) if load is not None and state.schedule.stalled(load) else "",
         trainer_phase=state.trainer.phase if state.trainer is not None else "",
+        trainer_note=state.trainer.note if state.trainer is not None else "",
         last_step=state.last_step,
+        proofs=state.proof_terms(),
+        dataset=state.trainer.dataset if state.trainer is not None else None,
         complete=state.complete,
     )
 
@@ -51,12 +58,7 @@ def waiting_for(state: RunState, open_step: int | None, healthy_nodes: int) -> s
         return ""
     if open_step is not None:
         return "" if healthy_nodes else f"a healthy node to work on step {open_step}"
-    if state.view.latest_version is None:
-        return "version 0, the base model, to be announced"
-    step = step_counter.smallest_unsealed(state.view.sealed, state.config.steps)
-    if step is None:
-        return f"version {state.config.steps}, the last one, to be trained and announced"
-    return f"version {max(0, step - state.config.async_level)} to be announced, so that step {step} opens"
+    return state.schedule.waits_for(state.view.sealed, state.view.latest_version)
 
 
 def announce_version(state: RunState, announcement: VersionAnnouncement) -> None:
@@ -66,11 +68,11 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
         raise Problem(409, "Version of another run", f"announced for run {announcement.run!r}, this is {run!r}")
     known = state.view.versions.get(version)
     if known is None:
-        if version > 0 and version - 1 not in state.view.sealed:
+        if not state.schedule.may_announce(version, state.view.sealed):
             raise Problem(
                 409,
                 "Version comes too early",
-                f"version {version} is made from step {version - 1}, which has no batch yet",
+                f"version {version} is made from step {version - 1}, which has no batch yet (mode {state.config.mode})",
             )
         _check_manifest(state, announcement)
         state.ledger.append("version-published", version=version, digest=announcement.weights_digest)
@@ -83,6 +85,32 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
             f"version {version} was announced with digest {known[:12]}..., now {announcement.weights_digest[:12]}...;"
             " a number never changes its bytes",
         )
+
+
+def announce_dataset(state: RunState, announcement: DatasetAnnouncement) -> None:
+    """Record a written data set, which completes a run of mode Generate; the same again is fine. Raises `Problem` 409 when it is not this run's."""
+    name, run = announcement.name, state.config.run
+    if announcement.run != run:
+        raise Problem(409, "Data set of another run", f"announced for run {announcement.run!r}, this is {run!r}")
+    if state.config.mode != "Generate" or name != state.config.generate.dataset:
+        raise Problem(
+            409, "No such data set", f"data set {name!r} is not what run {run!r} (mode {state.config.mode}) makes"
+        )
+    try:
+        card = state.store.get(keys.dataset_card(name))
+    except NotFound as error:
+        raise Problem(409, "Data set is not in the store", f"{error}: write every file, then announce") from error
+    found = hashlib.sha256(card).hexdigest()
+    if found != announcement.card_digest:
+        raise Problem(
+            409,
+            "Data set has another card",
+            f"{keys.dataset_card(name)} has SHA-256 {found[:12]}..., announced was {announcement.card_digest[:12]}...",
+        )
+    if open_steps := state.openable_steps():
+        raise Problem(409, "Data set comes too early", f"step {open_steps[0]} has no batch yet")
+    state.ledger.append("dataset-published", digest=found, detail=name)
+    get_logger().info("data set published", name=name, digest=found)
 
 
 def note_progress(state: RunState, progress: TrainerProgress) -> None:

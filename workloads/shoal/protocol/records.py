@@ -20,6 +20,10 @@ class NodeRecord(Contract):
     node: NodeId
     state: NodeState = "Discovered"
     pool: str = ""
+    outside: bool | None = Field(
+        default=None, description="a stranger's machine; None: not known since the orchestrator lost its memory"
+    )
+    refused: str = Field(default="", description="why its registration was not answered with an invite")
     last_heartbeat_unix: float = 0.0
     answered_seen_unix: float = Field(
         default=0.0, description="discovery's time of the registration that the last invite answered"
@@ -36,7 +40,7 @@ class LeaseRecord(Contract):
 
     lease: Lease
     groups: int
-    status: Literal["open", "submitted", "abandoned"] = "open"
+    status: Literal["open", "submitted", "abandoned", "returned"] = "open"
     sha256: Sha256Hex | None = Field(
         default=None, description="of the one file that this lease may hand in, once named"
     )

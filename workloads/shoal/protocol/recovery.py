@@ -19,6 +19,7 @@ from shoal.protocol.verdicts import evict, record_verdict
 from shoal.telemetry import get_logger
 
 READERS = 16  # parallel reads of small objects; the time is the store's latency
+MOST_LISTINGS = 8  # steps whose leases are listed one by one; a training run has at most five open
 
 BUILT = "built"
 """Key in Redis whose absence says that Redis lost its memory."""
@@ -34,8 +35,9 @@ def rebuild(state: RunState) -> None:
     state.ledger.catch_up()
     verdicts = _names(state, keys.VERDICTS)
     _conclude_verdicts(state, verdicts)
-    for node in state.view.rejected_nodes - state.view.evicted:
-        evict(state, node, "a file was rejected")
+    if state.config.validation.slashing == "Evict":
+        for node in state.view.rejected_nodes - state.view.evicted:
+            evict(state, node, "a file was rejected")
     _restore_nodes(state)
     submissions = _names(state, keys.SUBMISSIONS)
     for job in state.queue.all():
@@ -45,7 +47,7 @@ def rebuild(state: RunState) -> None:
     _restore_leases(state, submissions)
     for step in state.openable_steps():
         state.seal_if_full(step)
-    state.commit_beacons(state.config.async_level + 1)
+    state.commit_beacons(state.schedule.beacons_ahead)
     _restore_last_step(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
     get_logger().info(
@@ -116,7 +118,7 @@ def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
 
 def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
     """Leases of steps that are not sealed; those whose file came are closed. Submission numbers go on after the highest."""
-    wanted = [info.key for step in state.openable_steps() for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
+    wanted = _lease_keys(state)
     if not wanted:
         return
     with ThreadPoolExecutor(READERS) as readers:
@@ -131,6 +133,15 @@ def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
             lease = lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
         state.leases.put_if_absent(lease)
         state.leases.number_is_taken(lease.lease)
+
+
+def _lease_keys(state: RunState) -> list[str]:
+    steps = state.openable_steps()
+    if len(steps) <= MOST_LISTINGS:
+        return [info.key for step in steps for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
+    # Many slices are open at once: one listing of all leases is quicker than one for each of them.
+    folders = {f"{step:06d}" for step in steps}
+    return [info.key for info in state.store.list(keys.LEASES) if info.key.split("/")[1] in folders]
 
 
 def _restore_last_step(state: RunState) -> None:

@@ -7,6 +7,7 @@ decides nothing by itself: the pure modules do. Made once by `orchestrator`; `re
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import redis
@@ -15,16 +16,17 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.seeds import beacon, beacon_commitment, draw_submission
+from shoal.contracts.seeds import beacon, beacon_commitment, draw_submission, drawn_tasks, slice_count
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.protocol import allocation, step_counter
 from shoal.protocol.leases import LeaseBook, is_open
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.protocol.nodes import NodeRegistry
-from shoal.protocol.records import LeaseRecord
+from shoal.protocol.schedule import GenerateSchedule, Schedule, SupervisedSchedule, TrainSchedule
 from shoal.protocol.validation_queue import ValidationQueue
 from shoal.storage import NotFound, Store
 from shoal.telemetry import get_logger
@@ -32,6 +34,11 @@ from shoal.transport.server import Problem
 
 RATE_STEPS = 4
 """Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
+UNJUDGED_CHECKS = 4
+"""Checks without a result after which a file is not waited for: half a minute, in which weights that were just published arrive. Else a node could
+keep a step from ever being full with files that nobody can judge."""
+MOST_UNJUDGED_FILES = 8
+"""Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
 
 
 class RunState:
@@ -65,6 +72,7 @@ class RunState:
         self.last_step: StepMetrics | None = None
         self.files_expired = 0
         self._prepared: Prepared | None = None
+        self._schedule: Schedule | None = None
         self._accepted: dict[tuple[str, str], step_counter.AcceptedFile] = {}
 
     # What prepare left
@@ -80,72 +88,91 @@ class RunState:
                 ) from error
         return self._prepared
 
+    def proof_terms(self) -> ProofTerms | None:
+        """Thresholds of proofs in force and their error rates; None while prepare has not finished."""
+        try:
+            return ProofTerms.in_force(self.config.validation.thresholds, self.prepared().proof_profile)
+        except Problem:
+            return None
+
     # Steps
 
+    @property
+    def schedule(self) -> Schedule:
+        """The rules of this run's mode; raises `Problem` 503 where they need the task table and prepare has not finished."""
+        if self._schedule is None:
+            config = self.config
+            match config.mode:
+                case "Train":
+                    self._schedule = TrainSchedule(config.steps, config.async_level, config.recipe)
+                case "Generate":
+                    groups = config.sampling.groups_per_submission
+                    steps = slice_count(self.prepared().task_count, groups)
+                    self._schedule = GenerateSchedule(steps, groups, config.generate.dataset)
+                case "SFT":
+                    self._schedule = SupervisedSchedule(config.steps)
+        return self._schedule
+
     def open_step(self) -> int | None:
-        return step_counter.open_step(
-            self.view.sealed, self.view.latest_version, self.config.async_level, self.config.steps
-        )
+        return self.schedule.open_step(self.view.sealed, self.view.latest_version)
 
     def openable_steps(self) -> list[int]:
-        return step_counter.openable_steps(
-            self.view.sealed, self.view.latest_version, self.config.async_level, self.config.steps
-        )
-
-    def version_window(self, step: int) -> tuple[int, int]:
-        return step_counter.version_window(step, self.config.async_level)
+        return self.schedule.openable_steps(self.view.sealed, self.view.latest_version)
 
     @property
     def complete(self) -> bool:
-        """Whether the last step was trained and its version announced."""
-        latest = self.view.latest_version
-        return latest is not None and latest >= self.config.steps
+        """Whether the run has made what it is for, and everybody knows."""
+        return self.schedule.complete(self.view.latest_version, self.view.datasets)
 
     def beacon(self, step: int) -> bytes:
         return beacon(self.run_secret, self.config.run, step)
 
     def commit_beacons(self, through: int) -> None:
         """Put the commitments of all steps up to `through` into the ledger."""
-        for step in range(min(through + 1, self.config.steps)):
+        for step in range(min(through + 1, self.schedule.steps)):
             if step not in self.view.committed:
                 self.ledger.append("beacon-committed", step=step, digest=beacon_commitment(self.beacon(step)))
 
     def reveal(self, step: int) -> None:
         """Record that the beacon of `step` becomes known, after its commitment and those of the steps that may follow soon."""
         if step not in self.view.revealed:
-            self.commit_beacons(step + 1 + self.config.async_level)
+            self.commit_beacons(step + self.schedule.beacons_ahead)
             self.ledger.append("beacon-revealed", step=step, digest=beacon_commitment(self.beacon(step)))
-
-    def load(self, step: int, records: list[LeaseRecord], job_groups: dict[int, int]) -> allocation.StepLoad:
-        now = self.clock()
-        leased = sum(r.groups for r in records if r.lease.step == step and is_open(r, now))
-        return allocation.StepLoad(
-            step=step,
-            needed_groups=self.config.recipe.prompts_per_step,
-            accepted_groups=self.accepted_groups(step),
-            pending_groups=leased + job_groups.get(step, 0),
-        )
 
     def loads(self, steps: list[int]) -> list[allocation.StepLoad]:
         """The load of each of `steps`, from one look at leases and queue."""
-        records, job_groups = self.leases.all(), self._queued_groups()
-        return [self.load(step, records, job_groups) for step in steps]
-
-    def _queued_groups(self) -> dict[int, int]:
-        groups: dict[int, int] = {}
+        pending: Counter[int] = Counter()
+        now = self.clock()
+        for record in self.leases.all():
+            if is_open(record, now):
+                pending[record.lease.step] += record.groups
         for job in self.queue.all():
-            groups[job.record.step] = groups.get(job.record.step, 0) + job.record.groups
-        return groups
+            if job.inconclusive < UNJUDGED_CHECKS:
+                pending[job.record.step] += job.record.groups
+        return [
+            allocation.StepLoad(
+                step=step,
+                needed_groups=self.schedule.needed_groups,
+                accepted_groups=self.accepted_groups(step),
+                pending_groups=pending[step],
+                judged_groups=sum(entry.groups or 0 for entry in list(self.view.accepted.get(step, ()))),
+            )
+            for step in steps
+        ]
+
+    def unjudged_files(self, node: str) -> int:
+        """Files of this node that were checked again and again without a result and still wait."""
+        return sum(job.record.node == node and job.inconclusive >= UNJUDGED_CHECKS for job in self.queue.all())
 
     def accepted_groups(self, step: int) -> int:
         """Accepted groups that carry signal."""
         return sum(entry.signal_groups or 0 for entry in list(self.view.accepted.get(step, ())))
 
     def signal_rate(self) -> float:
-        """Estimated share of groups that carry signal, from the newest steps."""
+        """Estimated share of groups that will count, from the newest steps."""
         newest = sorted(self.view.accepted)[-RATE_STEPS:]
         entries = [entry for step in newest for entry in list(self.view.accepted.get(step, ()))]
-        return allocation.signal_rate(
+        return self.schedule.rate(
             sum(entry.groups or 0 for entry in entries), sum(entry.signal_groups or 0 for entry in entries)
         )
 
@@ -157,19 +184,21 @@ class RunState:
         if name not in self._accepted:
             groups, size = self.config.sampling.groups_per_submission, self.config.recipe.group_size
             lengths = self.config.length_reward
+            tasks = drawn_tasks(self.config.mode, verdict.step, self.prepared().task_count, groups)
             drawn = draw_submission(
                 beacon=self.beacon(verdict.step),
                 run=self.config.run,
                 step=verdict.step,
                 node=verdict.node,
                 submission=verdict.submission,
-                task_count=self.prepared().task_count,
+                task_count=len(tasks),
+                first_task=tasks.start,
                 groups=groups,
                 group_size=size,
                 targets=lengths.targets if lengths is not None else None,
             )
             prompts = [group.prompt_index for group in drawn]
-            carrying = step_counter.signal_groups(verdict.rewards, prompts, size, self.config.recipe.online_filter)
+            carrying = self.schedule.counted_prompts(verdict.rewards, prompts, size)
             assert verdict.policy_version is not None  # an accept has one
             self._accepted[name] = step_counter.AcceptedFile(
                 node=verdict.node,
@@ -201,7 +230,7 @@ class RunState:
         The object comes first and the ledger second: after a crash between the two, the object that is there is what the ledger will name.
         """
         with self.settle_lock:
-            needed = self.config.recipe.prompts_per_step
+            needed = self.schedule.needed_groups
             if step in self.view.sealed or self.accepted_groups(step) < needed:
                 return None
             batch = step_counter.select_batch(

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import membership_proof
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     Heartbeat,
@@ -131,6 +132,14 @@ class Session:
             self.liveness.progress()
             stop.wait(wait * random.uniform(0.5, 1.0))
 
+    def _proof(self) -> str | None:
+        """Proof that this is one of its pool's own pods, or None on a stranger's machine. Read anew each time: the Secret may come later."""
+        try:
+            ticket = (home() / "secrets" / "ticket").read_text()
+        except FileNotFoundError:
+            return None
+        return membership_proof(bytes.fromhex(ticket.strip()), self.key.public)
+
     def _join(self, stop: threading.Event) -> Signed[Invite]:
         """Register and wait for a good invite."""
         self._set_state("Discovered")
@@ -140,6 +149,7 @@ class Session:
             pool=self.config.pool,
             software_version=software_version(),
             hardware=hardware.detect(home()),
+            proof=self._proof(),
         )
         self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
         get_logger().info("registered, waiting for an invite", node=self.key.public)

@@ -49,13 +49,16 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
     limit = largest_file(state.config)
     if request.size > limit:
         raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
-    record = state.leases.require(request.lease, request.node)
     now = state.clock()
-    if record.status == "submitted":
-        raise Problem(409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt")
-    _require_time_left(record, now)
     expires = now + upload_seconds(request.size)
-    state.leases.name_file(record, request.sha256, request.size, expires)
+    with state.lease_lock:
+        record = state.leases.require(request.lease, request.node)
+        if record.status == "submitted":
+            raise Problem(
+                409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt"
+            )
+        _require_time_left(record, now)
+        state.leases.name_file(record, request.sha256, request.size, expires)
     return make_grant(
         state.config,
         keys.staging(request.node, request.lease),
@@ -83,9 +86,11 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
                 f"the same bytes were handed in for lease {record.lease}: make new rollouts",
             )
         return _finish(state, record, lease)
-    _require_time_left(lease, state.clock())
-    # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
-    lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
+    with state.lease_lock:
+        lease = state.leases.require(notice.lease, notice.node)
+        _require_time_left(lease, state.clock())
+        # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
+        lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
     if lease.lease.step in state.view.sealed:
         state.leases.put(lease.model_copy(update={"status": "submitted"}))
         state.store.delete(keys.staging(notice.node, notice.lease))
@@ -102,7 +107,17 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         groups=groups,
         received_unix=state.clock(),
     )
-    if not state.store.create(keys.submission(notice.node, notice.sha256), record.to_json()):
+    with state.lease_lock:
+        # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
+        lease = state.leases.get(notice.lease) or lease
+        if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
+            raise Problem(409, "Lease is over", f"lease {notice.lease} was handed back while its file was confirmed")
+        created = state.store.create(keys.submission(notice.node, notice.sha256), record.to_json())
+        if created:
+            update = {"status": "submitted", "sha256": notice.sha256, "size": notice.size}
+            lease = lease.model_copy(update=update)
+            state.leases.put(lease)
+    if not created:
         return submit(state, notice)  # another thread was first: its record decides
     get_logger().info(
         "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size

@@ -20,8 +20,9 @@ from shoal.protocol.validation_queue import backoff_seconds
 from shoal.telemetry import get_logger
 from shoal.transport.server import Problem
 
-STATISTICAL: frozenset[RejectReason] = frozenset({"token_sampling", "computation"})
-"""Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4)."""
+STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling", "redraw", "computation"})
+"""Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4). Some rejects for
+these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time without fail."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,19 @@ class Decision:
 
 
 def decide(
-    verdict: Verdict, digest: str, opinions: Sequence[OpinionNote], *, sealed: bool, window: tuple[int, int]
+    verdict: Verdict,
+    digest: str,
+    opinions: Sequence[OpinionNote],
+    *,
+    validator: str,
+    alone: bool,
+    sealed: bool,
+    window: tuple[int, int],
 ) -> Decision:
-    """What to do with a finding on a file that has no recorded verdict yet.
+    """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
-    `digest` identifies the verdict document: the same document again is a repeated request, not another validator's finding.
+    `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
+    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -46,7 +55,7 @@ def decide(
             return Decision("record")
         if any(note.digest == digest for note in opinions):
             return Decision("repeated")
-        agreed = any(note.reason == verdict.reason for note in opinions)
+        agreed = any(note.reason == verdict.reason and (alone or note.validator != validator) for note in opinions)
         return Decision("record") if agreed else Decision("second-opinion")
     if sealed:
         return Decision("expire", f"step {verdict.step} was sealed before this file was accepted")
@@ -81,8 +90,10 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             verdict,
             digest,
             job.opinions,
+            validator=validator_of(verdict, job),
+            alone=state.clock() >= job.prefer_another_until_unix,
             sealed=verdict.step in state.view.sealed,
-            window=state.version_window(verdict.step),
+            window=state.schedule.version_window(verdict.step),
         )
         get_logger().info(
             "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
@@ -100,6 +111,11 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 again = job.model_copy(update={"inconclusive": count})
                 state.queue.again(again, state.clock() + backoff_seconds(count))
                 state.redis.incr(f"{state.prefix}:inconclusive")
+
+
+def validator_of(verdict: Verdict, job: Job) -> str:
+    """The pod that made a verdict. All validators share one key, so that the name is their word; the last claim's where an old one says none."""
+    return verdict.validator or job.claimed_by
 
 
 def record_verdict(state: RunState, signed: Signed[Verdict]) -> None:
@@ -165,20 +181,22 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
             digest=verdict.sha256,
             detail=detail,
         )
-        evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
+        if state.config.validation.slashing == "Evict":
+            evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
     state.queue.discard(verdict.node, verdict.sha256)
     if verdict.outcome == "accept":
         state.seal_if_full(verdict.step)
 
 
 def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str) -> None:
-    """Keep a statistical reject as an opinion and queue the file for a fresh check, by another validator if one comes in time."""
+    """Keep a statistical reject as an opinion and queue the file for a fresh check of every row, by another validator if one comes in time."""
     verdict = signed.document
     assert verdict.reason is not None
-    opinion = Opinion(validator=job.claimed_by, verdict=signed)
+    validator = validator_of(verdict, job)
+    opinion = Opinion(validator=validator, verdict=signed)
     state.store.create(f"{keys.opinions(verdict.node, verdict.sha256)}{digest}.json", opinion.to_json())
     now = state.clock()
-    note = OpinionNote(validator=job.claimed_by, reason=verdict.reason, digest=digest)
+    note = OpinionNote(validator=validator, reason=verdict.reason, digest=digest)
     again = job.model_copy(
         update={
             "opinions": [*job.opinions, note],

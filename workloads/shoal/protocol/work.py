@@ -6,12 +6,14 @@ Comes in: requests of members and validators. Goes out: `StepInfo`, `Lease`, `Va
 
 import secrets
 
+from shoal.contracts.pools import Sampler, terms_of
 from shoal.contracts.protocol import ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.seeds import beacon_commitment
 from shoal.protocol import allocation
+from shoal.protocol.lease_returns import give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
-from shoal.protocol.run_state import RunState
+from shoal.protocol.run_state import MOST_UNJUDGED_FILES, RunState
 from shoal.protocol.verdicts import expire
 from shoal.transport.server import Problem
 
@@ -37,11 +39,13 @@ def step_for(state: RunState, node: str) -> StepInfo | None:
     if not steps or latest is None:
         return None
     loads = state.loads(steps)
-    step = allocation.step_to_serve(loads, state.signal_rate())
+    rate = state.signal_rate()
+    step = allocation.step_to_serve(loads, lambda load: state.schedule.has_room(load, rate))
     load = next((load for load in loads if load.step == step), loads[0])
     state.reveal(load.step)
     value = state.beacon(load.step)
-    oldest, newest = state.version_window(load.step)
+    oldest, newest = state.schedule.version_window(load.step)
+    unsealed = state.openable_steps()  # by now it may be none: a verdict seals the last one whenever it comes
     return StepInfo(
         run=state.config.run,
         step=load.step,
@@ -53,45 +57,73 @@ def step_for(state: RunState, node: str) -> StepInfo | None:
         needed_groups=load.needed_groups,
         accepted_groups=load.accepted_groups,
         pending_groups=load.pending_groups,
+        first_unsealed_step=unsealed[0] if unsealed else load.step,
     )
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     """A lease for a step with room; raises `Problem` 409 when the node should look again a little later."""
-    record = state.nodes.require_member(request.node)
+    state.nodes.require_member(request.node)
     if request.step not in servable_steps(state, request.node):
         raise Problem(
             409, "Step is not open to this node", f"step {request.step} is not open: ask GET /v1/step which one is"
         )
     with state.lease_lock:
         now = state.clock()
+        _end_overdue(state)
         mine = [r for r in state.leases.all() if r.lease.node == request.node]
+        record = state.nodes.require_member(request.node)
         for old in given_up(mine, now):
             state.leases.put(old.model_copy(update={"status": "abandoned"}))
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
-        if not allocation.has_room(state.loads([request.step])[0], state.signal_rate()):
+        load = state.loads([request.step])[0]
+        if state.schedule.stalled(load):
+            raise Problem(409, "The step waits for a person", stalled_text(load))
+        if not state.schedule.has_room(load, state.signal_rate()):
             raise Problem(
                 409,
                 "Enough is under way",
                 f"step {request.step} will probably be filled by what is pending: ask GET /v1/step again in a second",
             )
+        if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
+            raise Problem(
+                409,
+                "Files could not be judged",
+                f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
+            )
         state.reveal(request.step)
         expires = now + lease_seconds(state.config.sampling.max_completion_tokens)
+        # What was given up just now comes again with the next request: numbers go on by files alone.
+        again = give_again(state, mine, request.step, expires)
+        if again is not None:
+            return again
         return state.leases.issue(request.node, request.step, state.config.sampling.groups_per_submission, expires)
+
+
+def stalled_text(load: allocation.StepLoad) -> str:
+    """What happened to a step that lacks signal, and what to do about it."""
+    return (
+        f"step {load.step}: {load.judged_groups} groups were sampled and {load.accepted_groups} of {load.needed_groups} carry signal; the tasks are"
+        " too hard or too easy for the policy. Raise spec.recipe.samplingCap to go on, or start a run with spec.tasks.offlineFilter or other tasks"
+    )
 
 
 def end_overdue_leases(state: RunState) -> int:
     """Abandon leases whose time is over, at their nodes' account; returns how many."""
-    now, ended = state.clock(), 0
     with state.lease_lock:
-        for record in state.leases.all():
-            if record.status != "open" or is_open(record, now):
-                continue
-            state.leases.put(record.model_copy(update={"status": "abandoned"}))
-            node = state.nodes.get(record.lease.node)
-            if node is not None:
-                state.nodes.change(node, abandoned_leases=node.abandoned_leases + 1)
-            ended += 1
+        return _end_overdue(state)
+
+
+def _end_overdue(state: RunState) -> int:
+    now, ended = state.clock(), 0
+    for record in state.leases.all():
+        if record.status != "open" or is_open(record, now):
+            continue
+        state.leases.put(record.model_copy(update={"status": "abandoned"}))
+        node = state.nodes.get(record.lease.node)
+        if node is not None:
+            state.nodes.change(node, abandoned_leases=node.abandoned_leases + 1)
+        ended += 1
     return ended
 
 
@@ -105,7 +137,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
         if record.step in state.view.sealed:
             expire(state, record, f"step {record.step} was sealed before this file was checked")
             continue
-        oldest, newest = state.version_window(record.step)
+        oldest, newest = state.schedule.version_window(record.step)
         return ValidationJob(
             claim=secrets.token_hex(16),
             run=record.run,
@@ -118,4 +150,21 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             beacon=state.beacon(record.step).hex(),
             min_version=oldest,
             max_version=newest,
+            accepted_files=state.view.accepted_in_a_row[record.node],
+            on_probation=state.view.accepted_in_a_row[record.node] < state.config.validation.probation_files,
+            second_opinion=bool(job.opinions),
+            sampler=sampler_of(state, record.node),
         )
+
+
+def sampler_of(state: RunState, node: str) -> Sampler | None:
+    """What draws a node's tokens, by the terms of its pool; None where nobody can tell or nobody is to draw again.
+
+    Which pool a node is in is forgotten with Redis; then it is what all pools agree on. Nothing that a node says is asked.
+    """
+    if state.config.validation.redraw == "Off":
+        return None
+    record = state.nodes.get(node)
+    terms = terms_of(state.config.pools, record.pool) if record is not None else None
+    samplers = {each.sampler for each in ([terms] if terms is not None else state.config.pools)}
+    return samplers.pop() if len(samplers) == 1 else None

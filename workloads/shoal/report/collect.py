@@ -7,7 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.contracts.filtering import FilterReport
 from shoal.contracts.ledger import EntryKind
+from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
 from shoal.report.facts import StoreFacts
 from shoal.report.records import (
@@ -77,6 +79,8 @@ class ReportData:
     phase_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     utilisation: dict[str, Series] = field(default_factory=dict)
     model: ModelPlace | None = None
+    filtered: FilterReport | None = None
+    dataset: DatasetCard | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
@@ -107,6 +111,8 @@ class ReportData:
             "busy_seconds": self.busy_seconds or None,
             "phase_seconds": self.phase_seconds or None,
             "ledger": self.ledger,
+            "offline_filter": self.filtered.model_dump(mode="json") if self.filtered else None,
+            "dataset": self.dataset.model_dump(mode="json") if self.dataset else None,
             "model": self.model.path if self.model else None,
             "model_version": self.model.version if self.model else None,
             "step_metrics": [metrics.model_dump(mode="json") for metrics in self.steps],
@@ -146,7 +152,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def _rewards(data: ReportData) -> None:
-    rewards = [metrics.task_reward for metrics in data.steps]
+    rewards = [metrics.task_reward for metrics in data.steps if metrics.trained and not metrics.supervised]
     data.reward_start = mean(rewards[:REWARD_START_STEPS])
     data.reward_end = mean(rewards[-REWARD_END_STEPS:])
     if 0 < len(rewards) < REWARD_START_STEPS + REWARD_END_STEPS:
@@ -321,5 +327,9 @@ def _say_what_is_missing(data: ReportData, unreadable_records: int) -> None:
             data.notes.append(f"missing: {what}")
     if data.steps and len(data.steps) != data.steps[-1].step + 1:
         data.notes.append(f"metrics of {data.steps[-1].step + 1 - len(data.steps)} earlier steps are missing")
+    if untrained := [metrics.step for metrics in data.steps if not metrics.trained]:
+        data.notes.append(
+            f"steps that trained nothing (rolled back, or without usable rows) are left out of the curves: {untrained}"
+        )
     if unreadable_records:
         data.notes.append(f"{unreadable_records} lines of metrics.jsonl were cut or unreadable and left out")

@@ -57,6 +57,7 @@ def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand
             '<div class="plots">' if plots else "",
             *(f"<figure><figcaption>{text(plot.caption)}</figcaption>{plot.svg}</figure>" for plot in plots),
             "</div>" if plots else "",
+            _tasks(data),
             _files(data),
             _time(data),
             _model(data, commands),
@@ -90,6 +91,20 @@ def _cards(data: ReportData) -> str:
 
 def _per_step(data: ReportData) -> float | None:
     return data.wall_seconds / len(data.steps) if data.wall_seconds is not None and data.steps else None
+
+
+def _tasks(data: ReportData) -> str:
+    """What became of tasks in the offline filter, and of completions in a data set."""
+    pieces = []
+    if (found := data.filtered) is not None:
+        rows = [(what, count(times), percent(times / found.tasks_before)) for what, times in found.outcomes.items()]
+        pieces += ["<h2>Offline filter</h2>", _table(("problems", "number", "share"), rows)]
+    if (made := data.dataset) is not None:
+        seen = made.rows + sum(made.left_out.values())
+        rows = [("kept", count(made.rows), percent(made.rows / seen if seen else None))]
+        rows += [(why, count(times), percent(times / seen)) for why, times in made.left_out.items()]
+        pieces += [f"<h2>Data set {text(made.name)}</h2>", _table(("completions", "number", "share"), rows)]
+    return "\n".join(pieces)
 
 
 def _files(data: ReportData) -> str:

@@ -6,7 +6,7 @@ noisy. Text stays text (`svg.fonttype: none`), so that it can be searched and re
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -100,6 +100,22 @@ def draw(
     return inline(buffer.getvalue(), name)
 
 
+def bars(name: str, heights: Sequence[int], x_label: str, y_label: str, marked: Callable[[int], bool]) -> str:
+    """A histogram, one bar a number from 0 on; those that are `marked` are blue, the others grey."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        colours = [BLUE if marked(place) else GREY for place in range(len(heights))]
+        axes.bar(range(len(heights)), list(heights), color=colours, width=0.8)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return inline(buffer.getvalue(), name)
+
+
 def inline(svg: str, name: str) -> str:
     """The `<svg>` element alone: no prologue, no metadata, sized by the page, every id prefixed by `name`."""
     svg = svg[svg.index("<svg") :]
@@ -112,13 +128,14 @@ def inline(svg: str, name: str) -> str:
 def all_plots(data: ReportData) -> list[Plot]:
     """The plots for which there are numbers."""
     plots = []
-    steps = [float(metrics.step) for metrics in data.steps]
+    trained = [metrics for metrics in data.steps if metrics.trained]
+    steps = [float(metrics.step) for metrics in trained]
 
     def per_step(
         name: str, caption: str, y_label: str, *series: tuple[str, str, str, bool], zero: bool = False
     ) -> None:
         lines = [
-            Line(label, steps, [float(getattr(metrics, key)) for metrics in data.steps], colour, smooth)
+            Line(label, steps, [float(getattr(metrics, key)) for metrics in trained], colour, smooth)
             for label, key, colour, smooth in series
         ]
         plots.append(Plot(name, caption, draw(name, lines, "step", y_label, from_zero=zero)))
@@ -145,6 +162,20 @@ def all_plots(data: ReportData) -> list[Plot]:
         per_step(
             "length", "Length of completions.", "tokens", ("mean", "completion_length_mean", BLUE, True), zero=True
         )
+    if data.filtered is not None:
+        found = data.filtered
+        low, high = (round(share * found.samples, 6) for share in (found.min_correct, found.max_correct))
+        plots.append(
+            Plot(
+                "filter",
+                f"Offline filter: problems by right samples of {found.samples}; {found.tasks_kept} of {found.tasks_before} tasks were kept (blue).",
+                bars("filter", found.histogram, "right samples", "problems", lambda right: low <= right <= high),
+            )
+        )
+    if data.dataset is not None:
+        made = data.dataset
+        caption = f"Problems by right samples of {made.samples_per_problem}; {made.problems_solved} of {made.problems} were solved (blue)."
+        plots.append(Plot("solved", caption, bars("solved", made.correct_histogram, "right samples", "problems", bool)))
     if data.utilisation:
         colours = {"trainer": ORANGE, "worker": BLUE}
         lines = [

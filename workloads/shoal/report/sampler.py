@@ -23,7 +23,7 @@ from shoal.report.records import SampleRecord, SessionRecord, metric_key
 SAMPLE_SECONDS = 5.0
 METRIC_PORTS = {
     "orchestrator": 8080, "discovery": 8081, "trainer": 9100, "publisher": 9101, "sync": 9102, "agent": 9103,
-    "fetch": 9104, "worker": 9105, "validator": 9106,
+    "fetch": 9104, "worker": 9105, "validator": 9106, "runner": 9107,
 }  # fmt: skip
 """Port of `/metrics` by container (docs/architecture.md); nginx and Redis have none."""
 SCRAPE_TIMEOUT_SECONDS = 2.0

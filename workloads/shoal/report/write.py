@@ -14,6 +14,7 @@ from shoal.contracts.tasks import BadTaskTable, read_tasks
 from shoal.environments.base import BadEnvironment, load
 from shoal.report.access import RunAccess, open_run
 from shoal.report.collect import ModelPlace, ReportData, collect
+from shoal.report.datasets import read_card, read_filter
 from shoal.report.export import export_model
 from shoal.report.facts import read_store
 from shoal.report.html import page
@@ -51,6 +52,8 @@ def make_report(run_dir: Path, metrics_file: Path, model_folder: Path) -> Report
     except (WrongWeights, BadSignature, NotFound) as error:
         facts.notes.append(f"the trained model was not exported: {error}")
     data = collect(access.config.run, access.config.steps, facts, records, unreadable_records=unreadable, model=model)
+    data.filtered = read_filter(access.store, data.notes)
+    data.dataset = read_card(access)
     commands = (
         load_commands(Path(model.path), example_prompt(access), access.config.recipe.max_sequence_length)
         if model

@@ -3,6 +3,24 @@
 Trusted roles import this; workers have no store credentials and never do.
 """
 
-from shoal.storage.store import BadKey, NotFound, ObjectInfo, Store, StoreUnavailable, open_store
+from shoal.storage.store import (
+    BadKey,
+    NotFound,
+    ObjectInfo,
+    Store,
+    StoreUnavailable,
+    open_below_prefix,
+    open_store,
+    open_store_of,
+)
 
-__all__ = ["BadKey", "NotFound", "ObjectInfo", "Store", "StoreUnavailable", "open_store"]
+__all__ = [
+    "BadKey",
+    "NotFound",
+    "ObjectInfo",
+    "Store",
+    "StoreUnavailable",
+    "open_below_prefix",
+    "open_store",
+    "open_store_of",
+]

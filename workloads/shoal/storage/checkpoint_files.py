@@ -2,20 +2,24 @@
 
 `Assembler` is used by whoever has verified shards in hand: the client in a pool pod (from relays) and `versions.materialise` (from the store). It
 writes into `<folder>.partial/`, remembers finished shards across a restart, and renames to `<folder>/` only when the SHA-256 of the whole stream is
-the one in the signed manifest. No second copy of the weights is ever made.
+the one in the signed manifest. No second copy of the weights is ever made. Shards of a delta are unpacked on their way in, against the folder of
+the base version. The whole is hashed behind the first gap while shards still come, so that little is left to do when the last one is here.
 """
 
 import hashlib
 import os
 import shutil
+import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.contracts.canonical import Signed, canonical_bytes, document_digest
-from shoal.contracts.weights import VersionOpen, WeightsManifest
+from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.storage import delta
 
 MANIFEST_FILE = "shoal-weights.json"
 """In a finished folder: the signed `WeightsManifest`, so that a reader knows the digest of what it loads."""
-READ_BYTES = 8 << 20
+READ_BYTES = 256 << 10  # stays in a core's cache between the copy and the hash
 
 
 class WrongWeights(ValueError):
@@ -23,17 +27,26 @@ class WrongWeights(ValueError):
 
 
 class Assembler:
-    """Collects the shards of one version into `folder`."""
+    """Collects the shards of one version into `folder`. Shards may be written from several threads."""
 
-    def __init__(self, record: VersionOpen, folder: Path) -> None:
-        """Start, or go on with what an earlier process had written for the same opening record."""
+    def __init__(self, record: VersionOpen, folder: Path, base: Path | None = None) -> None:
+        """Start, or go on with what an earlier process had written for the same opening record.
+
+        `base` is the finished folder of `record.base`, for a delta. Raises `WrongWeights` when its files are not laid out like this version's.
+        """
         self.record = record
         self.folder = folder
+        self._base = base
+        self._lock = threading.Lock()
+        if record.base is not None:
+            _check_layout(record, base)
         self._partial = folder.with_name(folder.name + ".partial")
         self._log = self._partial / ".shards"
         mark = self._partial / ".open"
         expected = canonical_bytes(record)
-        if not (mark.is_file() and mark.read_bytes() == expected):
+        self.resumed = mark.is_file() and mark.read_bytes() == expected
+        """Whether the files are those of an earlier process; else they are empty."""
+        if not self.resumed:
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
             for file in record.files:
@@ -41,27 +54,48 @@ class Assembler:
                     handle.truncate(file.size)
             mark.write_bytes(expected)
         self._done = self._read_log()
+        self._hashing = threading.Lock()
+        self._hashed = 0
+        """Shards before this one are in `_running`."""
+        self._running = hashlib.sha256()
 
     def missing(self) -> list[int]:
         """Indices of the shards that are still needed, ascending."""
         return [index for index in range(self.record.shard_count) if index not in self._done]
 
-    def write_shard(self, index: int, data: bytes) -> None:
+    def put(self, descriptor: ShardDescriptor, data: delta.Bytes) -> None:
+        """Take over the bytes of a shard as they travelled, their digest checked; raises `WrongWeights` when they are not this shard's."""
+        if descriptor.encoding == "delta":
+            if self.record.base is None:
+                raise WrongWeights(f"shard {descriptor.index} is a delta, version {self.record.version} is none")
+            try:
+                data = delta.decode(data, self._base_bytes(descriptor.index), self.record.base.item_size)
+            except delta.BadDelta as error:
+                raise WrongWeights(f"shard {descriptor.index} of version {self.record.version}: {error}") from error
+        self.write_shard(descriptor.index, data)
+
+    def write_shard(self, index: int, data: delta.Bytes) -> None:
         """Put a shard, whose digest the caller has checked, in its place; raises `WrongWeights` when its size does not fit."""
         start, end = self.record.shard_bounds(index)
         if len(data) != end - start:
             raise WrongWeights(f"shard {index} has {len(data)} bytes, the opening record says {end - start}")
-        file_start = 0
-        for file in self.record.files:
-            low, high = max(start, file_start), min(end, file_start + file.size)
-            if low < high:
-                with (self._partial / file.name).open("r+b") as handle:
-                    handle.seek(low - file_start)
-                    handle.write(data[low - start : high - start])
-            file_start += file.size
-        self._done.add(index)
-        with self._log.open("ab") as log:
-            log.write(b"%d\n" % index)
+        with self.place(index) as place:
+            place.write(memoryview(data), 0)
+        self.placed(index)
+
+    def place(self, index: int) -> "ShardPlace":
+        """Where the bytes of a shard go, for somebody who writes and checks them there, and then says `placed`."""
+        return ShardPlace(self._partial, extents(self.record, index))
+
+    def placed(self, index: int) -> None:
+        """Shard `index` is in its place and was checked; may be said again of a shard whose bytes were replaced."""
+        with self._lock:
+            if index in self._done and index <= self._hashed:
+                self._hashed, self._running = 0, hashlib.sha256()
+            self._done.add(index)
+            with self._log.open("ab") as log:
+                log.write(b"%d\n" % index)
+        self._hash_on()
 
     def finish(self, manifest: Signed[WeightsManifest], signer: str) -> Path:
         """Check signature and whole, then make the folder visible; raises `WrongWeights` and drops everything when the bytes are wrong."""
@@ -73,7 +107,7 @@ class Assembler:
         if sealed.open_digest != document_digest(self.record):
             self.discard()
             raise WrongWeights(f"version {self.record.version}: the manifest seals another opening record")
-        found = self.stream_digest()
+        found = self._stream_digest()
         if found != sealed.sha256:
             self.discard()
             raise WrongWeights(
@@ -90,16 +124,40 @@ class Assembler:
     def discard(self) -> None:
         """Forget everything written so far."""
         shutil.rmtree(self._partial, ignore_errors=True)
-        self._done = set()
+        with self._lock:
+            self._done = set()
+            self._hashed, self._running = 0, hashlib.sha256()
 
-    def stream_digest(self) -> str:
-        """SHA-256 of the files' concatenation, in the order of the opening record."""
-        running = hashlib.sha256()
-        for file in self.record.files:
-            with (self._partial / file.name).open("rb") as handle:
-                while chunk := handle.read(READ_BYTES):
-                    running.update(chunk)
-        return running.hexdigest()
+    def _hash_on(self) -> None:
+        """Hash the whole shards before the first gap. One thread does so at a time; the others have shards to fetch."""
+        while self._next_to_hash() is not None and self._hashing.acquire(blocking=False):
+            try:
+                self._hash_to_gap()
+            finally:
+                self._hashing.release()
+
+    def _stream_digest(self) -> str:
+        """Of everything, when every shard is here."""
+        with self._hashing:
+            self._hash_to_gap()
+            return self._running.hexdigest()
+
+    def _hash_to_gap(self) -> None:
+        while (following := self._next_to_hash()) is not None:
+            index, running = following
+            with self.place(index) as place:
+                place.feed(running)
+            with self._lock:
+                if running is self._running:  # else a shard was replaced meanwhile, and it starts anew
+                    self._hashed = index + 1
+
+    def _next_to_hash(self) -> "tuple[int, hashlib._Hash] | None":
+        with self._lock:
+            return (self._hashed, self._running) if self._hashed in self._done else None
+
+    def _base_bytes(self, index: int) -> bytearray:
+        assert self._base is not None
+        return read_shard(self.record, self._base, index)
 
     def _read_log(self) -> set[int]:
         if not self._log.is_file():
@@ -107,6 +165,128 @@ class Assembler:
         # A last line without newline was cut by a crash: its shard is fetched again.
         lines = self._log.read_bytes().split(b"\n")[:-1]
         return {int(line) for line in lines if line.isdigit() and int(line) < self.record.shard_count}
+
+
+class Extent(NamedTuple):
+    """Bytes [start, start + length) of the file `name`, which are bytes [at, at + length) of a shard."""
+
+    name: str
+    start: int
+    at: int
+    length: int
+
+
+class ShardPlace:
+    """The place of one shard in the files under `folder`, its bytes numbered from 0. Files are opened when they are first needed."""
+
+    def __init__(self, folder: Path, parts: list[Extent]) -> None:
+        self.size = sum(part.length for part in parts)
+        self._folder = folder
+        self._parts = parts
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> "ShardPlace":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, data: memoryview, at: int) -> None:
+        """Put `data` where byte `at` of the shard lies; raises `OSError` when the disk takes no more."""
+        for part, start, length in self._within(at, len(data)):
+            piece, offset = data[start - at : start - at + length], part.start + start - part.at
+            while piece:
+                count = os.pwrite(self._open(part.name), piece, offset)
+                piece, offset = piece[count:], offset + count
+
+    def read(self, at: int, size: int) -> bytes:
+        """At most `size` bytes from byte `at` on, fewer where a file ends or is too short, none after the end."""
+        for part, start, length in self._within(at, size):
+            return os.pread(self._open(part.name), length, part.start + start - part.at)
+        return b""
+
+    def feed(self, running: "hashlib._Hash") -> None:
+        """Hash all of it."""
+        buffer = memoryview(bytearray(min(READ_BYTES, max(self.size, 1))))
+        for part in self._parts:
+            done = 0
+            while done < part.length:
+                view = buffer[: part.length - done]
+                count = os.preadv(self._open(part.name), [view], part.start + done)
+                if not count:
+                    raise WrongWeights(f"{self._folder.name}/{part.name} is shorter than its version says")
+                running.update(view[:count])
+                done += count
+
+    def close(self) -> None:
+        """Let go of the files; they are opened again when they are needed."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _within(self, at: int, size: int) -> list[tuple[Extent, int, int]]:
+        """Parts that lie in [at, at + size) of the shard, with start in the shard and length of what does."""
+        found = []
+        for part in self._parts:
+            low, high = max(at, part.at), min(at + size, part.at + part.length)
+            if low < high:
+                found.append((part, low, high - low))
+        return found
+
+    def _open(self, name: str) -> int:
+        if name not in self._files:
+            self._files[name] = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
+        return self._files[name]
+
+
+def extents(record: VersionOpen, index: int) -> list[Extent]:
+    """Which parts of which files make shard `index`, in order; their lengths add up to the size of the shard."""
+    start, end = record.shard_bounds(index)
+    found, file_start = [], 0
+    for file in record.files:
+        low, high = max(start, file_start), min(end, file_start + file.size)
+        if low < high:
+            found.append(Extent(file.name, low - file_start, low - start, high - low))
+        file_start += file.size
+    return found
+
+
+def read_shard(record: VersionOpen, folder: Path, index: int) -> bytearray:
+    """The bytes of shard `index` from the files in `folder`; raises `WrongWeights` when a file is too short."""
+    start, end = record.shard_bounds(index)
+    data = bytearray(end - start)
+    view = memoryview(data)
+    for part in extents(record, index):
+        with (folder / part.name).open("rb", buffering=0) as handle:
+            handle.seek(part.start)
+            got = 0
+            while got < part.length:
+                count = handle.readinto(view[part.at + got : part.at + part.length])
+                if not count:
+                    raise WrongWeights(f"{folder.name}/{part.name} is shorter than its version says")
+                got += count
+    return data
+
+
+def stream_digest(record: VersionOpen, folder: Path) -> str:
+    """SHA-256 of the files' concatenation, in the order of the opening record."""
+    running = hashlib.sha256()
+    for file in record.files:
+        with (folder / file.name).open("rb") as handle:
+            while chunk := handle.read(READ_BYTES):
+                running.update(chunk)
+    return running.hexdigest()
+
+
+def _check_layout(record: VersionOpen, base: Path | None) -> None:
+    if base is None:
+        raise WrongWeights(f"version {record.version} is a delta: its base is needed to assemble it")
+    for file in record.files:
+        path = base / file.name
+        if not path.is_file() or path.stat().st_size != file.size:
+            raise WrongWeights(
+                f"version {record.version} is a delta, but {base.name}/{file.name} does not have its {file.size} bytes"
+            )
 
 
 def read_manifest(folder: Path, signer: str) -> WeightsManifest:

@@ -266,9 +266,22 @@ class Store:
 
 def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
     """The store of a run, from `config/run.json` and, for S3, the credentials in `secrets/store/`."""
-    prefix = f"{config.storage.prefix}/{config.run}"
+    return _open(config, f"{config.storage.prefix}/{config.run}", home() / "store", deadline_seconds)
+
+
+def open_store_of(run: str, config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
+    """The store of another run with the same `storage`, to be read: the same bucket, or the other's volume at `others/<run>/`."""
+    return _open(config, f"{config.storage.prefix}/{run}", home() / "others" / run, deadline_seconds)
+
+
+def open_below_prefix(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
+    """Everything below `storage.prefix`, for objects that people put there."""
+    return _open(config, config.storage.prefix, home() / "store", deadline_seconds)
+
+
+def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float) -> Store:
     if config.storage.s3 is None:
-        return open_folder(home() / "store", prefix, deadline_seconds=deadline_seconds)
+        return open_folder(folder, prefix, deadline_seconds=deadline_seconds)
     access_key, secret_key = read_credentials()
     return open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=deadline_seconds)
 

@@ -1,11 +1,15 @@
-"""Entry point of the container `trainer`: `python -m shoal.training`. Health and metrics on port 9100.
+"""Entry point of the container `trainer`: `python -m shoal.training`, or `torchrun ... -m shoal.training` for several processes.
 
-Exit code 0 means that the run is trained and its last version announced. After SIGTERM it is 143, so that nobody takes a stop for
-the end of the run.
+Health and metrics are on port 9100, served by the first process of each machine; the leader's are the run's. Exit code 0 means that the run is
+trained and its last version announced. After SIGTERM it is 143, so that nobody takes a stop for the end of the run.
 """
 
+import ctypes
 import os
+import signal
 import sys
+
+from structlog.contextvars import bind_contextvars
 
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
@@ -16,10 +20,20 @@ SILENT_SECONDS = 900.0
 """Longest time without a finished micro-batch or a store's answer: above the store's deadline."""
 STORE_DEADLINE_SECONDS = 600.0
 EXIT_TERMINATED = 143
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that this process gets when its parent ends."""
+
+
+def end_with_parent() -> None:
+    """Under torchrun: be killed when it is. Its processes have sessions of their own, and one that outlived a kill -9 would keep the
+    port and train beside its successor."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     log = telemetry.start("trainer")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
     telemetry.install_signals()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
     os.environ.setdefault(
@@ -28,27 +42,42 @@ def main() -> None:
     from shoal.storage import open_store  # what follows imports torch, which reads the environment
     from shoal.training.base_model import fetch_base_model
     from shoal.training.loop import Trainer
+    from shoal.training.parallel import start_ranks
     from shoal.training.progress import Progress
     from shoal.transport import SignedClient
 
     config = load_run_config()
     liveness = telemetry.Liveness(SILENT_SECONDS)
     starting: list[str] = ["the base model is being loaded"]
-    telemetry.serve_health(PORT, liveness, lambda: starting[0] if starting else None)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        telemetry.serve_health(PORT, liveness, lambda: starting[0] if starting else None)
+    ranks = start_ranks()
+    if ranks.world > 1:
+        bind_contextvars(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
-    progress = Progress(config.run, SignedClient(config.addresses.orchestrator, key), store)
+    orchestrator = SignedClient(config.addresses.orchestrator, key) if ranks.leader else None
+    progress = Progress(config.run, orchestrator, store)
+    base = home() / "tmp" / "base"
     try:
-        base = fetch_base_model(store, home() / "tmp" / "base", liveness)
+        ranks.each_does(
+            "the base model to be fetched",
+            lambda: fetch_base_model(store, base, liveness),
+            liveness.progress,
+            first_of_node=True,
+        )
         trainer = Trainer(
-            config, store, base, home() / "outbox", home() / "tmp" / "state", progress, pod_name(), liveness
+            config, store, base, home() / "outbox", home() / "tmp" / "state", progress, pod_name(), liveness, ranks
         )
         starting.clear()
-        log.info("trainer started", steps=config.steps)
+        log.info("trainer started", steps=config.steps, ranks=ranks.world, device=str(ranks.device))
         trainer.run()
     except telemetry.Stopped as stopped:
         log.info("stopped", reason=str(stopped))
-        sys.exit(EXIT_TERMINATED)
+        sys.stdout.flush()
+        # Not `sys.exit`: a thread that still uploads inside of native code would abort the interpreter's own end.
+        os._exit(EXIT_TERMINATED)
+    ranks.close()
 
 
 if __name__ == "__main__":

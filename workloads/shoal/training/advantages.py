@@ -10,10 +10,13 @@ SMALLEST_DEVIATION = 1e-6
 """Rewards that differ by less are equal but for rounding; dividing by so little would make noise the loudest signal."""
 
 
-def group_advantages(rewards: Float[np.ndarray, " group"], *, normalize: bool) -> Float[np.ndarray, " group"]:
+def group_advantages(
+    rewards: Float[np.ndarray, " group"], *, normalize: bool, leave_one_out: bool = False
+) -> Float[np.ndarray, " group"]:
     """Reward minus the group's mean, divided by its standard deviation if `normalize`; float64.
 
-    The deviation is the population's, since the group is all there is. Equal rewards and groups of one give zeros.
+    With `leave_one_out` the mean is that of the others (RLOO, arXiv:2402.14740): the same differences, times group / (group - 1). The deviation
+    is the population's, since the group is all there is. Equal rewards and groups of one give zeros.
     Raises ValueError when there are no rewards or one of them is not finite.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
@@ -26,4 +29,6 @@ def group_advantages(rewards: Float[np.ndarray, " group"], *, normalize: bool) -
     deviation = float(rewards.std())
     if deviation < SMALLEST_DEVIATION:
         return np.zeros_like(centred)
+    if leave_one_out:
+        centred = centred * (rewards.size / (rewards.size - 1))
     return centred / deviation if normalize else centred

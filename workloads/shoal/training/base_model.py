@@ -11,10 +11,19 @@ from shoal.storage import Store
 
 PREPARE_DEADLINE_SECONDS = 3600.0
 """The trainer is made after prepare has succeeded; an hour without its seal is a mistake somewhere else."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
+"""One of these is part of every checkpoint that has a tokenizer."""
+
+
+class BadBaseModel(ValueError):
+    """The base model cannot be used; the message says what is missing."""
 
 
 def fetch_base_model(store: Store, folder: Path, liveness: telemetry.Liveness) -> Path:
-    """Copy the base model into `folder` and return it; files that are there in full size are kept."""
+    """Copy the base model into `folder` and return it; files that are there in full size are kept.
+
+    Raises BadBaseModel when it has no tokenizer: every version is served with the base model's, so workers could not start.
+    """
     telemetry.wait_for(
         "prepared.json in the store",
         lambda: store.exists(keys.PREPARED) or None,
@@ -28,4 +37,10 @@ def fetch_base_model(store: Store, folder: Path, liveness: telemetry.Liveness) -
         if not (target.is_file() and target.stat().st_size == info.size):
             store.get_to_file(info.key, target)
         liveness.progress()
+    names = sorted(path.name for path in folder.iterdir())
+    if not set(names) & set(TOKENIZER_FILES):
+        raise BadBaseModel(
+            f"{keys.BASE_MODEL} has no tokenizer, so nobody could serve what is trained: it has {', '.join(names)}; wanted is one of"
+            f" {', '.join(TOKENIZER_FILES)}. Put it into the model's folder or repository and start the run anew"
+        )
     return folder

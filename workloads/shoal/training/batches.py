@@ -1,11 +1,13 @@
-"""From groups of samples to the tensors of optimizer steps: advantages, shuffling, splitting, packing.
+"""From groups of samples to the tensors of optimizer steps: advantages, shuffling, splitting, packing, dealing out to ranks.
 
-In: the groups of one step. Out: for each optimizer step its micro-batches, with the count of completion tokens that the loss is
-divided by. The order of samples is drawn from (seed, step) alone, so a resumed step is the same step. Pure; called by `loop`.
+In: the groups of one step. Out: for each optimizer step the micro-batches of this rank, with the number that the loss is divided by. The order
+of samples is drawn from (seed, step) alone, and what is packed together does not depend on the ranks, so a resumed step is the same
+step on any number of them. Pure; called by `loop`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,16 +16,45 @@ from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
 from shoal.training.advantages import group_advantages
-from shoal.training.packing import density, pack
+from shoal.training.objectives import objective_of
+from shoal.training.objectives.dapo import overlong_penalty
+from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import Group, Sample
 
 
 @dataclass(frozen=True)
+class Segments:
+    """The samples of a pack: `bounds` has the start of each and the end of the last, in tokens."""
+
+    bounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.bounds[0] != 0 or any(end <= start for start, end in zip(self.bounds, self.bounds[1:], strict=False)):
+            raise ValueError(f"segment bounds are {list(self.bounds)}; allowed: ascending from 0, no sample empty")
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample."""
+        return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def on(self, device: torch.device) -> Int[Tensor, " samples+1"]:
+        """The bounds as int32 on a device, copied there once."""
+        if device not in self._copies:
+            self._copies[device] = torch.tensor(self.bounds, dtype=torch.int32, device=device)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
 class MicroBatch:
-    """Whole samples laid end to end. `positions` start again at 0 with each sample.
+    """Whole samples laid end to end. `positions` start again at 0 with each sample; `segments` says the same in bounds.
 
     The flat arrays have one entry for each token that the model itself sampled (tool output is context only):
-    `predicted_from` is where in the pack the token was predicted (the position before it), `targets` its id.
+    `predicted_from` is where in the pack the token was predicted (the position before it), `targets` its id, `policy_versions` the version
+    that sampled it. A filler, for a rank short of work, has tokens but none of these entries: it adds nothing to any sum.
     """
 
     tokens: Int[Tensor, " pack"]
@@ -33,54 +64,119 @@ class MicroBatch:
     temperatures: Float[Tensor, " completion"]
     advantages: Float[Tensor, " completion"]
     worker_logprobs: Float[Tensor, " completion"]
+    policy_versions: Int[Tensor, " completion"]
+    segments: Segments
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on a device; itself when it lies there already."""
+        if self.tokens.device == device:
+            return self
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
 class OptimizerBatch:
-    """What one optimizer step trains on; `token_count` is the divisor of its loss."""
+    """What one optimizer step trains on: this rank's micro-batches, as many as every other rank has.
+
+    `token_count` is over all ranks, and `divisor` is what the objective divides the sum over tokens by. `versions` has for
+    each round the policy versions that sampled any rank's tokens of it, ascending.
+    """
 
     micro_batches: list[MicroBatch]
     token_count: int
+    divisor: float
+    versions: list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All optimizer batches of a step; `packing_density` is the share of pack capacity that holds tokens."""
+    """All optimizer batches of a step; `packing_density` is the share of pack capacity that holds tokens, over all ranks."""
 
     optimizer_batches: list[OptimizerBatch]
     packing_density: float
 
+    @property
+    def token_count(self) -> int:
+        """Completion tokens of the step, over all ranks."""
+        return sum(batch.token_count for batch in self.optimizer_batches)
 
-def plan_step(groups: Sequence[Group], recipe: Recipe, *, seed: int, step: int) -> StepPlan:
-    """Advantages within groups, samples shuffled over groups, cut into `optimizer_steps` parts, each packed.
 
-    Raises ValueError when the step has fewer samples than optimizer steps.
+Scored = tuple[Sample, float]
+"""A sample with its advantage."""
+
+
+def plan_step(
+    groups: Sequence[Group],
+    recipe: Recipe,
+    *,
+    seed: int,
+    step: int,
+    completion_limit: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> StepPlan:
+    """Advantages within groups, samples shuffled over groups, cut into `optimizer_steps` parts, each packed and dealt out.
+
+    `completion_limit` is the most tokens that a completion may have (`sampling.maxCompletionTokens`). Raises ValueError when the step has
+    fewer samples than optimizer steps.
     """
-    scored: list[tuple[Sample, float]] = []
-    for group in groups:
-        rewards = np.array([sample.reward for sample in group.samples])
-        advantages = group_advantages(rewards, normalize=recipe.normalize_advantages)
-        scored.extend(zip(group.samples, advantages.tolist(), strict=True))
+    scored = [pair for group in groups for pair in score(group, recipe, completion_limit)]
     if len(scored) < recipe.optimizer_steps:
         raise ValueError(
             f"step {step} has {len(scored)} samples for {recipe.optimizer_steps} optimizer steps; lower optimizerSteps"
         )
     order = np.random.default_rng([seed, step]).permutation(len(scored))
     capacity = recipe.pack_length or recipe.max_sequence_length
-    batches, densities = [], []
+    longest = min(recipe.max_sequence_length, completion_limit or recipe.max_sequence_length)
+    batches, tokens, bins = [], 0, 0
     for part in np.array_split(order, recipe.optimizer_steps):
         members = [scored[index] for index in part]
         lengths = [len(sample.tokens) for sample, _ in members]
-        bins = pack(lengths, capacity)
-        packs = [micro_batch([members[index] for index in indices]) for indices in bins]
-        # A pack of tool output only has nothing to learn from, and no gradient.
-        useful = [packed for packed in packs if len(packed.targets)]
-        batches.append(OptimizerBatch(useful, sum(len(packed.targets) for packed in useful)))
-        densities.append(density(lengths, bins, capacity))
-    return StepPlan(batches, float(np.mean(densities)))
+        packs = [[members[index] for index in indices] for indices in pack(lengths, capacity)]
+        divisor = None if objective_of(recipe).divisor == "tokens" else float(len(members) * longest)
+        batches.append(optimizer_batch(packs, rank, world, divisor))
+        tokens, bins = tokens + sum(lengths), bins + len(packs)
+    return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
 
 
-def micro_batch(members: Sequence[tuple[Sample, float]]) -> MicroBatch:
+def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+    """Each sample of a group with its advantage under the recipe's objective, overlong completions penalised if it says so."""
+    objective, shaping = objective_of(recipe), recipe.overlong_shaping
+    rewards = np.array([sample.reward for sample in group.samples])
+    if shaping is not None:
+        for index, sample in enumerate(group.samples):
+            limit = recipe.max_sequence_length - sample.prompt_length
+            limit = limit if completion_limit is None else min(limit, completion_limit)
+            rewards[index] -= overlong_penalty(sample.completion_length, limit, shaping)
+    advantages = group_advantages(
+        rewards,
+        normalize=recipe.normalize_advantages and objective.divides_by_deviation,
+        leave_one_out=objective.advantages == "leave_one_out",
+    )
+    return list(zip(group.samples, advantages.tolist(), strict=True))
+
+
+def optimizer_batch(
+    packs: Sequence[Sequence[Scored]], rank: int, world: int, divisor: float | None = None
+) -> OptimizerBatch:
+    """Packs dealt out to ranks. Without a `divisor` the loss is divided by the count of completion tokens."""
+    # A pack of tool output only has nothing to learn from, and no gradient.
+    useful = [members for members in packs if any(sample.mask.any() for sample, _ in members)]
+    dealt = deal([cost([len(sample.tokens) for sample, _ in members]) for members in useful], world)
+    tokens = sum(int(sample.mask.sum()) for members in useful for sample, _ in members)
+    return OptimizerBatch(
+        micro_batches=[filler() if index is None else micro_batch(useful[index]) for index in dealt[rank]],
+        token_count=tokens,
+        divisor=float(tokens) if divisor is None else divisor,
+        versions=[
+            tuple(sorted({sample.policy_version for index in here if index is not None for sample, _ in useful[index]}))
+            for here in zip(*dealt, strict=True)
+        ],
+    )
+
+
+def micro_batch(members: Sequence[Scored]) -> MicroBatch:
     """Lay samples, each with its advantage, end to end."""
     starts = np.cumsum([0, *(len(sample.tokens) for sample, _ in members)])
     places, repeats = [], []
@@ -98,6 +194,27 @@ def micro_batch(members: Sequence[tuple[Sample, float]]) -> MicroBatch:
         temperatures=_spread([sample.temperature for sample, _ in members], repeats),
         advantages=_spread([advantage for _, advantage in members], repeats),
         worker_logprobs=torch.from_numpy(np.concatenate([sample.logprobs[sample.mask] for sample, _ in members])),
+        policy_versions=torch.from_numpy(np.repeat([sample.policy_version for sample, _ in members], repeats)),
+        segments=Segments(tuple(starts.tolist())),
+    )
+
+
+def filler() -> MicroBatch:
+    """One token of context and nothing to learn: what a rank computes while others work, since every rank meets in every layer.
+
+    A copy of a real micro-batch in its place would count twice.
+    """
+    whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float32)
+    return MicroBatch(
+        tokens=torch.zeros(1, dtype=torch.int64),
+        positions=torch.zeros(1, dtype=torch.int64),
+        predicted_from=whole,
+        targets=whole,
+        temperatures=real,
+        advantages=real,
+        worker_logprobs=real,
+        policy_versions=whole,
+        segments=Segments((0, 1)),
     )
 
 

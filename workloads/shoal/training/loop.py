@@ -1,12 +1,13 @@
-"""The step loop: wait for a batch, train on it, save, hand over the new version; until the run's last step.
+"""The step loop: train on what the run's method has for the step, copy the result aside, go on; until the run's last step.
 
-In: `RunConfig`, the store, the orchestrator. Out: one policy version a step, in the outbox, and its training state in the store. The order
-within a step makes a stop at any point harmless: state first (it holds all that is needed to do the rest again), then
-the outbox, then the report. Called by `__main__`.
+In: `RunConfig`, the store, the orchestrator, the ranks. Out: one policy version a step. While step `s+1` trains, version `s+1` is made
+durable and handed over in the background, in an order that makes a stop at any point harmless: state first (it holds all that is needed to
+do the rest again), then the outbox, then the report. Every rank runs this, in step with the others. Called by `__main__`.
 """
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -14,23 +15,35 @@ from transformers.utils.logging import disable_progress_bar
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
-from shoal.contracts.steps import StepBatch, StepMetrics
-from shoal.storage import NotFound, Store, StoreUnavailable
-from shoal.training.batches import plan_step
-from shoal.training.metrics import StepTimes, step_metrics
-from shoal.training.model import load_policy, load_reference
-from shoal.training.optimizer import Optimizer
+from shoal.contracts.steps import StepMetrics
+from shoal.storage import NotFound, Store
+from shoal.training.delivery import Delivery, Made
+from shoal.training.export import Export
+from shoal.training.handover import BLOCKED_SECONDS, Handover
+from shoal.training.host_copy import HostCopy
+from shoal.training.method import Method, Tools, Untrained, Workplace
+from shoal.training.metrics import StepTimes, untrained_metrics
+from shoal.training.model import load_policy
 from shoal.training.outbox import Outbox
+from shoal.training.parallel import Ranks
 from shoal.training.progress import Progress
-from shoal.training.rollouts import Limits, read_batch, read_groups
-from shoal.training.state import States
-from shoal.training.update import mismatch, plan_logprobs, train
+from shoal.training.reinforcement import Reinforcement
+from shoal.training.sft.method import SupervisedFineTuning
+from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe
+from shoal.training.state import BadState, States
+from shoal.training.waits import Waits
 
-BATCH_DEADLINE_SECONDS = 24 * 3600.0
-"""A day without a full batch: nobody works on the run, and a failed Job says so louder than a waiting one."""
 ANNOUNCE_DEADLINE_SECONDS = 3600.0
 """The publisher needs minutes for tens of gigabytes; after an hour something is broken."""
-POLL_SECONDS = 0.25
+PAUSE_DEADLINE_SECONDS = 7 * 24 * 3600.0
+"""A person must look; after a week without one the attempt fails, and the next one pauses again."""
+STOP_GRACE_SECONDS = 10.0
+"""What a version in flight is given when the process is asked to stop; a pod is given 60 s."""
+
+
+def method_of(place: Workplace) -> Method:
+    """How the run learns."""
+    return SupervisedFineTuning(place) if place.config.mode == "SFT" else Reinforcement(place)
 
 
 class Trainer:
@@ -46,121 +59,177 @@ class Trainer:
         progress: Progress,
         attempt: str,
         liveness: telemetry.Liveness,
+        ranks: Ranks,
     ) -> None:
         """`outbox` is where versions go, `scratch` a folder for files on their way to and from the store."""
         self._config = config
         self._store = store
-        self._outbox = Outbox(outbox, base)
-        self._states = States(store, config.run, scratch)
         self._progress = progress
         self._attempt = attempt
         self._liveness = liveness
+        self._ranks = ranks
         disable_progress_bar()  # the log is for lines that somebody reads
-        self._policy = load_policy(base)
-        self._reference = load_reference(base)
+        self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
+        self._method = method_of(
+            Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy)
+        )
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
-        self._optimizer = Optimizer(self._policy.parameters(), config.recipe)
-        self._limits = Limits(self._policy.config.vocab_size, config.recipe.max_sequence_length)
-        self._validator_key = config.trusted_roster().keys["validator"]
+        self._optimizer = self._method.optimizer
+        self._copy = HostCopy(self._policy, self._optimizer, ranks)
+        self._states = States(store, config.run, scratch, ranks, self._method.data)
+        self._handover = Handover()
+        self._waits = Waits(ranks, self._handover, progress, liveness)
+        self._delivery = Delivery(
+            config, store, self._states, Outbox(outbox, Export(self._policy, base, ranks), ranks), progress, ranks
+        )
+        self._method.begin(Tools(self._copy, self._states, self._waits))
+        self._history = History()
         self.version = 0
 
     def run(self) -> None:
         """Train until the last step, and return when its version is announced. Raises `telemetry.Stopped` on SIGTERM."""
-        self.resume()
-        while self.version < self._config.steps:
-            self.train_step(self.version)
-        with self._progress.phase("wait"):
-            telemetry.wait_for(
-                "the last version to be announced",
-                self._last_is_announced,
-                deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
-                interval_seconds=1.0,
-                liveness=self._liveness,
-            )
+        try:
+            self.resume()
+            while self.version < self._config.steps:
+                self.next_step()
+            with self._progress.phase("wait"):
+                self._waits.idle()
+                self._waits.leader(
+                    "the last version to be announced",
+                    self._last_is_announced,
+                    deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
+                )
+        except telemetry.Stopped:
+            self._handover.settle(STOP_GRACE_SECONDS)
+            raise
+        finally:
+            self._method.stop()
         telemetry.get_logger().info("run trained", version=self.version)
 
     def resume(self) -> None:
-        """Take up the newest whole state, or begin with the base model as version 0, and finish what a stop left undone."""
-        sealed = self._states.sealed()
-        metrics: StepMetrics | None = None
-        if sealed:
-            self.version = sealed[-1]
-            metrics = self._states.restore(self.version, self._policy, self._optimizer).metrics
-            telemetry.get_logger().info("resumed", version=self.version, updates=self._optimizer.updates)
-        else:
-            self._states.save(0, self._policy, self._optimizer, None)
-        self._hand_over()
-        if metrics is not None:
-            self._progress.finished(metrics)
+        """Take up the newest intact state, or begin with the base model as version 0, and finish what a stop left undone."""
+        sealed = self._states.restore_newest(self._copy, self._liveness)
+        if sealed is None:
+            self._copy.take()
+            self._deliver(0, None, save=True)
+            return
+        self.version, self._history = sealed.version, sealed.history
+        self._optimizer.updates = sealed.updates
+        telemetry.get_logger().info("resumed", version=self.version, updates=self._optimizer.updates)
+        self._warn_of_a_roll_back_that_came_too_late()
+        self._deliver(self.version, sealed.metrics, save=False)
+        if sealed.metrics is not None:
+            self._progress.finished(sealed.metrics)
+
+    def next_step(self) -> None:
+        """Make the next version: by training, or by going back when the run asks for it."""
+        step, asked = self.version, self._config.roll_back
+        if asked is not None and asked.at_step == step:
+            self._roll_back(step, asked.to_version, None, f"spec.rollBack asks for version {asked.to_version}")
+            return
+        if self._history.incident is None or not self._act_on(self._history.incident, step):
+            self.train_step(step)
+
+    def _act_on(self, incident: Incident, step: int) -> bool:
+        """Do what the settings want done about signs of instability; whether that made the next version."""
+        states = self._ranks.broadcast(self._states.sealed(), "which states there are")
+        while True:
+            decision = decide(self._history, self._config.stability, states)
+            if decision.action == "pause":
+                self._pause(decision.reason)
+            if decision.action != "roll_back" or decision.to_version is None:
+                return False
+            try:
+                self._roll_back(step, decision.to_version, incident, decision.reason)
+            except BadState as error:  # nothing was taken over from it; the one before may do, or a person
+                telemetry.get_logger().error("a state is damaged, trying the one before", reason=str(error))
+                states = [version for version in states if version != decision.to_version]
+            else:
+                return True
+
+    def _warn_of_a_roll_back_that_came_too_late(self) -> None:
+        """Steps went on while it was asked for: its step is trained already, and nothing will come of it."""
+        asked = self._config.roll_back
+        if asked is None or asked.at_step >= self.version or not self._ranks.leader:
+            return
+        try:
+            done = StepMetrics.from_json(self._store.get(keys.step_metrics(asked.at_step))).rolled_back_to
+        except NotFound:
+            return  # nobody can tell any more
+        if done != asked.to_version:
+            telemetry.get_logger().warning(
+                "spec.rollBack is not done: its step is trained already; set atStep to a later one",
+                at_step=asked.at_step,
+                version=self.version,
+            )
 
     def train_step(self, step: int) -> None:
         """Make version `step + 1` from version `step`."""
-        progress, recipe = self._progress, self._config.recipe
         started = time.time()
-        progress.begin(step)
-        with progress.phase("wait"):
-            batch = self._wait_for_batch(step)
-        with progress.phase("read"):
-            groups = read_groups(self._store, batch, self._validator_key, self._limits)
-            plan = plan_step(groups, recipe, seed=self._config.seed, step=step)
-        with progress.phase("old_logprobs"):
-            old = plan_logprobs(self._policy, plan, self._beat)
-        with progress.phase("reference_logprobs"):
-            reference = plan_logprobs(self._reference, plan, self._beat)
-        with progress.phase("update"):
-            updates = train(self._policy, self._optimizer, plan, old, reference, recipe, self._beat)
-        mismatch_kl = mismatch(plan, old)
+        self._progress.begin(step)
+        report = self._method.train(step)
+        if isinstance(report, Untrained):
+            self._finish_untrained(step, started, warnings=[report.warning], rows_left_out=report.rows_left_out)
+            return
+        with self._progress.phase("save"):
+            self._take_copy()
+        metrics = report(StepTimes(started, time.time(), self._progress.seconds))
+        history, signals, warnings = observe(self._history, metrics, self._config.stability)
+        self._finish(metrics.model_copy(update={"warnings": warnings}), history, signals)
 
-        def report() -> StepMetrics:
-            return step_metrics(
-                run=self._config.run,
-                step=step,
-                attempt=self._attempt,
-                groups=groups,
-                plan=plan,
-                updates=updates,
-                mismatch_kl=mismatch_kl,
-                times=StepTimes(started, time.time(), progress.seconds),
+    def _pause(self, reason: str) -> None:
+        """Until the process is stopped: the settings that end a pause come with the next one."""
+        telemetry.get_logger().warning("paused", version=self.version, reason=reason)
+        with self._progress.phase("paused", reason):
+            self._waits.leader(
+                "a person to acknowledge the signs of instability",
+                lambda: None,
+                deadline_seconds=PAUSE_DEADLINE_SECONDS,
             )
 
-        with progress.phase("save"):
-            self._states.save(step + 1, self._policy, self._optimizer, report())
-            self.version = step + 1
-            self._hand_over()
-        progress.finished(report())
+    def _roll_back(self, step: int, to_version: int, incident: Incident | None, reason: str) -> None:
+        """Make version `step + 1` by taking up the state of an earlier version."""
+        started = time.time()
+        telemetry.get_logger().warning("rolling back", step=step, to_version=to_version, reason=reason)
+        self._progress.begin(step)
+        with self._progress.phase("roll_back", reason):
+            self._waits.idle()
+            sealed = self._states.restore(to_version, self._copy, self._liveness)
+            self._optimizer.updates = sealed.updates
+            self._take_copy()
+        self._history = after_roll_back(sealed.history, incident)
+        self._finish_untrained(step, started, warnings=[reason], rolled_back_to=to_version)
 
-    def _wait_for_batch(self, step: int) -> StepBatch:
-        def poll() -> StepBatch | None:
-            self._progress.beat()
-            try:
-                return read_batch(self._store, self._config.run, step)
-            except NotFound:
-                return None
-            except StoreUnavailable as error:
-                telemetry.get_logger().warning("the store is away, the wait goes on", reason=str(error))
-                return None
+    def _take_copy(self) -> None:
+        """Copy everything aside, once the version before is done with the buffers."""
+        started = time.monotonic()
+        self._waits.idle()
+        BLOCKED_SECONDS.set(time.monotonic() - started)
+        self._copy.take()
 
-        return telemetry.wait_for(
-            "batch of the next step",
-            poll,
-            deadline_seconds=BATCH_DEADLINE_SECONDS,
-            interval_seconds=POLL_SECONDS,
-            liveness=self._liveness,
+    def _finish_untrained(self, step: int, started_unix: float, **said: Any) -> None:
+        """A step that made a version without training has a report too."""
+        metrics = untrained_metrics(
+            run=self._config.run,
+            step=step,
+            attempt=self._attempt,
+            times=StepTimes(started_unix, time.time(), self._progress.seconds),
+            **said,
         )
+        self._finish(metrics, self._history, None)
 
-    def _hand_over(self) -> None:
-        """Put the current version into the outbox, unless the publisher has sealed it already."""
-        if not self._store.exists(keys.version_weights(self.version)):
-            self._outbox.put(self._policy, self.version)
-        self._liveness.progress()
+    def _finish(self, metrics: StepMetrics, history: History, signals: Signals | None) -> None:
+        self.version, self._history = metrics.policy_version, history
+        self._deliver(self.version, metrics, save=True)
+        self._progress.finished(metrics, signals)
+
+    def _deliver(self, version: int, metrics: StepMetrics | None, *, save: bool) -> None:
+        """Start the delivery of the version that the host copy holds."""
+        self._waits.idle()
+        self._method.keep(version)
+        made = Made(version, self._copy.tensors, self._optimizer.updates, metrics, self._history, save)
+        self._handover.start(f"delivery of version {version}", lambda: self._delivery.deliver(made))
 
     def _last_is_announced(self) -> bool | None:
-        self._progress.beat()
         newest = self._progress.announced_version()
         return True if newest is not None and newest >= self._config.steps else None
-
-    def _beat(self) -> None:
-        self._liveness.progress()
-        self._progress.beat()
-        if telemetry.STOP.is_set():
-            raise telemetry.Stopped("asked to stop while training; the step is done again from its beginning")

@@ -1,29 +1,32 @@
-"""The GRPO loss with two-sided clipping, a KL penalty and an entropy bonus (paper section 3.4).
+"""The loss of a micro-batch's tokens: an objective's surrogate, a KL penalty and an entropy bonus (paper section 3.4).
 
-In: log-probabilities of completion tokens under three policies, and advantages. Out: the loss to differentiate and sums for the
-metrics. Per token, with ratio r = exp(logp - logp_old):
+In: log-probabilities of completion tokens under the policies that take part, and advantages. Out: a loss per token to differentiate, and sums for
+the metrics. Per token, with w = min(exp(logp_old - logp_behaviour), cap), or 1 where no importance weight is asked for:
 
-    policy  = -min( min(r, delta) * A, clip(r, 1 - epsilon, 1 + epsilon) * A )
     kl      = exp(logp_ref - logp) - (logp_ref - logp) - 1        (k3, Schulman 2020: unbiased, never negative)
-    loss    = sum(policy + kl_coefficient * kl - entropy_coefficient * entropy) / tokens of the optimizer batch
+    loss    = sum(w * surrogate + kl_coefficient * kl - entropy_coefficient * entropy) / divisor of the optimizer batch
 
-`min(r, delta)` bounds the side that plain clipping leaves open: a negative advantage with a large ratio. The divisor is
-the count of completion tokens of the whole optimizer batch, over all micro-batches and ranks, so regrouping changes nothing.
-Called by `update`.
+The surrogate is the objective's (`objectives/`). The divisor is the count of completion tokens of the whole optimizer batch, over all
+micro-batches and ranks (or a constant, for Dr. GRPO), so regrouping changes nothing. Called by `logprobs`, tile by tile, for `update`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+from shoal.contracts.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class LossInputs:
     """Natural logarithms at each row's sampling temperature, float32 (or float64), one entry a completion token.
 
-    Gradients flow through `logprobs` and `entropy` only; the others are constants.
+    Gradients flow through `logprobs` and `entropy` only; the others are constants. `behaviour_logprobs` are recomputed here with the
+    weights of the version that sampled the row, never a worker's claim; None when nothing needs them.
     """
 
     logprobs: Float[Tensor, " tokens"]
@@ -31,60 +34,166 @@ class LossInputs:
     old_logprobs: Float[Tensor, " tokens"]
     reference_logprobs: Float[Tensor, " tokens"]
     advantages: Float[Tensor, " tokens"]
+    behaviour_logprobs: Float[Tensor, " tokens"] | None = None
 
 
 @dataclass(frozen=True)
 class LossWeights:
-    """The recipe's numbers; `delta` > 1 + `epsilon`."""
+    """The recipe's numbers. `epsilon_high` and `importance_cap` are None where the recipe leaves them out."""
 
     epsilon: float
     delta: float
     kl: float
     entropy: float
+    epsilon_high: float | None = None
+    importance_cap: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.delta <= 1 + self.epsilon:
+    @classmethod
+    def of(cls, recipe: Recipe) -> "LossWeights":
+        return cls(
+            epsilon=recipe.clip_epsilon,
+            delta=recipe.clip_delta,
+            kl=recipe.kl_coefficient,
+            entropy=recipe.entropy_coefficient,
+            epsilon_high=recipe.clip_epsilon_high,
+            importance_cap=recipe.importance_cap,
+        )
+
+    @property
+    def high(self) -> float:
+        """Upper half-width of the ratio clip."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """An objective's policy loss per token, and which tokens were cut: below, above, and at delta."""
+
+    loss: Float[Tensor, " tokens"]
+    cut_low: Bool[Tensor, " tokens"]
+    cut_high: Bool[Tensor, " tokens"]
+    cut_delta: Bool[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What sets one objective apart from another.
+
+    `advantages`: reward less the group's mean, or less the mean of the others (leave-one-out). `divides_by_deviation`: whether the recipe's
+    `normalize_advantages` is heeded. `divisor`: completion tokens of the optimizer batch, or rows times the longest completion
+    allowed. `needs_behaviour`: importance weights are part of the objective itself, capped or not.
+    """
+
+    surrogate: Callable[[LossInputs, LossWeights], Surrogate]
+    advantages: Literal["group_mean", "leave_one_out"] = "group_mean"
+    divides_by_deviation: bool = True
+    divisor: Literal["tokens", "longest_completions"] = "tokens"
+    needs_behaviour: bool = False
+    uses_delta: bool = False
+
+    def check(self, weights: LossWeights) -> None:
+        """Raises ValueError when the recipe's numbers do not go together under this objective."""
+        if self.uses_delta and weights.delta <= 1 + weights.high:
             raise ValueError(
-                f"clip_delta is {self.delta}; allowed: more than 1 + clip_epsilon = {1 + self.epsilon},"
+                f"clip_delta is {weights.delta}; allowed: more than 1 + clip_epsilon = {1 + weights.high},"
                 " or the bound would cut before the clip does"
             )
+
+    def weighs(self, weights: LossWeights) -> bool:
+        """Whether tokens carry an importance weight, so that behaviour log-probabilities must be recomputed."""
+        return self.needs_behaviour or weights.importance_cap is not None
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums over the tokens of one micro-batch, detached; divide by the token count of all to report."""
+    """Sums over tokens; divide by their count to report. `capped`: importance weights cut at the cap."""
 
-    loss: float
-    kl: float
-    entropy: float
-    clip_low: int
-    clip_high: int
-    clip_delta: int
+    loss: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    clip_delta: float = 0.0
+    capped: float = 0.0
 
 
-def grpo_loss(inputs: LossInputs, weights: LossWeights, token_count: int) -> tuple[Float[Tensor, ""], LossSums]:
-    """The share of the optimizer batch's loss that these tokens make, and sums for the metrics.
+SUMS = tuple(field.name for field in fields(LossSums))
 
-    `token_count` is the number of completion tokens of the whole optimizer batch. Raises ValueError when it is not
-    positive.
+
+def token_losses(
+    inputs: LossInputs, objective: Objective, weights: LossWeights
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " sums"]]:
+    """Loss of each token, undivided and differentiable, and the `SUMS` over them (float64, detached).
+
+    Raises ValueError when behaviour log-probabilities are needed and missing.
     """
-    if token_count < 1:
-        raise ValueError(f"the optimizer batch has {token_count} completion tokens; allowed: 1 or more")
-    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-    advantages = inputs.advantages
-    clipped = ratio.clamp(1 - weights.epsilon, 1 + weights.epsilon)
-    policy = -torch.minimum(ratio.clamp(max=weights.delta) * advantages, clipped * advantages)
+    surrogate = objective.surrogate(inputs, weights)
+    policy, capped = surrogate.loss, torch.zeros_like(surrogate.cut_low)
+    if objective.weighs(weights):
+        weight, capped = _importance(inputs, weights)
+        policy = weight * policy
     behind = inputs.reference_logprobs - inputs.logprobs
     kl = torch.exp(behind) - behind - 1
-    per_token = policy + weights.kl * kl - weights.entropy * inputs.entropy
-    loss = per_token.sum() / token_count
-    worse, better = advantages < 0, advantages > 0
-    sums = LossSums(
-        loss=float(per_token.detach().sum()),
-        kl=float(kl.detach().sum()),
-        entropy=float(inputs.entropy.detach().sum()),
-        clip_low=int((worse & (ratio < 1 - weights.epsilon)).sum()),
-        clip_high=int((better & (ratio > 1 + weights.epsilon)).sum()),
-        clip_delta=int((worse & (ratio > weights.delta)).sum()),
+    loss = policy + weights.kl * kl - weights.entropy * inputs.entropy
+    summed = (
+        loss.detach(),
+        kl.detach(),
+        inputs.entropy.detach(),
+        surrogate.cut_low,
+        surrogate.cut_high,
+        surrogate.cut_delta,
+        capped,
     )
-    return loss, sums
+    return loss, torch.stack([values.double().sum() for values in summed])
+
+
+def _importance(inputs: LossInputs, weights: LossWeights) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
+    """How much likelier the recomputed old policy made each token than the one that sampled it, and where that was capped."""
+    if inputs.behaviour_logprobs is None:
+        raise ValueError("importance weights need behaviour log-probabilities, recomputed with each row's version")
+    weight = torch.exp(inputs.old_logprobs - inputs.behaviour_logprobs)
+    if weights.importance_cap is None:
+        return weight, torch.zeros_like(weight, dtype=torch.bool)
+    return weight.clamp(max=weights.importance_cap), weight > weights.importance_cap
+
+
+class MicroLoss:
+    """The loss of one micro-batch, asked for tile by tile: `logprobs.head_loss` calls it with what it has just computed.
+
+    `constants` are full-length; `sums` has the `SUMS` of all tiles so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        old: Float[Tensor, " completion"],
+        reference: Float[Tensor, " completion"],
+        advantages: Float[Tensor, " completion"],
+        behaviour: Float[Tensor, " completion"] | None,
+        objective: Objective,
+        weights: LossWeights,
+        divisor: float,
+    ) -> None:
+        if divisor <= 0:
+            raise ValueError(
+                f"the divisor of the optimizer batch is {divisor}; it has no completion tokens to train on"
+            )
+        self._old, self._reference, self._advantages, self._behaviour = old, reference, advantages, behaviour
+        self._objective, self._weights, self._divisor = objective, weights, divisor
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=old.device)
+
+    def __call__(
+        self, here: slice, logprobs: Float[Tensor, " tile"], entropy: Float[Tensor, " tile"]
+    ) -> Float[Tensor, ""]:
+        """The share of the optimizer batch's loss that the tokens `here` make."""
+        inputs = LossInputs(
+            logprobs=logprobs,
+            entropy=entropy,
+            old_logprobs=self._old[here],
+            reference_logprobs=self._reference[here],
+            advantages=self._advantages[here],
+            behaviour_logprobs=None if self._behaviour is None else self._behaviour[here],
+        )
+        per_token, sums = token_losses(inputs, self._objective, self._weights)
+        self.sums += sums
+        return per_token.sum() / self._divisor

@@ -6,6 +6,7 @@ In: groups, plan, updates, times. Out: `StepMetrics`. Pure; called by `loop`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ def step_metrics(
     updates: Updates,
     mismatch_kl: float,
     times: StepTimes,
+    rows_left_out: int = 0,
 ) -> StepMetrics:
     """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so."""
     samples = list(chain.from_iterable(group.samples for group in groups))
@@ -49,16 +51,17 @@ def step_metrics(
         reward=float(np.mean([sample.reward for sample in samples])),
         task_reward=float(np.mean([sample.task_reward for sample in samples])),
         length_penalty=float(np.mean([sample.length_penalty for sample in samples])),
-        loss=_finite(updates.loss),
+        loss=finite(updates.loss),
         gradient_norm=float(np.mean(norms)),
         gradient_norm_max=float(np.max(norms)),
         skipped_updates=updates.skipped,
         clip_low=updates.clip_low,
         clip_high=updates.clip_high,
         clip_delta=updates.clip_delta,
-        entropy=_finite(updates.entropy),
-        kl=_finite(updates.kl),
-        mismatch_kl=_finite(mismatch_kl),
+        importance_capped=updates.importance_capped,
+        entropy=finite(updates.entropy),
+        kl=finite(updates.kl),
+        mismatch_kl=finite(mismatch_kl),
         policy_lag_mean=float(lags.mean()),
         policy_lag_max=int(lags.max()),
         rows=len(samples),
@@ -66,10 +69,52 @@ def step_metrics(
         completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),
         packing_density=plan.packing_density,
         learning_rate=updates.applied[-1].learning_rate,
+        rows_left_out=rows_left_out,
         phase_seconds=times.phase_seconds,
     )
 
 
-def _finite(value: float) -> float:
+def untrained_metrics(
+    *,
+    run: str,
+    step: int,
+    attempt: str,
+    times: StepTimes,
+    warnings: Sequence[str],
+    rows_left_out: int = 0,
+    rolled_back_to: int | None = None,
+) -> StepMetrics:
+    """The report of a step that made a version without training: no rows, and every mean over them 0."""
+    return bare_metrics(
+        run=run,
+        step=step,
+        attempt=attempt,
+        times=times,
+        warnings=list(warnings),
+        rows_left_out=rows_left_out,
+        rolled_back_to=rolled_back_to,
+    )
+
+
+def bare_metrics(*, run: str, step: int, attempt: str, times: StepTimes, **measured: Any) -> StepMetrics:
+    """A report in which everything that was not `measured` is 0."""
+    means = (
+        "reward", "task_reward", "length_penalty", "loss", "gradient_norm", "gradient_norm_max", "clip_low", "clip_high", "clip_delta",
+        "entropy", "kl", "mismatch_kl", "policy_lag_mean", "completion_length_mean", "packing_density", "learning_rate",
+    )  # fmt: skip
+    counts = ("skipped_updates", "policy_lag_max", "rows", "completion_tokens")
+    said = {
+        "run": run,
+        "step": step,
+        "policy_version": step + 1,
+        "attempt": attempt,
+        "started_unix": times.started_unix,
+        "finished_unix": times.finished_unix,
+        "phase_seconds": times.phase_seconds,
+    }
+    return StepMetrics(**{**dict.fromkeys(means, 0.0), **dict.fromkeys(counts, 0), **measured, **said})
+
+
+def finite(value: float) -> float:
     """JSON has no NaN; a sum that overflowed belongs to a skipped update and is reported as 0 beside its count."""
     return value if np.isfinite(value) else 0.0

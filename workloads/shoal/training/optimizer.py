@@ -1,16 +1,17 @@
 """AdamW with linear warm-up, a gradient-norm clip, and a guard: a norm that is not finite never reaches the weights.
 
-In: parameters with gradients. Out: whether the update was applied, and the norm before the clip. The learning rate is a pure
+In: parameters with gradients, whole or sharded. Out: whether the update was applied, and the norm before the clip. The learning rate is a pure
 function of the number of updates applied so far, so that resuming needs that number and AdamW's moments, no scheduler
-object. Called by `update`.
+object. The norm is over all ranks and so the same on each: they all apply an update or none does. Called by `update`.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-
-from shoal.contracts.recipe import Recipe
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -22,30 +23,68 @@ class Applied:
     learning_rate: float
 
 
-def learning_rate(recipe: Recipe, updates: int) -> float:
+class Hyperparameters(Protocol):
+    """What the optimizer is told, by a `Recipe` or by `SftSettings`."""
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def warmup_steps(self) -> int: ...
+
+    @property
+    def adam_beta1(self) -> float: ...
+
+    @property
+    def adam_beta2(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float: ...
+
+    @property
+    def max_grad_norm(self) -> float: ...
+
+
+def learning_rate(given: Hyperparameters, updates: int) -> float:
     """Of the update that follows `updates` applied ones: linear up to the peak over `warmup_steps`, then constant."""
-    return recipe.learning_rate * min(1.0, (updates + 1) / max(1, recipe.warmup_steps))
+    return given.learning_rate * min(1.0, (updates + 1) / max(1, given.warmup_steps))
+
+
+def cosine_rate(given: Hyperparameters, updates: int, total: int) -> float:
+    """The same warm-up, then half a cosine (arXiv:1608.03983) from the peak to nothing, which would come just after the last of `total` updates."""
+    if updates < given.warmup_steps:
+        return learning_rate(given, updates)
+    done = (updates - given.warmup_steps) / max(1, total - given.warmup_steps)
+    return given.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
 
 class Optimizer:
-    """AdamW over a model's parameters as the recipe says. `updates` counts the applied ones, over the whole run."""
+    """AdamW over a model's parameters. `updates` counts the applied ones, over the whole run; `rate` gives the learning rate of the one
+    that follows so many, warm-up and then constant if it is absent."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], recipe: Recipe, updates: int = 0) -> None:
-        self._recipe = recipe
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        given: Hyperparameters,
+        rate: Callable[[int], float] | None = None,
+    ) -> None:
+        self._max_grad_norm = given.max_grad_norm
+        self._rate = rate if rate is not None else lambda updates: learning_rate(given, updates)
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.updates = updates
+        self.updates = 0
         self.adamw = torch.optim.AdamW(
             self._parameters,
-            lr=recipe.learning_rate,
-            betas=(recipe.adam_beta1, recipe.adam_beta2),
-            weight_decay=recipe.weight_decay,
+            lr=given.learning_rate,
+            betas=(given.adam_beta1, given.adam_beta2),
+            weight_decay=given.weight_decay,
         )
 
     def step(self) -> Applied:
         """Clip, apply and clear the gradients; when their norm is not finite, only clear them."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm))
-        rate = learning_rate(self._recipe, self.updates)
-        finite = bool(torch.isfinite(torch.tensor(norm)))
+        total = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        rate = self._rate(self.updates)
+        finite = math.isfinite(norm)
         if finite:
             for group in self.adamw.param_groups:
                 group["lr"] = rate

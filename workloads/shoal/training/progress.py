@@ -1,12 +1,14 @@
 """What the trainer is at, told to the world: the orchestrator (for status and live view), Prometheus, and the store's `metrics.json`.
 
 In: phases and finished steps. Out: `POST /v1/progress`, gauges, `steps/<step>/metrics.json`. Telling never holds up training: an
-orchestrator that is away is told again with the next phase. Called by `loop`.
+orchestrator that is away is told again with the next phase. Of several ranks the leader alone tells. Called by `loop`.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 from prometheus_client import Counter, Gauge
 
@@ -15,12 +17,17 @@ from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
+from shoal.training.stability import Signals
 from shoal.transport import Refused, SignedClient, Unavailable
 
 TELL_DEADLINE_SECONDS = 2.0
 """Longest that a phase waits for the orchestrator."""
 TELL_AGAIN_SECONDS = 15.0
 """In a long wait the phase is repeated, so that an orchestrator that restarted knows it too."""
+
+IDLE_PHASES = ("wait", "paused")
+"""Phases in which the trainer does nothing; all others count as busy."""
+NOTE_LENGTH = 500
 
 STEP = Gauge("shoal_trainer_step", "Step that the trainer is at.")
 SKIPPED = Counter("shoal_trainer_skipped_updates_total", "Updates left out because the gradient norm was not finite.")
@@ -43,19 +50,44 @@ LAST = {
         "policy_lag_max",
         "packing_density",
         "learning_rate",
+        "importance_capped",
     )
 }
 
+SIGNALS = {
+    "gradient_norm_slope": Gauge(
+        "shoal_trainer_gradient_norm_slope",
+        "Relative change of the gradient norm per step over the window; NaN: too few steps.",
+    ),
+    "gradient_norm_growth": Gauge(
+        "shoal_trainer_gradient_norm_growth", "Mean gradient norm of the window over that of the one before."
+    ),
+    "entropy_rise": Gauge(
+        "shoal_trainer_entropy_rise", "Mean entropy of the window above its minimum so far, as a share of it."
+    ),
+    "clip_ratio_growth": Gauge(
+        "shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window over that of the one before."
+    ),
+}
+HELD_OUT_LOSS = Gauge(
+    "shoal_trainer_held_out_loss", "Mean loss of rows that are not learnt, after the last step; NaN: there are none."
+)
+WARNED = Gauge("shoal_trainer_warnings", "Signs of instability that the last step showed.")
+LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that could not be trained on.")
+
 
 class Progress:
-    """Reports of one run's trainer."""
+    """Reports of one run's trainer. Without an `orchestrator` (on ranks that do not lead) it only keeps time."""
 
-    def __init__(self, run: str, orchestrator: SignedClient, store: Store, last: StepMetrics | None = None) -> None:
+    def __init__(
+        self, run: str, orchestrator: SignedClient | None, store: Store, last: StepMetrics | None = None
+    ) -> None:
         self._run = run
         self._orchestrator = orchestrator
         self._store = store
         self._step = 0
         self._phase = "start"
+        self._note = ""
         self._told = 0.0
         self._seconds: dict[str, float] = {}
         self.last = last
@@ -72,13 +104,13 @@ class Progress:
         return dict(self._seconds)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """The block is phase `name` of the step: told, timed, and counted as busy unless it is a wait."""
-        self._phase = name
+    def phase(self, name: str, note: str = "") -> Iterator[None]:
+        """The block is phase `name` of the step: told with a `note` in words, timed, and counted as busy unless it is a wait."""
+        self._phase, self._note = name, note
         self._tell()
         started = time.monotonic()
         try:
-            if name == "wait":
+            if name in IDLE_PHASES:
                 yield
             else:
                 with telemetry.busy(name):
@@ -91,18 +123,33 @@ class Progress:
         if time.monotonic() - self._told > TELL_AGAIN_SECONDS:
             self._tell()
 
-    def finished(self, metrics: StepMetrics) -> None:
-        """Write the step's report, and tell it. A report that is there stays: a step is reported once."""
+    def report(self, metrics: StepMetrics) -> None:
+        """Write the step's report. One that is there stays: a step is reported once. Called when its state is durable, by the leader."""
         self._store.create(keys.step_metrics(metrics.step), metrics.to_json())
+
+    def finished(self, metrics: StepMetrics, signals: Signals | None = None) -> None:
+        """Tell of a finished step, and of the trends that it shows."""
         self.last = metrics
+        for signal in fields(Signals):
+            value = None if signals is None else getattr(signals, signal.name)
+            SIGNALS[signal.name].set(math.nan if value is None else value)
+        HELD_OUT_LOSS.set(math.nan if metrics.held_out_loss is None else metrics.held_out_loss)
+        WARNED.set(len(metrics.warnings))
+        LEFT_OUT.inc(metrics.rows_left_out)
         for name, gauge in LAST.items():
             gauge.set(getattr(metrics, name))
         TOKENS.inc(metrics.completion_tokens)
         SKIPPED.inc(metrics.skipped_updates)
         self._tell()
+        if self._orchestrator is None:
+            return
+        for warning in metrics.warnings:
+            telemetry.get_logger().warning("sign of instability", step=metrics.step, warning=warning)
         telemetry.get_logger().info(
             "step trained",
             step=metrics.step,
+            loss=round(metrics.loss, 5),
+            held_out_loss=metrics.held_out_loss if metrics.held_out_loss is None else round(metrics.held_out_loss, 5),
             reward=round(metrics.reward, 4),
             task_reward=round(metrics.task_reward, 4),
             gradient_norm=round(metrics.gradient_norm, 4),
@@ -111,10 +158,13 @@ class Progress:
             kl=round(metrics.kl, 5),
             policy_lag=round(metrics.policy_lag_mean, 2),
             skipped_updates=metrics.skipped_updates,
+            rows_left_out=metrics.rows_left_out,
         )
 
     def announced_version(self) -> int | None:
         """The newest version that the orchestrator knows of; None while there is none or it is away."""
+        if self._orchestrator is None:
+            return None
         try:
             answer = self._orchestrator.call(
                 "GET", "/v1/run", reply=RunProgress, deadline_seconds=TELL_DEADLINE_SECONDS
@@ -126,7 +176,11 @@ class Progress:
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        said = TrainerProgress(run=self._run, step=self._step, phase=self._phase, metrics=self.last)
+        if self._orchestrator is None:
+            return
+        said = TrainerProgress(
+            run=self._run, step=self._step, phase=self._phase, note=self._note[:NOTE_LENGTH], metrics=self.last
+        )
         try:
             self._orchestrator.call("POST", "/v1/progress", said, deadline_seconds=TELL_DEADLINE_SECONDS)
         except (Refused, Unavailable) as error:

@@ -2,10 +2,12 @@
 
 In: the store (`batch.json`, `uploads/`, `verdicts/`) and a step number. Out: groups of samples. Every file's SHA-256 is the one in
 the batch, every verdict is signed by the validators' key and is an accept of these very bytes, and rewards are the
-verdict's: what the file says about rewards is never looked at. Called by `loop`.
+verdict's: what the file says about rewards is never looked at. A file or row that cannot be trained on is left out and counted, or
+ends the step, as the failure policy says; nothing else of the batch is lost by it. Called by `prefetch`.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,9 @@ from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import NotFound, Store
+
+SMALLEST_GROUP = 2
+UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
 class BadBatch(ValueError):
@@ -52,6 +57,25 @@ class Group:
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """What was read of a batch: its groups, how many rows were left out, and why (one sentence each, with file and row)."""
+
+    groups: list[Group]
+    left_out: int
+    problems: list[str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over which rows these are, and their rewards: equal on every rank, or the ranks would not train on the same."""
+        running = hashlib.sha256()
+        for group in self.groups:
+            running.update(b"group")
+            for sample in group.samples:
+                running.update(f"{sample.name} {sample.reward!r} {len(sample.tokens)};".encode())
+        return running.hexdigest()
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together."""
 
@@ -71,15 +95,34 @@ def read_batch(store: Store, run: str, step: int) -> StepBatch:
     return batch
 
 
-def read_groups(store: Store, batch: StepBatch, validator_key: str, limits: Limits) -> list[Group]:
-    """The groups of a batch in the order of its files. Raises BadBatch, or `StoreUnavailable` when the store is away."""
-    groups = [group for file in batch.files for group in _file_groups(store, batch, file, validator_key, limits)]
-    if len(groups) != batch.groups:
+def read_groups(
+    store: Store, batch: StepBatch, validator_key: str, limits: Limits, *, leave_out: bool = False
+) -> StepRows:
+    """The groups of a batch in the order of its files.
+
+    What cannot be trained on raises BadBatch, or with `leave_out` is left out and named in `problems`. A group that is left with one row is
+    dropped: there is nothing to compare it with. Raises `StoreUnavailable` when the store is away: that is no fault of the data.
+    """
+    groups: list[Group] = []
+    problems: list[str] = []
+    left_out = 0
+    for file in batch.files:
+        try:
+            read = _read_file(store, batch, file, validator_key, limits)
+        except BadBatch as error:
+            read = StepRows([], file.rows, [str(error)])
+        if read.problems and not leave_out:
+            raise BadBatch(read.problems[0])
+        groups.extend(read.groups)
+        problems.extend(read.problems)
+        left_out += read.left_out
+    if not problems and len(groups) != batch.groups:
         raise BadBatch(f"step {batch.step}: the files hold {len(groups)} of the groups, batch.json says {batch.groups}")
-    return groups
+    return StepRows(groups, left_out, problems)
 
 
-def _file_groups(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: Limits) -> list[Group]:
+def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: Limits) -> StepRows:
+    """The groups of one file. Raises BadBatch when the file as a whole is not what was accepted."""
     key = keys.upload(file.node, file.sha256)
     try:
         data = store.get(key)
@@ -105,14 +148,40 @@ def _file_groups(store: Store, batch: StepBatch, file: BatchFile, validator_key:
         raise BadBatch(
             f"{key} has {len(rows)} rows, batch.json says {file.rows}, the verdict rewards {len(verdict.rewards)}"
         )
+    return _group_rows(key, file, rows, verdict.rewards, limits)
+
+
+def _group_rows(
+    key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: Limits
+) -> StepRows:
+    """The used groups of a file's rows. A row that the validator could not score is left out without being a problem."""
     used: dict[int, list[Sample]] = {index: [] for index in file.prompt_indices}
-    for number, (row, reward) in enumerate(zip(rows, verdict.rewards, strict=True)):
-        if row.prompt_index in used and reward.reward is not None:
+    problems: list[str] = []
+    left_out = 0
+    for number, (row, reward) in enumerate(zip(rows, rewards, strict=True)):
+        if row.prompt_index not in used:
+            continue
+        if reward == UNSCORED:
+            left_out += 1
+            continue
+        try:
             used[row.prompt_index].append(_sample(f"{key} row {number}", row, reward, limits))
+        except BadBatch as error:
+            problems.append(str(error))
+            left_out += 1
+    groups = []
     for index, samples in used.items():
-        if not samples:
-            raise BadBatch(f"{key}: prompt_index {index} is in batch.json, but the file has no scored row of it")
-    return [Group(samples) for samples in used.values()]
+        if len(samples) >= SMALLEST_GROUP:
+            groups.append(Group(samples))
+            continue
+        left_out += len(samples)
+        what = (
+            "but the file has no scored row of it"
+            if not samples
+            else "and one row alone has nothing to be compared with"
+        )
+        problems.append(f"{key}: prompt_index {index} is in batch.json, {what}")
+    return StepRows(groups, left_out, problems)
 
 
 def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> Verdict:

@@ -1,39 +1,35 @@
-"""The updates of one step: old and reference log-probabilities once, then the optimizer steps (paper section 3.4).
+"""The updates of one step: log-probabilities of the fixed policies once, then the optimizer steps (paper section 3.4).
 
 In: policy, reference model, optimizer and the plan of a step. Out: the policy changed in place, and what was measured. The old
-log-probabilities are the trainer's own, with the weights at the start of the step; the workers' are used for the mismatch
-metric only. Called by `loop`.
+log-probabilities are the trainer's own, with the weights at the start of the step; behaviour log-probabilities, where the objective weighs by
+them, are its own too, with the weights that sampled each row. The workers' are used for the mismatch metric only. Called by `loop`, on
+every rank alike.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
-from shoal.training.batches import MicroBatch, OptimizerBatch, StepPlan
-from shoal.training.logprobs import token_logprobs
-from shoal.training.loss import LossInputs, LossSums, LossWeights, grpo_loss
+from shoal.training.batches import OptimizerBatch, StepPlan
+from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective
+from shoal.training.model import Policy
+from shoal.training.objectives import objective_of
 from shoal.training.optimizer import Applied, Optimizer
+from shoal.training.parallel import waiting_for
 
 Beat = Callable[[], None]
 """Called after every micro-batch: progress was made."""
 
 
 @dataclass(frozen=True)
-class Updates:
-    """What the optimizer steps of a step did: means over tokens, and every step's norm and whether it was applied."""
+class Steps:
+    """The optimizer steps that a step of the run made, in order."""
 
-    loss: float
-    kl: float
-    entropy: float
-    clip_low: float
-    clip_high: float
-    clip_delta: float
     applied: list[Applied]
 
     @property
@@ -46,86 +42,142 @@ class Updates:
         return sum(not one.applied for one in self.applied)
 
 
+@dataclass(frozen=True)
+class Updates(Steps):
+    """What the optimizer steps of a step did: means over tokens, and every step's norm and whether it was applied."""
+
+    loss: float
+    kl: float
+    entropy: float
+    clip_low: float
+    clip_high: float
+    clip_delta: float
+    importance_capped: float
+
+
 LogProbs = list[list[Float[Tensor, " completion"]]]
-"""One tensor a micro-batch, in the order of the plan."""
+"""One tensor a micro-batch of this rank, in the order of the plan, on the policy's device."""
 
 
 @torch.no_grad()
-def plan_logprobs(model: Any, plan: StepPlan, beat: Beat) -> LogProbs:
-    """Log-probabilities of every micro-batch under `model`, without gradients."""
+def plan_logprobs(policy: Policy, plan: StepPlan, beat: Beat) -> LogProbs:
+    """Log-probabilities of every micro-batch under `policy`, without gradients."""
     found: LogProbs = []
     for batch in plan.optimizer_batches:
         found.append([])
         for packed in batch.micro_batches:
-            found[-1].append(token_logprobs(model, packed)[0])
+            found[-1].append(policy(packed.to(policy.device))[1])
             beat()
     return found
 
 
-def mismatch(plan: StepPlan, old: LogProbs) -> float:
-    """Mean over completion tokens of the worker's log-probability minus the recomputed one (nats)."""
+def behaviour_versions(plan: StepPlan) -> list[int]:
+    """The policy versions that sampled this step's tokens, on any rank, ascending."""
+    return sorted({version for batch in plan.optimizer_batches for here in batch.versions for version in here})
+
+
+@torch.no_grad()
+def behaviour_logprobs(version_policy: Callable[[int], Policy], plan: StepPlan, beat: Beat) -> LogProbs:
+    """Log-probabilities of every token under the version that sampled it.
+
+    `version_policy` gives a policy with the weights of a version. It is asked once a version, in ascending order, on all ranks alike, and may
+    put new weights into the policy that it gave before.
+    """
+    found: LogProbs = [
+        [torch.zeros(len(packed.targets)) for packed in batch.micro_batches] for batch in plan.optimizer_batches
+    ]
+    for version in behaviour_versions(plan):
+        policy = version_policy(version)
+        for batch, parts in zip(plan.optimizer_batches, found, strict=True):
+            for index, packed in enumerate(batch.micro_batches):
+                if version not in batch.versions[index]:
+                    continue
+                here = packed.to(policy.device)
+                sampled = here.policy_versions == version
+                parts[index] = torch.where(sampled, policy(here)[1], parts[index].to(policy.device))
+                beat()
+    return found
+
+
+def mismatch(plan: StepPlan, old: LogProbs, policy: Policy | None = None) -> float:
+    """Mean over completion tokens of all ranks of the worker's log-probability minus the recomputed one (nats)."""
     gaps = [
-        (packed.worker_logprobs - recomputed).double().sum()
+        (packed.worker_logprobs.to(recomputed.device) - recomputed).double().sum()
         for batch, logprobs in zip(plan.optimizer_batches, old, strict=True)
         for packed, recomputed in zip(batch.micro_batches, logprobs, strict=True)
     ]
-    return float(torch.stack(gaps).sum()) / sum(batch.token_count for batch in plan.optimizer_batches)
+    return over_ranks(torch.stack(gaps).sum()[None], policy, "the mismatch of a step")[0] / plan.token_count
 
 
 def train(
-    policy: Any, optimizer: Optimizer, plan: StepPlan, old: LogProbs, reference: LogProbs, recipe: Recipe, beat: Beat
+    policy: Policy,
+    optimizer: Optimizer,
+    plan: StepPlan,
+    old: LogProbs,
+    reference: LogProbs,
+    recipe: Recipe,
+    beat: Beat,
+    behaviour: LogProbs | None = None,
 ) -> Updates:
-    """Make the optimizer steps of the plan. An update whose gradient norm is not finite is left out and counted."""
-    weights = LossWeights(recipe.clip_epsilon, recipe.clip_delta, recipe.kl_coefficient, recipe.entropy_coefficient)
-    sums: list[LossSums] = []
+    """Make the optimizer steps of the plan. An update whose gradient norm is not finite is left out and counted.
+
+    `behaviour` is needed when `objectives.needs_behaviour(recipe)`.
+    """
+    objective, weights = objective_of(recipe), LossWeights.of(recipe)
+    sums = torch.zeros(len(SUMS), dtype=torch.float64)
     applied: list[Applied] = []
-    for batch, old_logprobs, reference_logprobs in zip(plan.optimizer_batches, old, reference, strict=True):
-        sums.extend(accumulate(policy, batch, old_logprobs, reference_logprobs, weights, beat))
+    for index, batch in enumerate(plan.optimizer_batches):
+        fixed = (old[index], reference[index], None if behaviour is None else behaviour[index])
+        sums += accumulate(policy, batch, *fixed, objective, weights, beat).cpu()
         applied.append(optimizer.step())
-    tokens = sum(batch.token_count for batch in plan.optimizer_batches)
+    means = [total / plan.token_count for total in over_ranks(sums, policy, "the sums of a step")]
+    of = LossSums(*means)
     return Updates(
-        loss=math.fsum(part.loss for part in sums) / tokens,
-        kl=math.fsum(part.kl for part in sums) / tokens,
-        entropy=math.fsum(part.entropy for part in sums) / tokens,
-        clip_low=sum(part.clip_low for part in sums) / tokens,
-        clip_high=sum(part.clip_high for part in sums) / tokens,
-        clip_delta=sum(part.clip_delta for part in sums) / tokens,
+        loss=of.loss,
+        kl=of.kl,
+        entropy=of.entropy,
+        clip_low=of.clip_low,
+        clip_high=of.clip_high,
+        clip_delta=of.clip_delta,
+        importance_capped=of.capped,
         applied=applied,
     )
 
 
 def accumulate(
-    policy: Any,
+    policy: Policy,
     batch: OptimizerBatch,
     old: list[Float[Tensor, " completion"]],
     reference: list[Float[Tensor, " completion"]],
+    behaviour: list[Float[Tensor, " completion"]] | None,
+    objective: Objective,
     weights: LossWeights,
     beat: Beat,
-) -> list[LossSums]:
-    """Add the gradient of an optimizer batch's loss to the policy's parameters, one micro-batch at a time."""
-    sums = []
-    for packed, old_logprobs, reference_logprobs in zip(batch.micro_batches, old, reference, strict=True):
-        loss, part = _micro_loss(policy, packed, old_logprobs, reference_logprobs, weights, batch.token_count)
+) -> Float[Tensor, " sums"]:
+    """Add the gradient of an optimizer batch's loss to the policy's parameters; gives this rank's `SUMS` over tokens (float64)."""
+    sums = torch.zeros(len(SUMS), dtype=torch.float64, device=policy.device)
+    for index, packed in enumerate(batch.micro_batches):
+        here = packed.to(policy.device)
+        micro = MicroLoss(
+            old=old[index],
+            reference=reference[index],
+            advantages=here.advantages,
+            behaviour=None if behaviour is None else behaviour[index],
+            objective=objective,
+            weights=weights,
+            divisor=batch.divisor,
+        )
+        loss, _, _ = policy(here, micro)
         loss.backward()
-        sums.append(part)
+        sums += micro.sums
         beat()
     return sums
 
 
-def _micro_loss(
-    policy: Any,
-    packed: MicroBatch,
-    old: Float[Tensor, " completion"],
-    reference: Float[Tensor, " completion"],
-    weights: LossWeights,
-    token_count: int,
-) -> tuple[Float[Tensor, ""], LossSums]:
-    logprobs, entropy = token_logprobs(policy, packed)
-    inputs = LossInputs(
-        logprobs=logprobs,
-        entropy=entropy,
-        old_logprobs=old,
-        reference_logprobs=reference,
-        advantages=packed.advantages,
-    )
-    return grpo_loss(inputs, weights, token_count)
+def over_ranks(values: Float[Tensor, " values"], policy: Policy | None, what: str) -> list[float]:
+    """Sums over all ranks, as Python floats."""
+    values = values.detach().cpu().clone()
+    if policy is not None and policy.ranks is not None and policy.ranks.world > 1:
+        with waiting_for(what, policy.ranks.rank):
+            dist.all_reduce(values)
+    return [float(value) for value in values]

@@ -5,6 +5,7 @@ import os
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import home, load_run_config, pod_name
+from shoal.rewards.sandbox import use_runners
 
 PORT = 9106
 SILENT_SECONDS = 600.0
@@ -20,6 +21,7 @@ def main() -> None:
     from shoal.validation.service import Validator
 
     config = load_run_config()
+    use_runners(config.addresses.runners)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
     validator = Validator(config, key, open_store(config), home() / "tmp" / "validation", pod_name(), liveness)

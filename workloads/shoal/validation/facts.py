@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+from shoal.contracts.datasets import Mode
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.environments import Environment
+from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
 
 
@@ -33,11 +36,21 @@ class Facts:
     sampling: Sampling
     length_reward: LengthReward | None
     validation: Validation
+    mode: Mode = "Train"
 
     @property
     def rows(self) -> int:
         """Rows of every file of this run."""
         return self.sampling.groups_per_submission * self.group_size
+
+    @cached_property
+    def tools(self) -> Tools | None:
+        """The tools of the run's environment, None when it has none."""
+        return tools_of(self.environment, self.tokenizer, self.eos_token_ids)
+
+    def longest_completion(self, row: Rollout) -> int:
+        """The length limit of a row's completion, in tokens."""
+        return min(self.sampling.max_completion_tokens, self.max_sequence_length - len(row.prompt_tokens))
 
 
 @dataclass(frozen=True)

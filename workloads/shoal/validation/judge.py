@@ -5,22 +5,33 @@ our side is `inconclusive`, which costs nobody anything. Called by `service`. No
 a validator may die at any point.
 """
 
-import math
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.rollouts import BadRollouts
+from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.telemetry import busy, get_logger
-from shoal.validation.checks import bounds, computation, identity, replay, reward, sampling, termination, token_sampling
+from shoal.telemetry import get_logger
+from shoal.validation import sequential
+from shoal.validation.checks import (
+    bounds,
+    computation,
+    identity,
+    redraw,
+    replay,
+    reward,
+    sampling,
+    termination,
+    token_sampling,
+    tools,
+)
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.parsing import parse_file
 from shoal.validation.policies import Policy
-from shoal.validation.prefill import prefill
+from shoal.validation.prefill import Prefill, prefill_rows
+from shoal.validation.stopwatch import Stopwatch
 
 
 class PolicySource(Protocol):
@@ -29,65 +40,106 @@ class PolicySource(Protocol):
     def get(self, version: int) -> Policy: ...
 
 
-def judge(path: Path, job: ValidationJob, facts: Facts, policies: PolicySource, rng: random.Random) -> Verdict:
+def judge(
+    path: Path, job: ValidationJob, facts: Facts, policies: PolicySource, rng: random.Random, validator: str = ""
+) -> Verdict:
     """Check the file at `path`, whose digest the caller has compared with the job's.
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
+    `validator` is the name to sign with.
     """
-    started = time.monotonic()
+    watch = Stopwatch()
     file: File | None = None
     rewards: list[RowReward] = []
-    drawn: list[int] = []
+    looked_at: dict[int, Prefill] = {}
     try:
-        with busy("parse"):
+        with watch("parse"):
             file = File(job, *parse_file(path, facts.rows * facts.max_sequence_length))
-        finding = cheap_finding(file, facts)
+        finding = cheap_finding(file, facts, watch)
         if finding is None:
-            with busy("score"):
+            with watch("reward"):
                 rewards = reward.score_rows(file, facts)
-            finding = reward.check(file, rewards)
+                finding = reward.check(file, rewards)
         if finding is None:
-            policy = policies.get(file.policy_version)
-            drawn = draw_rows(len(file.rows), facts.validation.proof_rows_share, facts.validation.proof_rows_floor, rng)
-            with busy("prefill"):
-                finding = next(dear_findings(file, facts, policy, drawn), None)
+            with watch("load"):
+                policy = policies.get(file.policy_version)
+            finding = dear_finding(file, facts, policy, rng, looked_at, watch)
     except BadRollouts as error:
         finding = reject("format", str(error))
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
         get_logger().exception("file could not be judged", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
-    return verdict(job, file, finding, rewards, len(drawn), time.monotonic() - started)
+    return verdict(job, file, finding, rewards, len(looked_at), watch, validator)
 
 
-def cheap_finding(file: File, facts: Facts) -> Finding | None:
+def cheap_finding(file: File, facts: Facts, watch: Stopwatch) -> Finding | None:
     """The first finding of the checks that look at every row and need no weights."""
-    with busy("cheap_checks"):
+    with watch("cheap_checks"):
+        found = identity.check(file, facts) or bounds.check(file, facts) or sampling.check(file, facts)
+    with watch("tools"):
+        found = found or tools.check(file, facts)
+    with watch("cheap_checks"):
         return (
-            identity.check(file, facts)
-            or bounds.check(file, facts)
-            or sampling.check(file, facts)
-            or termination.check_ends(file, facts)
-            or computation.check_shape(file, facts)
-            or replay.check(file)
+            found or termination.check_ends(file, facts) or computation.check_shape(file, facts) or replay.check(file)
         )
 
 
-def dear_findings(file: File, facts: Facts, policy: Policy, drawn: Sequence[int]) -> Iterator[Finding]:
-    """Findings of the checks that need the claimed weights, on the drawn rows."""
+def dear_finding(
+    file: File, facts: Facts, policy: Policy, rng: random.Random, looked_at: dict[int, Prefill], watch: Stopwatch
+) -> Finding | None:
+    """The first finding of the checks that need the claimed weights, on rows that are drawn here, look by look.
+
+    What was seen is left in `looked_at`, by row number and without states.
+    """
     weights = identity.check_weights(file, policy.weights_digest)
     if weights is not None:
-        yield weights
-        return
-    prefills = {number: prefill(policy.model, file.rows[number], facts.eos_token_ids) for number in drawn}
-    for check in (computation.check, token_sampling.check, termination.check_probabilities):
-        finding = check(file, prefills, facts)
+        return weights
+    count = len(file.rows)
+    order = rng.sample(range(count), count)
+    looks = sequential.looks(count, sequential.first_rows(count, file.job, facts.validation))
+    chance = sequential.chance_of_a_part(facts.validation, len(looks))
+    for until in looks:
+        drawn = {number: file.rows[number] for number in order[len(looked_at) : until]}
+        finding = _row_by_row(file, facts, policy, drawn, looked_at, watch) or _all_together(
+            file, facts, chance, looked_at, watch
+        )
+        if finding is not None or not sequential.undecided(looked_at.values(), count, facts.validation):
+            return finding
+    return None
+
+
+def _row_by_row(
+    file: File,
+    facts: Facts,
+    policy: Policy,
+    drawn: Mapping[int, Rollout],
+    looked_at: dict[int, Prefill],
+    watch: Stopwatch,
+) -> Finding | None:
+    """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices."""
+    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler)
+    while True:
+        with watch("prefill"):
+            batch = next(batches, None)
+        if batch is None:
+            return None
+        with watch("computation"):
+            finding = computation.check(file, batch, facts, policy.profile)
+        with watch("redraw"):
+            finding = finding or redraw.check(file, batch, policy.dtype)
+        looked_at |= {number: ours.without_states() for number, ours in batch.items()}
         if finding is not None:
-            yield finding
+            return finding
 
 
-def draw_rows(rows: int, share: float, floor: int, rng: random.Random) -> list[int]:
-    """Row numbers whose proofs are verified, ascending: `share` of `rows`, at least `floor`, without repeats."""
-    return sorted(rng.sample(range(rows), min(rows, max(floor, math.ceil(share * rows)))))
+def _all_together(
+    file: File, facts: Facts, chance: float, looked_at: Mapping[int, Prefill], watch: Stopwatch
+) -> Finding | None:
+    """Checks that sum over the rows seen so far."""
+    with watch("token_sampling"):
+        finding = token_sampling.check(file, looked_at, facts, chance)
+    with watch("termination"):
+        return finding or termination.check_probabilities(file, looked_at, facts, chance)
 
 
 def verdict(
@@ -96,7 +148,8 @@ def verdict(
     finding: Finding | None,
     rewards: Sequence[RowReward],
     proof_rows: int,
-    seconds: float,
+    watch: Stopwatch,
+    validator: str,
 ) -> Verdict:
     """The document for a finding, or for none."""
     accepted = finding is None
@@ -115,5 +168,7 @@ def verdict(
         rows=len(file.rows) if file is not None else 0,
         completion_tokens=sum(len(row.completion_tokens) for row in file.rows) if file is not None else 0,
         proof_rows=proof_rows,
-        check_seconds=seconds,
+        check_seconds=watch.total,
+        validator=validator,
+        seconds_by_check=watch.seconds,
     )

@@ -36,8 +36,21 @@ def parse_file(
     """Rows and metadata of a file in which prompts and completions together have at most `max_tokens` tokens.
 
     Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1, and for one whose reading dies, takes too
-    much memory or too long.
+    much memory or too long. A reader that died or took too long is followed by one more: this machine may have been
+    short of memory or time, and a reject for this reason is final.
     """
+    try:
+        return _parse(path, max_tokens, deadline_seconds)
+    except _ReaderLost:
+        return _parse(path, max_tokens, deadline_seconds)
+
+
+class _ReaderLost(BadRollouts):
+    """The reader gave no answer."""
+
+
+def _parse(path: Path, max_tokens: int, deadline_seconds: float) -> tuple[list[Rollout], RolloutMetadata]:
+    """Start one reader and wait for what it says."""
     receiver, sender = _PROCESSES.Pipe(duplex=False)
     memory = BASE_MEMORY_BYTES + BYTES_PER_TOKEN * max_tokens
     child = _PROCESSES.Process(target=_read_in_child, args=(str(path), memory, sender), daemon=True)
@@ -45,11 +58,11 @@ def parse_file(
     sender.close()
     try:
         if not receiver.poll(deadline_seconds):
-            raise BadRollouts(f"reading the file took more than {deadline_seconds:g} s")
+            raise _ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
         answer = json.loads(receiver.recv_bytes(maxlength=(1 << 20) + CHARACTERS_PER_TOKEN * max_tokens))
     except (EOFError, OSError) as error:  # OSError: the answer is longer than any honest file's
         child.join(5.0)
-        raise BadRollouts(
+        raise _ReaderLost(
             f"reading the file failed (exit {child.exitcode}): it needs more than {memory} bytes"
         ) from error
     finally:
@@ -71,7 +84,8 @@ def _read_in_child(path: str, memory_bytes: int, answers: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         rows, metadata = read_rollouts(Path(path).read_bytes())
-        plain = [asdict(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
+        # `asdict` copies every token by itself, which took as long as all the rest.
+        plain = [vars(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
         answer = json.dumps({"rows": plain, "metadata": asdict(metadata)})
     except BadRollouts as error:
         answer = json.dumps({"refused": str(error)[:1000]})

@@ -15,18 +15,28 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shoal.contracts.keys import version_name
+from shoal.contracts.proof_profile import ProofProfile, read_profile
 from shoal.storage.store import Store
-from shoal.storage.versions import materialise
-from shoal.telemetry import busy, get_logger
+from shoal.storage.versions import materialise, read_sealed_manifest
+from shoal.telemetry import get_logger
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A version in memory: a Hugging Face causal language model, in evaluation mode, in the dtype of its checkpoint."""
+    """A version in memory: a Hugging Face causal language model, in evaluation mode, in the dtype of its checkpoint.
+
+    `profile` is what is known about proofs of this model; the manifest's digest covers it like every file.
+    """
 
     version: int
     weights_digest: str
     model: Any
+    profile: ProofProfile | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights, as torch calls it without its prefix: float32, bfloat16, float16."""
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
 
 class Policies:
@@ -44,18 +54,26 @@ class Policies:
         self._loaded: OrderedDict[int, Policy] = OrderedDict()
 
     def get(self, version: int) -> Policy:
-        """The version, loaded; raises what `storage.versions.materialise` raises when it cannot be had."""
+        """The version, loaded; raises what `storage.versions.materialise` raises when it cannot be had, and
+        `proof_profile.WrongProfile`.
+        """
         if version in self._loaded:
             self._loaded.move_to_end(version)
             return self._loaded[version]
-        with busy("load"):
-            while len(self._loaded) >= self._capacity:
-                oldest, _ = self._loaded.popitem(last=False)
-                shutil.rmtree(self._folder / version_name(oldest), ignore_errors=True)
-            folder = self._folder / version_name(version)
-            manifest = materialise(self._store, version, folder, self._run, self._trainer_key)
-            policy = Policy(version, manifest.sha256, load_model(folder))
+        # Before anything is dropped: a worker may claim a version of its step's window that is not made yet, again and again.
+        read_sealed_manifest(self._store, version, self._trainer_key)
+        while len(self._loaded) >= self._capacity:
+            oldest, _ = self._loaded.popitem(last=False)
+            shutil.rmtree(self._folder / version_name(oldest), ignore_errors=True)
+        folder = self._folder / version_name(version)
+        manifest = materialise(self._store, version, folder, self._run, self._trainer_key)
+        model = load_model(folder)
+        policy = Policy(version, manifest.sha256, model, read_profile(folder, model.config.hidden_size))
         self._loaded[version] = policy
+        kept = {version_name(number) for number in self._loaded}
+        for left in self._folder.iterdir():  # of a process before this one; until now it could serve as a delta's base
+            if left.name not in kept:
+                shutil.rmtree(left, ignore_errors=True)
         get_logger().info("weights loaded", version=version, digest=manifest.sha256[:12])
         return policy
 

@@ -23,6 +23,7 @@ from shoal.validation.facts import Facts, Finding
 from shoal.validation.judge import PolicySource, judge, verdict
 from shoal.validation.policies import Policies
 from shoal.validation.setup import read_facts
+from shoal.validation.stopwatch import Stopwatch
 
 POLL_SECONDS = 3
 """How long the orchestrator may hold an empty claim open; a stop waits for it."""
@@ -56,6 +57,8 @@ class Validator:
     def run(self) -> None:
         """Judge files until the process is asked to stop; the file in hand is finished first."""
         self._scratch.mkdir(parents=True, exist_ok=True)
+        for left in self._scratch.glob("*.parquet"):  # of a process before this one, whose claims run out by themselves
+            left.unlink()
         facts = self._facts = read_facts(self._config, self._store, self._scratch, self._liveness)
         policies = Policies(
             self._store,
@@ -91,8 +94,8 @@ class Validator:
             try:
                 problem = self._download(job, path)
                 if problem is not None:
-                    return verdict(job, None, Finding("inconclusive", None, problem), [], 0, 0.0)
-                return judge(path, job, facts, policies, secrets.SystemRandom())
+                    return verdict(job, None, Finding("inconclusive", None, problem), [], 0, Stopwatch(), self._pod)
+                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod)
             finally:
                 path.unlink(missing_ok=True)
 

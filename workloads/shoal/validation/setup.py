@@ -63,6 +63,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         sampling=config.sampling,
         length_reward=config.length_reward,
         validation=config.validation,
+        mode=config.mode,
     )
 
 

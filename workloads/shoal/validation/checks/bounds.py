@@ -10,7 +10,7 @@ ROUNDING = 1e-3
 
 
 def check(file: File, facts: Facts) -> Finding | None:
-    """Bounds of tokens, lengths, log-probabilities and masks of every row."""
+    """Bounds of tokens, lengths and log-probabilities of every row."""
     for number, row in enumerate(file.rows):
         problem = _problem(row, facts)
         if problem is not None:
@@ -30,8 +30,8 @@ def _problem(row: Rollout, facts: Facts) -> str | None:
         return f"{total} tokens of prompt and completion, allowed are {facts.max_sequence_length}"
     if not all(math.isfinite(value) and value <= ROUNDING for value in row.completion_logprobs):
         return "a completion_logprob is not a finite number of at most 0"
-    if not all(row.completion_mask):
-        return "completion_mask is false somewhere, and this run's environment has no tools whose output could be there"
+    if not any(row.completion_mask):
+        return "completion_mask is false everywhere: nothing was sampled"
     for name in ("task_reward", "length_penalty", "reward"):
         value = getattr(row, name)
         if value is not None and not math.isfinite(value):

@@ -3,7 +3,7 @@ section 2.3.3).
 """
 
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import DrawnGroup, draw_submission
+from shoal.contracts.seeds import DrawnGroup, draw_submission, drawn_tasks
 from shoal.environments.tokens import prompt_tokens
 from shoal.validation.facts import Facts, File, Finding, reject
 
@@ -16,13 +16,15 @@ def check(file: File, facts: Facts) -> Finding | None:
             f"the file has {len(file.rows)} rows, the lease holds {facts.rows}: every row drawn is submitted",
         )
     job = file.job
+    drawn = drawn_tasks(facts.mode, job.step, len(facts.tasks), facts.sampling.groups_per_submission)
     groups = draw_submission(
         beacon=bytes.fromhex(job.beacon),
         run=job.run,
         step=job.step,
         node=job.node,
         submission=job.submission,
-        task_count=len(facts.tasks),
+        task_count=len(drawn),
+        first_task=drawn.start,
         groups=facts.sampling.groups_per_submission,
         group_size=facts.group_size,
         targets=facts.length_reward.targets if facts.length_reward else None,
@@ -50,9 +52,10 @@ def _difference(row: Rollout, group: DrawnGroup, sample: int, prompt: list[int],
     ):
         found = getattr(row, name)
         if found != drawn:
-            return f"{name} is {str(found)[:80]}, drawn is {drawn}"
+            shown = repr(found[:80]) if isinstance(found, str) else found  # a stranger's text may hold control codes
+            return f"{name} is {shown}, drawn is {drawn}"
     if list(row.prompt_tokens) != prompt:
         return f"prompt_tokens are not those of {task.problem_id} with target length {group.target_length}"
-    if abs(row.temperature - facts.sampling.temperature) > 1e-6:  # a float32 in the file
+    if not abs(row.temperature - facts.sampling.temperature) <= 1e-6:  # a float32 in the file, perhaps not a number
         return f"temperature is {row.temperature}, the run samples at {facts.sampling.temperature}"
     return None

@@ -16,12 +16,11 @@ from shoal.contracts.rollouts import Rollout
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import Prefill
 
-LEVELS = (1.0, 0.1, 0.01)
+LEVELS = (1.0, 1e-1, 1e-2, 1e-4, 1e-6, 1e-8)
 """Shares of `min_eos_probability` at which ends are counted: few ends that are very improbable say as much as many
-that are a little so.
+that are a little so, and at the last levels a single end in one row is enough. Where the sampler's choices are drawn
+again (`redraw`), any end that the seed does not draw is found, however probable.
 """
-FALSE_REJECT = 1e-4
-"""Chance that an honest file is rejected here. A slash needs a second validator, which draws rows of its own."""
 
 
 def check_ends(file: File, facts: Facts) -> Finding | None:
@@ -34,28 +33,32 @@ def check_ends(file: File, facts: Facts) -> Finding | None:
 
 
 def _wrong_end(row: Rollout, facts: Facts) -> str | None:
-    if any(token in facts.eos_token_ids for token in row.completion_tokens[:-1]):
+    before = zip(row.completion_tokens[:-1], row.completion_mask, strict=False)
+    if any(token in facts.eos_token_ids for token, sampled in before if sampled):
         return "tokens follow an end-of-sequence token"
     ended = row.completion_tokens[-1] in facts.eos_token_ids
     if row.finish_reason == "stop":
         return None if ended else "finish_reason is stop, the last token is no end-of-sequence token"
-    limit = min(facts.sampling.max_completion_tokens, facts.max_sequence_length - len(row.prompt_tokens))
     if ended:
-        return "finish_reason is length, the last token is an end-of-sequence token"
-    if len(row.completion_tokens) != limit:
+        return f"finish_reason is {row.finish_reason}, the last token is an end-of-sequence token"
+    limit = facts.longest_completion(row)
+    if row.finish_reason == "length" and len(row.completion_tokens) != limit:
         return f"finish_reason is length after {len(row.completion_tokens)} tokens, the limit is {limit}"
-    return None
+    return None  # "unanswered" is for `tools` to judge
 
 
-def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Facts) -> Finding | None:
-    """Improbable ends among the rows in `prefills` are not more than an honest sampler makes."""
+def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Facts, chance: float) -> Finding | None:
+    """Improbable ends among the rows in `prefills` are not more than an honest sampler makes.
+
+    `chance`: how often an honest file may be rejected here. A slash needs a second check.
+    """
     chances = np.concatenate([ours.eos for ours in prefills.values()]).astype(np.float64)
     ends = [float(ours.eos[-1]) for number, ours in prefills.items() if file.rows[number].finish_reason == "stop"]
     for level in LEVELS:
         border = facts.validation.min_eos_probability * level
         found = sum(end < border for end in ends)
         expected = float(chances[chances < border].sum())
-        if at_least(found, expected) < FALSE_REJECT / len(LEVELS):
+        if at_least(found, expected) < chance / len(LEVELS):
             return reject(
                 "termination",
                 f"{found} of {len(ends)} checked completions end with a probability below {border:g} "

@@ -14,14 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shoal.contracts.rollouts import Rollout
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import LOW_PROBABILITY, SURPRISE_CAP, Prefill
+from shoal.validation.sequential import other_temperature, ratios
 
-FALSE_REJECT = 1e-4
-"""Chance that an honest file is rejected by one of the sums.
-
-A slash needs a second validator, which draws rows of its own.
-"""
 SURPRISE_MARGIN = 0.05
 """Nats a token by which surprise may be off however many tokens there are: vLLM and transformers differ a little in
 half precision.
@@ -29,22 +26,31 @@ half precision.
 LOGPROB_DIFFERENCE = 0.5
 LOGPROB_DIFFERENCE_SHARE = 0.05
 """Share of tokens whose claimed log-probability may be off by more than LOGPROB_DIFFERENCE (honest bfloat16 differs
-by 0.12 at most, float32 by 1e-5).
+by 0.12 at most, float32 by 1e-5). The difference is that at temperature 1 and above; a lower one divides logits.
 """
 
 Float64 = npt.NDArray[np.float64]
 
 
-def check(file: File, prefills: Mapping[int, Prefill], facts: Facts) -> Finding | None:
-    """Claimed log-probabilities, improbable tokens and surprise of the rows in `prefills`."""
+def check(file: File, prefills: Mapping[int, Prefill], facts: Facts, chance: float) -> Finding | None:
+    """Claimed log-probabilities, improbable tokens and surprise of the rows in `prefills`, and the sequential test.
+
+    `chance`: how often each of the two sums may reject an honest file. A slash needs a second check.
+    """
     logprobs = _column(prefills, "logprobs")
-    claimed = np.concatenate([np.asarray(file.rows[number].completion_logprobs) for number in prefills])
+    claimed = np.concatenate([sampled_logprobs(file.rows[number]) for number in prefills])
     problem = (
-        _false_claims(logprobs, claimed)
-        or _improbable(logprobs, _column(prefills, "low"), facts.validation.max_low_probability_share)
-        or _surprise(logprobs, _column(prefills, "surprise_mean"), _column(prefills, "surprise_variance"))
+        _false_claims(logprobs, claimed, LOGPROB_DIFFERENCE / min(1.0, facts.sampling.temperature))
+        or _improbable(logprobs, _column(prefills, "low"), facts.validation.max_low_probability_share, chance)
+        or _surprise(logprobs, _column(prefills, "surprise_mean"), _column(prefills, "surprise_variance"), chance)
+        or other_temperature(ratios(prefills.values()), facts.validation)
     )
     return None if problem is None else reject("token_sampling", problem)
+
+
+def sampled_logprobs(row: Rollout) -> Float64:
+    """What a row claims of its sampled tokens; tokens of tools were drawn by nobody."""
+    return np.asarray(row.completion_logprobs)[np.asarray(row.completion_mask)]
 
 
 def tail(excess: float, variance: float, bound: float) -> float:
@@ -59,17 +65,17 @@ def tail(excess: float, variance: float, bound: float) -> float:
     return math.exp(-excess * excess / (2.0 * (variance + bound * excess / 3.0)))
 
 
-def _false_claims(ours: Float64, claimed: Float64) -> str | None:
-    off = float((np.abs(ours - claimed) > LOGPROB_DIFFERENCE).mean())
+def _false_claims(ours: Float64, claimed: Float64, allowed: float) -> str | None:
+    off = float((np.abs(ours - claimed) > allowed).mean())
     if off <= LOGPROB_DIFFERENCE_SHARE:
         return None
-    return f"{off:.0%} of {ours.size} claimed log-probabilities differ from ours by more than {LOGPROB_DIFFERENCE}"
+    return f"{off:.0%} of {ours.size} claimed log-probabilities differ from ours by more than {allowed:g}"
 
 
-def _improbable(logprobs: Float64, chances: Float64, allowed_excess: float) -> str | None:
+def _improbable(logprobs: Float64, chances: Float64, allowed_excess: float, chance: float) -> str | None:
     found = float((logprobs < math.log(LOW_PROBABILITY)).sum())
     excess = found - float(chances.sum())
-    unlikely = tail(excess, float((chances * (1 - chances)).sum()), 1.0) < FALSE_REJECT
+    unlikely = tail(excess, float((chances * (1 - chances)).sum()), 1.0) < chance
     if not unlikely or excess / logprobs.size <= allowed_excess:
         return None
     return (
@@ -78,10 +84,10 @@ def _improbable(logprobs: Float64, chances: Float64, allowed_excess: float) -> s
     )
 
 
-def _surprise(logprobs: Float64, means: Float64, variances: Float64) -> str | None:
+def _surprise(logprobs: Float64, means: Float64, variances: Float64, chance: float) -> str | None:
     surprise = np.minimum(-logprobs, SURPRISE_CAP)
     excess = float((surprise - means).sum())
-    unlikely = tail(abs(excess), float(variances.sum()), SURPRISE_CAP) < FALSE_REJECT
+    unlikely = 2.0 * tail(abs(excess), float(variances.sum()), SURPRISE_CAP) < chance  # on either side
     if not unlikely or abs(excess) / logprobs.size <= SURPRISE_MARGIN:
         return None
     return (

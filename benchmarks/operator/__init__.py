@@ -1,0 +1,1 @@
+"""The operator under load, on a real API server: `make bench-operator`."""

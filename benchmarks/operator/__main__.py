@@ -1,0 +1,149 @@
+"""`python -m benchmarks.operator` (`make bench-operator`): one table and `benchmarks/results/operator.json`.
+
+    python -m benchmarks.operator                     1,000 pools, some five minutes
+    python -m benchmarks.operator --pools 100 --out /tmp/operator.json
+
+The operator has one core while pools are applied and changed; API server, etcd and load have what is left. Aims are in `AIMS`; a figure
+that misses its aim is marked, and the status is 1.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.operator import measures
+from benchmarks.operator.cluster import ROOT, Bench, Loopback, Seen, cpu_seconds, on_one_core, resident_mib, wait
+from benchmarks.operator.stream import absorb
+
+RESULT = ROOT / "benchmarks/results/operator.json"
+AIMS: dict[str, tuple[str, float]] = {
+    "apply_1000_seconds": ("<=", 60.0),
+    "change_p50_ms": ("<=", 300.0),
+    "change_p99_ms": ("<=", 2000.0),
+    "events_per_second": (">=", 2000.0),
+    "cold_start_writes": ("<=", 0.0),
+    "rss_mib": ("<=", 300.0),
+    "failover_seconds": ("<=", 20.0),
+}
+PEER = {"name": "KubeRay, 1,000 RayClusters (published)", "seconds": 258.0, "custom_resources_per_second": 4.0}
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator", description=__doc__.split("\n")[0])
+    parser.add_argument("--pools", type=int, default=1000, metavar="N", help="InferencePools (default 1000)")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of changes, 10 a second (default 60)")
+    parser.add_argument("--events", type=int, default=20_000, metavar="N", help="events to replay (default 20000)")
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="where the JSON goes")
+    given = parser.parse_args()
+    loopback = Loopback()
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        bench = Bench(Path(folder), loopback)
+        try:
+            figures = measure(bench, given.pools, given.seconds, given.events)
+        finally:
+            bench.close()
+            loopback.close()
+    figures |= {"peer": PEER, "measured_on": measured_on()}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = given.out.with_suffix(".partial")
+    partial.write_text(json.dumps(figures, indent=2) + "\n")
+    partial.replace(given.out)
+    return table(figures)
+
+
+def measure(bench: Bench, pools: int, seconds: float, events: int) -> dict[str, Any]:
+    """All figures, in the order in which they disturb each other least."""
+    operator = bench.operator("first")
+    wait("it to lead", operator.is_leader, 60)
+    bench.make_run()
+    seen = Seen(bench.plane.kubeconfig)
+    say(f"creating {pools} pools")
+    with on_one_core(operator):
+        apply_seconds, children = measures.apply_seconds(bench, seen, pools)
+        apply_cpu = cpu_seconds(operator)
+        say(f"changing specs for {seconds:.0f} s")
+        latencies = measures.change_latencies(bench, seen, pools, rate=10.0, seconds=seconds)
+    memory = resident_mib(operator)
+    operator.stop()
+    say("starting the operator again")
+    operator, cold_seconds, cold_writes = measures.cold_start(bench, pools)
+    memory = max(memory, resident_mib(operator))
+    say("killing the leader")
+    failover = measures.failover_seconds(bench, seen, operator)
+    standby = bench.operators[-1]
+    wait("the new leader to have looked at all", lambda: measures.is_through(standby, pools), 300)
+    objects = measures.recorded(bench.kube)
+    seen.close()
+    for process in bench.operators:
+        process.stop()
+    say(f"replaying {events} events")
+    stream = absorb(objects, events)
+    return {
+        "pools": pools,
+        "children": children,
+        # With fewer pools than 1,000 the same figure is scaled, and `pools` says so.
+        "apply_1000_seconds": round(apply_seconds * 1000 / pools, 2),
+        "custom_resources_per_second": round(pools / apply_seconds, 1),
+        "objects_applied_per_second": round(children / apply_seconds, 1),
+        "operator_cpu_seconds": round(apply_cpu, 1),
+        "changes": len(latencies),
+        "change_p50_ms": round(measures.percentile(latencies, 0.5), 1),
+        "change_p99_ms": round(measures.percentile(latencies, 0.99), 1),
+        "events_per_second": stream["events_per_second"],
+        "events_per_cpu_second": stream["events_per_cpu_second"],
+        "event_reconciles": stream["reconciles"],
+        "event_writes": stream["writes"],
+        "cold_start_writes": cold_writes,
+        "cold_start_seconds": round(cold_seconds, 2),
+        "rss_mib": round(memory, 1),
+        "failover_seconds": round(failover, 2),
+    }
+
+
+def measured_on() -> dict[str, str]:
+    """Machine and versions."""
+    kubernetes = subprocess.run(
+        [ROOT / "tools/build.sh", "--path", "kubernetes"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    server = subprocess.run([f"{kubernetes}/kube-apiserver", "--version"], capture_output=True, text=True, check=True)
+    etcd = subprocess.run([f"{kubernetes}/etcd", "--version"], capture_output=True, text=True, check=True)
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}, shared with etcd, API server and load",
+        "operator": "one core",
+        "python": platform.python_version(),
+        "shoal": version("shoal"),
+        "kopf": version("kopf"),
+        "kubernetes": server.stdout.split()[-1],
+        "etcd": etcd.stdout.splitlines()[0].split()[-1],
+    }
+
+
+def table(figures: dict[str, Any]) -> int:
+    """Print the figures with their aims; 1 when one is missed."""
+    missed = 0
+    print(f"\n{'figure':<28} {'measured':>10}  aim")
+    for name, value in figures.items():
+        if not isinstance(value, int | float):
+            continue
+        aim = AIMS.get(name)
+        fine = aim is None or (value <= aim[1] if aim[0] == "<=" else value >= aim[1])
+        missed += not fine
+        print(f"{name:<28} {value:>10}  {f'{aim[0]} {aim[1]:g}' if aim else ''}{'' if fine else '   MISSED'}")
+    print(f"{PEER['name']}: {PEER['custom_resources_per_second']} custom resources a second")
+    return 1 if missed else 0
+
+
+def say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""`make reproduce`: run what is missing, then write benchmarks/results/reproduction.json, the PNGs and the tables of docs/reproduction.md.
+
+    python -m benchmarks.reproduce                     all experiments, some 70 minutes of one core; stop it at any time, it goes on where it was
+    python -m benchmarks.reproduce --arms async0 kl_0  only these arms
+    python -m benchmarks.reproduce --page              no training: figures and tables from what is there, in the cache or committed
+    python -m benchmarks.reproduce --quick --out DIR   one arm of four steps with random weights, for the tests
+
+Each (arm, seed) is one JSON in the cache folder, written whole or not at all. A committed result counts as done unless its arm has changed
+since (`--again` runs all of them anew).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.reproduce.arms import ARMS, RECIPE, SEEDS, Arm, needed
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "reproduce"
+RESULT = ROOT / "benchmarks" / "results" / "reproduction.json"
+QUICK_STEPS, QUICK_COMPLETION = 4, 8
+
+
+def main() -> None:
+    asked = _arguments()
+    # One thread, so that a seed gives the same curve on machines of one kind; two are slower on shared cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    cache, result = (asked.out / "cache", asked.out / "reproduction.json") if asked.out else (CACHE, RESULT)
+    cache.mkdir(parents=True, exist_ok=True)
+    arms, seeds = _chosen(asked)
+    runs = _known(result, ARMS | arms)
+    if asked.again:
+        runs = {name: run for name, run in runs.items() if name not in arms}
+    for seed in seeds:  # seed by seed, so that a run cut short has all arms
+        for name, arm in arms.items():
+            if name not in runs or str(seed) not in runs[name]["seeds"]:
+                runs.setdefault(name, {"digest": digest(arm), "seeds": {}})
+                found = _one(name, arm, seed, cache, run=not asked.page)
+                if found is not None:
+                    runs[name]["seeds"][str(seed)] = found
+    runs = {name: run for name, run in runs.items() if run["seeds"]}
+    from benchmarks.reproduce.figures import draw_all
+    from benchmarks.reproduce.page import measured_on, write_page
+
+    _write(result, {"recipe": RECIPE, "measured_on": measured_on(), "arms": runs})
+    figures = (asked.out or ROOT / "docs" / "images") / "reproduction"
+    draw_all(runs, figures)
+    write_page(runs, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
+
+
+def digest(arm: Arm) -> str:
+    """Of everything that changes an arm's curve but the code: a changed arm is run again."""
+    return hashlib.sha256(json.dumps([RECIPE, asdict(arm)], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def compact(records: list[dict]) -> dict[str, list]:
+    """Columns by name with four significant digits, None where a step has no value."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [_rounded(record.get(name)) for record in records] for name in names}
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list] | None:
+    """The columns of one arm with one seed, from the cache or by running it; None when it is not there and shall not `run`."""
+    place = cache / f"{name}-{seed}-{digest(arm)}.json"
+    if not place.exists() and not run:
+        return None
+    if not place.exists():
+        from benchmarks.reproduce.simulator import simulate  # takes seconds, and a finished reproduction needs none
+
+        started = time.time()
+        columns = compact(simulate(arm, seed, cache))
+        _write(place, columns)
+        last = columns["held_out_reward"][-1]
+        print(f"{name} seed {seed}: {last} after {arm.steps} steps, {time.time() - started:.0f} s", flush=True)
+    return json.loads(place.read_text())
+
+
+def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict]:
+    """Committed runs of arms that have not changed."""
+    if not result.exists():
+        return {}
+    runs = json.loads(result.read_text())["arms"]
+    return {name: run for name, run in runs.items() if name in arms and run["digest"] == digest(arms[name])}
+
+
+def _write(path: Path, value: dict) -> None:
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    partial.write_text(json.dumps(value, separators=(",", ":")) + "\n")
+    partial.replace(path)
+
+
+def _chosen(asked: argparse.Namespace) -> tuple[dict[str, Arm], tuple[int, ...]]:
+    if asked.quick:
+        small = {"prompts_per_step": 3, "optimizer_steps": 2}
+        arm = ARMS["default"]
+        small_arm = replace(
+            arm, steps=QUICK_STEPS, recipe=arm.recipe | small, data="untaught", max_completion=QUICK_COMPLETION
+        )
+        return {"default": small_arm}, SEEDS[:1]
+    return {name: ARMS[name] for name in asked.arms or needed()}, tuple(asked.seeds)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=list(SEEDS), metavar="SEED")
+    parser.add_argument("--quick", action="store_true", help="one small arm; needs --out")
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--again", action="store_true", help="run what is committed too")
+    parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")
+    asked = parser.parse_args()
+    if asked.quick and asked.out is None:
+        parser.error("--quick makes no figures for the checkout: say where by --out DIR")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

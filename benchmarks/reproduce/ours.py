@@ -1,0 +1,104 @@
+"""The trainer's own functions, as the simulator uses them: the one place here that knows how `shoal.training` is called.
+
+In: a base checkpoint, a recipe, groups of samples. Out: a policy after one step's updates, and what was measured. Called by `simulator`.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal.contracts.recipe import Recipe, TrainerSettings
+from shoal.contracts.verdicts import RowReward
+from shoal.training.batches import plan_step
+from shoal.training.model import load_policy, load_reference
+from shoal.training.optimizer import Optimizer
+from shoal.training.rollouts import Group, Sample
+from shoal.training.update import plan_logprobs, train
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sampled completion with its reward, before it is known whether its group is used."""
+
+    prompt: list[int]
+    completion: list[int]
+    target: int
+    version: int
+    reward: RowReward
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one step's updates did. Gradient norms are before the clip; `largest_ratio` is over the tokens of the
+    last optimizer batch, after its update."""
+
+    loss: float
+    kl: float
+    entropy: float
+    clip_low: float
+    clip_high: float
+    clip_delta: float
+    gradient_norm: float
+    gradient_norm_max: float
+    skipped: int
+    largest_ratio: float
+
+
+class Learner:
+    """A policy with its reference model and optimizer."""
+
+    def __init__(self, base: Path, recipe: Recipe, *, seed: int, compiled: bool = False) -> None:
+        self._recipe, self._seed = recipe, seed
+        self.policy = load_policy(base, TrainerSettings(compile=compiled))
+        self._reference = load_reference(base)
+        self._optimizer = Optimizer(self.policy.parameters(), recipe)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A copy of the policy's weights, for a sampler of another version."""
+        return {name: tensor.clone() for name, tensor in self.policy.full_weights()}
+
+    def learn(self, groups: list[list[Drawn]], step: int) -> Measured:
+        """All updates of one step, with the functions and in the order of the trainer's own loop."""
+        rows = [Group([_sample(drawn) for drawn in group]) for group in groups]
+        plan = plan_step(rows, self._recipe, seed=self._seed, step=step)
+        old = plan_logprobs(self.policy, plan, _nothing)
+        reference = plan_logprobs(self._reference, plan, _nothing)
+        done = train(self.policy, self._optimizer, plan, old, reference, self._recipe, _nothing)
+        last = replace(plan, optimizer_batches=plan.optimizer_batches[-1:])
+        new = plan_logprobs(self.policy, last, _nothing)
+        moved = [float((after - before).max()) for after, before in zip(new[0], old[-1], strict=True)]
+        return Measured(
+            loss=done.loss,
+            kl=done.kl,
+            entropy=done.entropy,
+            clip_low=done.clip_low,
+            clip_high=done.clip_high,
+            clip_delta=done.clip_delta,
+            gradient_norm=float(np.mean(done.norms or [0.0])),
+            gradient_norm_max=float(np.max(done.norms or [0.0])),
+            skipped=done.skipped,
+            largest_ratio=float(np.exp(min(50.0, max(moved)))),
+        )
+
+
+def _sample(drawn: Drawn) -> Sample:
+    """`logprobs` are what a worker would claim; nothing that is used here reads them."""
+    count = len(drawn.completion)
+    return Sample(
+        name="simulated",
+        tokens=np.array([*drawn.prompt, *drawn.completion], dtype=np.int64),
+        prompt_length=len(drawn.prompt),
+        mask=np.ones(count, dtype=np.bool_),
+        logprobs=np.zeros(count, dtype=np.float32),
+        temperature=1.0,
+        policy_version=drawn.version,
+        task_reward=float(drawn.reward.task_reward or 0.0),
+        length_penalty=float(drawn.reward.length_penalty or 0.0),
+        reward=float(drawn.reward.reward or 0.0),
+    )
+
+
+def _nothing() -> None:
+    """Called after every micro-batch by the trainer's functions; there is nobody to tell."""

@@ -1,0 +1,1 @@
+"""How fast answers and programs are judged, against calling math-verify and Python directly: `python -m benchmarks.rewards`."""

@@ -1,0 +1,192 @@
+"""`make bench-trainer`: both trainers in fresh processes, one after the other; benchmarks/results/trainer.json and a table.
+
+    python -m benchmarks.trainer                 on the CPU: time, peak memory, packing, head, overheads; some 15 minutes
+    python -m benchmarks.trainer --accelerator   on a CUDA machine: docs/benchmarks/trainer.md
+    python -m benchmarks.trainer --quick --out DIR   small sizes, one repetition, without TRL: for the tests
+
+No figure is printed or written when losses or gradients of the two disagree. CPU seconds of one thread are compared, since wall seconds on a shared
+machine measure the neighbours; both are in the file.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "trainer.json"
+REPETITIONS = 3
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+"""Relative. Two orders of summing float32 differ by 1e-6 here; a wrong formula by much more."""
+PROCESS_SECONDS = 1800.0
+SIDES = ("ours", "trl-fair", "trl")
+
+
+class Disagreement(RuntimeError):
+    """The two trainers do not compute the same thing; a comparison of their speed would mean nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes, ours only; needs --out")
+    parser.add_argument("--accelerator", action="store_true", help="the table of a CUDA machine")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--out", type=Path, help="write trainer.json under this folder")
+    asked = parser.parse_args()
+    if asked.quick and asked.out is None:
+        parser.error("--quick makes no figures for the checkout: say where by --out DIR")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    target = asked.out / "trainer.json" if asked.out else RESULT
+    if asked.accelerator:
+        from benchmarks.trainer.accelerator import measure_all
+
+        return measure_all(target.with_name("trainer_accelerator.json"), _oracle())
+    from benchmarks.trainer import packing
+
+    sides = SIDES[:1] if asked.quick else SIDES
+    found: dict[str, Any] = compare(sides, 1 if asked.quick else asked.repetitions, quick=asked.quick)
+    found["packing_density_32k"] = packing.densities()["long run"]["mean"]
+    found["packing"] = packing.densities()
+    if not asked.quick:
+        from benchmarks.trainer import head
+
+        found["head"] = head.table()
+    found |= _overheads(asked.quick)
+    found["measured_on"] = measured_on()
+    target.write_text(json.dumps(found, indent=2) + "\n")
+    print(table(found))
+
+
+def compare(sides: tuple[str, ...], repetitions: int, *, quick: bool) -> dict[str, Any]:
+    """Ratios, differences and each side's medians. Raises Disagreement."""
+    from benchmarks.trainer.workload import CPU, QUICK, write_workload
+
+    with tempfile.TemporaryDirectory(prefix="bench-trainer-") as name:
+        folder = Path(name)
+        shape = QUICK if quick else CPU
+        batch = write_workload(shape, folder)
+        runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        differences = {"loss": 0.0, "gradient": 0.0}
+        for repetition in range(repetitions):
+            for side in sides:  # alternating, so that a slow minute of the machine hits all
+                runs[side].append(_measured(side, folder))
+            if repetition == 0:
+                differences = _differences(folder, [(side, runs[side][0]["loss"]) for side in sides])
+        check(differences)
+    medians = {
+        side: {
+            key: median(run[key] for run in found)
+            for key in ("cpu_seconds", "wall_seconds", "peak_bytes", "loaded_bytes")
+        }
+        for side, found in runs.items()
+    }
+    result: dict[str, Any] = {
+        "shape": {"vocabulary": shape.vocabulary, "hidden": shape.hidden, "layers": shape.layers, "rows": shape.rows}
+        | {
+            "completion_tokens": batch.tokens,
+            "real_share": round(batch.real_share, 3),
+            "pack_length": shape.pack_length,
+        },
+        "repetitions": repetitions,
+        "sides": medians,
+        "max_loss_difference": differences["loss"],
+        "max_grad_difference": differences["gradient"],
+    }
+    for side, name in (("trl-fair", "fair_head"), ("trl", "shipped")):
+        if side in medians:
+            result[f"time_ratio_{name}"] = medians[side]["cpu_seconds"] / medians["ours"]["cpu_seconds"]
+            result[f"peak_memory_ratio_{name}"] = medians[side]["peak_bytes"] / medians["ours"]["peak_bytes"]
+    return result
+
+
+def check(differences: dict[str, float]) -> None:
+    """The gate. Raises Disagreement with both differences."""
+    if not (differences["loss"] <= LOSS_TOLERANCE and differences["gradient"] <= GRADIENT_TOLERANCE):
+        raise Disagreement(
+            f"losses differ by {differences['loss']:.2e} (allowed {LOSS_TOLERANCE:.0e}) and gradients by"
+            f" {differences['gradient']:.2e} (allowed {GRADIENT_TOLERANCE:.0e}), relative: no figures"
+        )
+
+
+def _measured(side: str, folder: Path) -> dict[str, Any]:
+    python = sys.executable if side == "ours" else _oracle()
+    target = folder / f"{side}.json"
+    command = [python, "-m", "benchmarks.trainer.measure", side, str(folder), str(target)]
+    # On a machine with an accelerator this comparison is of the CPU all the same.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(target.read_text())
+
+
+def _differences(folder: Path, losses: list[tuple[str, float]]) -> dict[str, float]:
+    """Largest relative difference of TRL's loss, and of any parameter's gradient in norm, to ours; NaN if one of them is."""
+    import numpy as np
+    from safetensors.torch import load_file
+
+    (_, ours), *others = losses
+    gradients = load_file(folder / "ours.safetensors")
+    loss, gradient = [0.0], [0.0]
+    for side, other in others:
+        loss.append(abs(other - ours) / abs(ours))
+        theirs = load_file(folder / f"{side}.safetensors")
+        if theirs.keys() != gradients.keys():
+            raise Disagreement(f"gradients of {sorted(theirs.keys() ^ gradients.keys())[:3]} are on one side only")
+        gradient += [float((theirs[name] - value).norm() / value.norm()) for name, value in gradients.items()]
+    return {"loss": float(np.max(loss)), "gradient": float(np.max(gradient))}  # Python's `max` would pass over a NaN
+
+
+def _overheads(quick: bool) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.trainer.overheads", *(["quick"] if quick else [])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return {name: measured.pop(name) for name in ("publish_overhead", "checkpoint_overhead")} | {"overheads": measured}
+
+
+def _oracle() -> str:
+    """Python of TRL's environment, which is made first where it is missing."""
+    done = subprocess.run([ROOT / "tools" / "oracle.sh"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return str(ROOT / done.stdout.split()[-1])
+
+
+def measured_on() -> dict[str, str]:
+    """Machine and versions, to stand beside the figures."""
+    packages = {name: version(name).split("+")[0] for name in ("shoal", "torch", "transformers")}
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; {os.environ['OMP_NUM_THREADS']} thread"
+    )
+    return {"machine": machine, "python": platform.python_version(), "trl": "1.16.0"} | packages
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown, for the terminal and the page."""
+    lines = ["| trainer | CPU seconds | peak above the loaded model, GB |", "|---|---|---|"]
+    for side, values in found["sides"].items():
+        lines.append(f"| {side} | {values['cpu_seconds']:.1f} | {values['peak_bytes'] / 1e9:.2f} |")
+    named = (
+        "time_ratio_fair_head",
+        "time_ratio_shipped",
+        "peak_memory_ratio_fair_head",
+        "packing_density_32k",
+        "publish_overhead",
+    )
+    for name in (*named, "checkpoint_overhead", "max_loss_difference", "max_grad_difference"):
+        if name in found:
+            lines.append(f"{name}: {found[name]:.4g}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

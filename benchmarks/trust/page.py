@@ -1,0 +1,107 @@
+"""The measured parts of docs/adversaries.md: between two marks each, written anew from `trust.json`. Pure but for `write_page`.
+
+In: the parts of the result. Out: lines of Markdown. Called by `__main__` at its end; what nobody has measured says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adversaries.md"
+NOT_MEASURED = ["Not measured yet."]
+
+
+def replaced(page: str, block: str, lines: Sequence[str]) -> str:
+    """The page with the lines of `block` replaced; raises ValueError when it has no such block."""
+    begin, end = f"<!-- {block} -->", f"<!-- end of {block} -->"
+    if begin not in page or end not in page:
+        raise ValueError(f"the page lacks the marks {begin} and {end}")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+
+
+def honest_lines(part: Mapping[str, Any]) -> list[str]:
+    """A row for each way of generating, then the rate."""
+    lines = ["| way | files | sequences | rejected |", "|---|---|---|---|"]
+    lines += [f"| {row['way']} | {row['files']} | {row['sequences']} | {row['rejected']} |" for row in part["ways"]]
+    low, high = part["interval_95"]
+    return [
+        *lines,
+        "",
+        f"{part['rejected_files']} of {part['files']} files ({part['sequences']} sequences) were rejected: a rate of {part['false_reject_rate']:.3g}"
+        f" a file, with 95 % confidence between {low:.3g} and {high:.3g}.",
+    ]
+
+
+def power_lines(part: Mapping[str, Any]) -> list[str]:
+    """One table a dtype: rejected of judged files in each setting, and the reasons that were named."""
+    lines: list[str] = []
+    for dtype, measured in part.items():
+        if not isinstance(measured, Mapping) or "weights" not in measured:
+            continue
+        settings = list(next(iter(measured["weights"].values())))
+        lines += [f"| {dtype} | {' | '.join(settings)} | named | silent |", "|---|" + "---|" * (len(settings) + 2)]
+        for name, row in measured["weights"].items():
+            cells = [f"{row[setting]['rejected']}/{row[setting]['judged']}" for setting in settings]
+            reasons = sorted({reason for setting in settings for reason in row[setting]["reasons"]})
+            silent = [setting for setting in settings if row[setting]["rejected"] == 0]
+            told = "yes, as it should be" if name == "honest" else _silence(silent, settings)
+            lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(reasons) or 'nothing'} | {told} |")
+        lines.append("")
+    return lines[:-1]
+
+
+def cost_lines(part: Mapping[str, Any]) -> list[str]:
+    """Seconds and their ratio, then the file of the paper's size."""
+    ratio, verifying, checked = part["generate_over_verify"], part["verify_cpu_seconds"], part["rows_checked"]
+    paper = part["paper_size"]
+    terms = [
+        f"| {name} | {arithmetic} | {seconds:.1f} |"
+        for (name, seconds), arithmetic in zip(paper["seconds"].items(), paper["arithmetic"], strict=True)
+    ]
+    verified = [
+        f"{verifying[name]:.2f} {words} ({checked[name]} rows, {ratio[name]:.0f} times cheaper)"
+        for name, words in (("good_standing", "at good standing"), ("probation", "on probation"))
+    ]
+    assumed = paper["assumed"]
+    return [
+        f"A file of {part['rows_a_file']} rows and {part['tokens_a_file']:.0f} tokens, {part['model']}:"
+        f" {part['generate_cpu_seconds']:.1f} CPU seconds to generate (vLLM); to verify {' and '.join(verified)}."
+        f" Memory grew by {part['peak_memory_growth_bytes'] / 2**20:.0f} MiB at most while a file of"
+        f" {part['file_bytes'] / 2**10:.0f} KiB was judged.",
+        "",
+        f"A file of the paper's size ({assumed['rows']} rows of {assumed['tokens_a_row']} tokens, 32B parameters,"
+        " a tenth of the rows checked), from these rates; the accelerator's is assumed, 40 % of an H100's 989 TFLOP/s:",
+        "",
+        "| part | arithmetic | seconds |",
+        "|---|---|---|",
+        *terms,
+        f"| in all | one after the other | {paper['seconds_in_all']:.1f} |",
+    ]
+
+
+def mutated_lines(part: Mapping[str, int]) -> list[str]:
+    """Outcomes of the mutations, most frequent first."""
+    ordered = sorted(part.items(), key=lambda item: -item[1])
+    return ["| outcome | files |", "|---|---|", *(f"| {outcome} | {count} |" for outcome, count in ordered)]
+
+
+BLOCKS = {"honest": honest_lines, "power": power_lines, "cost": cost_lines}
+
+
+def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:
+    """Write the measured blocks of the page."""
+    text = page.read_text()
+    for block, lines in BLOCKS.items():
+        text = replaced(text, block, lines(parts[block]) if block in parts else NOT_MEASURED)
+    text = replaced(
+        text, "mutated", mutated_lines(parts["mutated"]["outcomes"]) if "mutated" in parts else NOT_MEASURED
+    )
+    page.write_text(text)
+
+
+def _silence(silent: Sequence[str], settings: Sequence[str]) -> str:
+    if not silent:
+        return "nowhere"
+    return "everywhere: not told from honest" if len(silent) == len(settings) else ", ".join(silent)

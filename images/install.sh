@@ -1,0 +1,24 @@
+#!/bin/sh
+# Makes /opt/shoal in the build stage of an image: a virtual environment with the packages of one role, by hash, and Shoal itself; all compiled.
+#
+#   images/install.sh operator
+#
+# Runs in the root of the repository. uv, pinned by requirements/bootstrap.lock, lives in an environment of its own that stays behind.
+set -eu
+role=$1
+export UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1 UV_NO_CACHE=1 UV_HTTP_TIMEOUT=300 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+python3 -m venv /tmp/bootstrap
+/tmp/bootstrap/bin/python -m pip install -q --no-cache-dir --require-hashes -r requirements/bootstrap.lock
+# pip's own configuration names the index where a site has its own; uv does not read it.
+index=$(/tmp/bootstrap/bin/python -m pip config get global.index-url 2>/dev/null || true)
+[ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+
+python3 -m venv --without-pip /opt/shoal
+export VIRTUAL_ENV=/opt/shoal
+/tmp/bootstrap/bin/uv pip install -q --no-deps --require-hashes -r "requirements/images/$role.lock"
+/tmp/bootstrap/bin/uv build -q --wheel --out-dir /tmp/wheel
+/tmp/bootstrap/bin/uv pip install -q --no-deps /tmp/wheel/*.whl
+# Hashed byte code: valid whatever times a copy of the files has.
+/opt/shoal/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/shoal/lib || true # Python 2 files in some packages' tests
+rm -rf /tmp/bootstrap /tmp/wheel

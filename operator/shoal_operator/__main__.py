@@ -1,0 +1,174 @@
+"""The operator: `python -m shoal_operator`, the entry point of its image. Reads the command line and the connection, runs kopf until told to stop.
+
+Exit codes: 0 stopped on SIGTERM or SIGINT, 1 kopf gave up, 2 the command line or the connection is wrong, 3 the Lease was lost.
+"""
+
+import argparse
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import kopf
+
+from shoal_operator import handlers
+from shoal_operator.engine.connection import NoApiServer, context_namespace, load_configuration
+from shoal_operator.engine.election import ElectionTiming
+from shoal_operator.engine.manager import Manager, Options
+from shoal_operator.reconcile import reconcile
+
+OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+NAMESPACE_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+MAX_WORKERS = 64
+MIN_LEASE, MAX_LEASE = 5, 600
+"""Seconds. Shorter ones are lost to a slow answer, longer ones leave a cluster without an operator."""
+
+EXAMPLE = """example:
+  python -m shoal_operator --namespace research --namespace staging
+  python -m shoal_operator --all-namespaces --kubeconfig ~/.kube/config
+
+Apply the CRDs first (crds/); python -m shoal_operator.install prints accounts, permissions and the Deployment.
+"""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON line an event, as the other processes of Shoal write."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m shoal_operator",
+        description="Runs the Shoal operator: TrainingRun, InferencePool, RelayServer and Validator of shoal.dev/v1alpha1.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    scope = made.add_mutually_exclusive_group(required=True)
+    scope.add_argument(
+        "--namespace", action="append", metavar="NS", help="serve this namespace; may be given several times"
+    )
+    scope.add_argument(
+        "--all-namespaces", action="store_true", help="serve every namespace (needs the cluster-wide install)"
+    )
+    made.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="default: the pod's account, KUBECONFIG, ~/.kube/config"
+    )
+    made.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: its current one")
+    made.add_argument(
+        "--lease-namespace", metavar="NS", help="where the Lease is; default: the operator's own namespace"
+    )
+    made.add_argument(
+        "--workers", type=int, default=4, metavar="N", help="reconciles at the same time, 1 to 64 (default 4)"
+    )
+    made.add_argument(
+        "--bind",
+        default=os.environ.get("SHOAL_BIND", ""),
+        metavar="ADDRESS",
+        help="address of health and metrics (SHOAL_BIND, or all)",
+    )
+    made.add_argument(
+        "--port", type=int, default=8080, metavar="PORT", help="port of /healthz, /readyz, /metrics (default 8080)"
+    )
+    made.add_argument(
+        "--lease-seconds",
+        type=int,
+        default=ElectionTiming.duration,
+        metavar="S",
+        help=f"a leader that was killed is followed after about this long; one that cannot reach the API server for four fifths "
+        f"of it ends, {MIN_LEASE} to {MAX_LEASE} (default {ElectionTiming.duration})",
+    )
+    made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return made
+
+
+def options(given: argparse.Namespace) -> Options:
+    """The options of the engine from the command line; raises ValueError with what is allowed."""
+    namespaces = sorted(set(given.namespace or ()))
+    lease_namespace = given.lease_namespace or own_namespace() or context_namespace(given.kubeconfig, given.context)
+    for namespace in (*namespaces, lease_namespace):
+        if not NAMESPACE_PATTERN.fullmatch(namespace):
+            raise ValueError(f"{namespace!r} is no namespace: at most 63 of a-z, 0-9 and '-', not '-' at an end")
+    if not 1 <= given.workers <= MAX_WORKERS:
+        raise ValueError(f"--workers must be from 1 to {MAX_WORKERS}, got {given.workers}")
+    if not 0 <= given.port <= 65535:
+        raise ValueError(f"--port must be from 0 to 65535, got {given.port}")
+    if not MIN_LEASE <= given.lease_seconds <= MAX_LEASE:
+        raise ValueError(f"--lease-seconds must be from {MIN_LEASE} to {MAX_LEASE}, got {given.lease_seconds}")
+    return Options(
+        namespaces=namespaces,
+        lease_namespace=lease_namespace,
+        # Unique to the process: a restarted one must not take itself for the leader that it was.
+        identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        workers=given.workers,
+        bind=given.bind,
+        port=given.port,
+        election=ElectionTiming.of(given.lease_seconds),
+    )
+
+
+def own_namespace() -> str:
+    """The namespace of this pod; empty outside a cluster."""
+    try:
+        return OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_logs(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # kopf tells of every event that it passes on; what matters is said by the engine.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    start_logs(given.log_level)
+    # kopf and every library in this process reach the API server and orchestrators directly.
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        os.environ.pop(name, None)
+        os.environ.pop(name.upper(), None)
+    try:
+        chosen = options(given)
+        configuration = load_configuration(given.kubeconfig, given.context)
+        manager = Manager(configuration, chosen, reconcile)
+    except (NoApiServer, ValueError, OSError) as error:
+        print(f"shoal_operator: {error}", file=sys.stderr)
+        return 2
+    try:
+        kopf.run(
+            registry=handlers.registry(manager, configuration),
+            standalone=True,
+            clusterwide=not chosen.namespaces,
+            namespaces=chosen.namespaces,
+        )
+    except Exception:
+        logging.getLogger("shoal_operator").exception("kopf gave up")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # Nothing is in hand any more; a thread that waits for the network must not hold the pod.
+    os._exit(code)

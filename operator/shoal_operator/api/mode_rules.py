@@ -1,0 +1,117 @@
+"""The CEL rules about what a run is for (`spec.mode`) and where its tasks come from. Part of `rules.RULES`."""
+
+from shoal.contracts.datasets import LONGEST_FILTERED_NAME
+from shoal_operator.api.rule import Rule, immutable
+
+MODE_RULES: tuple[Rule, ...] = (
+    Rule(
+        model="TrainingRunSpec",
+        expression="(self.mode == 'Generate') != has(self.steps)",
+        message="must be given, but not with mode Generate, which samples each task once",
+        field="steps",
+        good={"mode": "Train", "steps": 100},
+        bad={"mode": "Generate", "steps": 100},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.mode == 'Generate' || !has(self.generate)",
+        message="goes with mode Generate only",
+        field="generate",
+        good={"mode": "Generate", "generate": {"dataset": "traces"}},
+        bad={"mode": "Train", "generate": {"dataset": "traces"}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.mode == 'Train' || !has(self.rollBack)",
+        message="goes with mode Train only",
+        field="rollBack",
+        good={"mode": "Train", "rollBack": {"toVersion": 1, "atStep": 3}},
+        bad={"mode": "SFT", "rollBack": {"toVersion": 1, "atStep": 3}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.mode == 'Train' || !has(self.tasks.offlineFilter)",
+        message="goes with mode Train only",
+        field="tasks.offlineFilter",
+        good={"mode": "Train", "tasks": {"offlineFilter": {"samples": 8}}},
+        bad={"mode": "Generate", "tasks": {"offlineFilter": {"samples": 8}}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.tasks.offlineFilter) || self.inferencePools.size() > 0",
+        message="needs a pool of the run's own in inferencePools, which samples the tasks before others can join",
+        field="tasks.offlineFilter",
+        good={"tasks": {"offlineFilter": {"samples": 8}}, "inferencePools": [{"name": "pool"}]},
+        bad={"tasks": {"offlineFilter": {"samples": 8}}, "inferencePools": []},
+    ),
+    Rule(
+        model="TrainingRun",
+        expression=f"!has(self.spec.tasks.offlineFilter) || self.metadata.name.size() <= {LONGEST_FILTERED_NAME}",
+        message=f"must have at most {LONGEST_FILTERED_NAME} characters with tasks.offlineFilter: the run that samples is called <name>-filter",
+        field="metadata.name",
+        good={"metadata": {"name": "a" * LONGEST_FILTERED_NAME}, "spec": {"tasks": {"offlineFilter": {"samples": 8}}}},
+        bad={
+            "metadata": {"name": "a" * (LONGEST_FILTERED_NAME + 1)},
+            "spec": {"tasks": {"offlineFilter": {"samples": 8}}},
+        },
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.mode != 'Generate' || self.trainer.replicas == 1",
+        message="must be 1 with mode Generate: one pod collects what was sampled",
+        field="trainer.replicas",
+        good={"mode": "Generate", "trainer": {"replicas": 1}},
+        bad={"mode": "Generate", "trainer": {"replicas": 2}},
+    ),
+    Rule(
+        model="GenerateSettings",
+        expression="!has(self.maxCompletionTokens) || self.minCompletionTokens <= self.maxCompletionTokens",
+        message="must be at least minCompletionTokens",
+        field="maxCompletionTokens",
+        good={"minCompletionTokens": 10, "maxCompletionTokens": 20},
+        bad={"minCompletionTokens": 10, "maxCompletionTokens": 5},
+    ),
+    Rule(
+        model="OfflineFilter",
+        expression="self.minCorrect <= self.maxCorrect",
+        message="must be at least minCorrect",
+        field="maxCorrect",
+        good={"minCorrect": 0.125, "maxCorrect": 0.5},
+        bad={"minCorrect": 0.5, "maxCorrect": 0.125},
+    ),
+    Rule(
+        model="DatasetSource",
+        expression="[has(self.huggingFace), has(self.path), has(self.object)].exists_one(given, given)",
+        message="must have exactly one of huggingFace, path, object",
+        field="",
+        good={"path": "/data/tasks"},
+        bad={"path": "/data/tasks", "object": "tasks/"},
+    ),
+    Rule(
+        model="DatasetSource",
+        expression="has(self.huggingFace) == has(self.revision)",
+        message="must be given with huggingFace, and only with it: an unpinned data set is another run tomorrow",
+        field="revision",
+        good={"huggingFace": "PrimeIntellect/INTELLECT-2-RL-Dataset", "revision": "main"},
+        bad={"huggingFace": "PrimeIntellect/INTELLECT-2-RL-Dataset"},
+    ),
+    Rule(
+        model="DatasetSource",
+        expression="!has(self.layout) || !has(self.columns)",
+        message="must not be given with layout: a known layout says which columns there are",
+        field="columns",
+        good={"path": "/data/tasks", "columns": {"prompt": "question"}},
+        bad={"path": "/data/tasks", "columns": {"prompt": "question"}, "layout": "deepscaler"},
+    ),
+    immutable("mode", "Train", "Generate"),
+    Rule(
+        model="TrainingRunSpec",
+        expression="has(self.generate) == has(oldSelf.generate) && "
+        "(!has(self.generate) || self.generate == oldSelf.generate)",
+        message="cannot change once the run exists; start a new run instead",
+        field="generate",
+        good={"mode": "Generate", "generate": {"dataset": "traces"}},
+        bad={"mode": "Generate", "generate": {"dataset": "others"}},
+        old={"mode": "Generate", "generate": {"dataset": "traces"}},
+    ),
+)

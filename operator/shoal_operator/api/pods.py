@@ -1,0 +1,112 @@
+"""How the pods of a part are placed and made: GPUs, a short list of pod fields, images. Used by all four kinds.
+
+The list of pod fields is closed on purpose: what is here cannot take a pod out of the restricted pod security level, and a CRD with a whole pod
+template would be larger than most API servers like.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.contracts.base import SpecModel
+
+LabelValue = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")]
+AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]
+Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
+Annotations = Annotated[dict[str, AnnotationValue], Field(max_length=32)]
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+ObjectRef = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+"""Name of an object that an admin made, such as a priority class or a Secret."""
+
+
+class Gpus(SpecModel):
+    """Accelerators of one pod."""
+
+    count: int = Field(0, ge=0, le=64, description="GPUs of each pod (resource `nvidia.com/gpu`).")
+    type: LabelValue | None = Field(
+        None, description="Only nodes whose label `nvidia.com/gpu.product` has this value; absent: any."
+    )
+
+
+class Toleration(SpecModel):
+    """As in a Kubernetes pod."""
+
+    key: Annotated[str, StringConstraints(max_length=316)] | None = Field(
+        None, description="Key of the taint; absent with operator Exists: every taint."
+    )
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="How the taint's value is compared.")
+    value: LabelValue | None = Field(None, description="Value of the taint, for Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect that is tolerated; absent: all."
+    )
+    toleration_seconds: int | None = Field(
+        None, ge=0, le=31_536_000, description="How long a NoExecute taint is tolerated; absent: for ever."
+    )
+
+
+class NodeRequirement(SpecModel):
+    """One condition on a node's labels."""
+
+    key: Annotated[str, StringConstraints(min_length=1, max_length=316)] = Field(..., description="Label of the node.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field("In", description="How values are compared.")
+    values: list[LabelValue] = Field([], max_length=64, description="Values, for In and NotIn.")
+
+
+class PodTemplate(SpecModel):
+    """What may be said about the pods of a part beside their resources."""
+
+    labels: Labels = Field(default_factory=dict, description="Further labels of the pods.")
+    annotations: Annotations = Field(default_factory=dict, description="Annotations of the pods.")
+    node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
+    node_affinity: list[NodeRequirement] = Field(
+        [], max_length=16, description="Conditions that a node must meet, all of them."
+    )
+    tolerations: list[Toleration] = Field([], max_length=16, description="Taints that the pods tolerate.")
+    priority_class_name: ObjectRef | None = Field(None, description="Priority class of the pods.")
+    runtime_class_name: ObjectRef | None = Field(None, description="Runtime class of the pods.")
+
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+class ImagePull(SpecModel):
+    """How images are pulled."""
+
+    pull_policy: PullPolicy | None = Field(None, description="When to pull; absent: Kubernetes' own rule by tag.")
+    pull_secrets: list[ObjectRef] = Field([], max_length=8, description="Secrets with registry credentials.")
+
+
+_PROTOCOL = Field(None, description="Image of orchestrator, discovery and agents, in place of the release's.")
+_RELAY = Field(None, description="Image of relays, publisher and nginx, in place of the release's.")
+_VALIDATOR = Field(None, description="Image of validators, in place of the release's.")
+_WORKER = Field(None, description="Image of rollout workers, in place of the release's.")
+
+
+class Images(ImagePull):
+    """Images of all parts of a run."""
+
+    protocol: Image | None = _PROTOCOL
+    redis: Image | None = Field(None, description="Image of Redis, in place of the release's.")
+    relay: Image | None = _RELAY
+    trainer: Image | None = Field(None, description="Image of trainer and prepare, in place of the release's.")
+    validator: Image | None = _VALIDATOR
+    worker: Image | None = _WORKER
+
+
+class PoolImages(ImagePull):
+    """Images of a pool's pods."""
+
+    protocol: Image | None = _PROTOCOL
+    worker: Image | None = _WORKER
+
+
+class RelayImages(ImagePull):
+    """Images of a relay's pods."""
+
+    relay: Image | None = _RELAY
+
+
+class ValidatorImages(ImagePull):
+    """Images of a validator's pods."""
+
+    validator: Image | None = _VALIDATOR

@@ -1,0 +1,23 @@
+"""The runners of a run: pods in which programs of strangers' models are judged, and nothing else happens."""
+
+from pydantic import Field
+
+from shoal.contracts.base import SpecModel
+from shoal_operator.api.base import Resources
+from shoal_operator.api.pods import PodTemplate
+
+
+class RunnerTemplate(SpecModel):
+    """How many runners there are and what they need. A runtime class such as gVisor's or Kata's goes into `podTemplate.runtimeClassName`."""
+
+    replicas: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="Runners; 0: none, programs are judged in the containers of validators and workers.",
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Resources of one runner; it judges as many programs at once as its limits have cores, and 544 MiB of memory, for.",
+    )
+    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")

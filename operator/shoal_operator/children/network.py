@@ -1,0 +1,143 @@
+"""Who may talk to whom: one NetworkPolicy that denies all, and one a component with the edges of docs/architecture.md. Pure.
+
+A run's policies cover every pod that carries its label, those of pools and relays that others made too. Edges between two of our components are
+written once, in `EDGES`, and become an ingress rule at one end and an egress rule at the other. Kubelets may always probe.
+"""
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+from shoal.contracts.recipe import StorageSpec
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.relay_server import RelayFields
+from shoal_operator.children import names
+from shoal_operator.children.relay_server import PORT, way_in_port
+from shoal_operator.children.runner import runner_count
+from shoal_operator.children.workloads import child
+from shoal_operator.engine.cluster import Object
+
+COMPONENTS = ("prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner")
+
+Edge = tuple[str, str, str]
+
+EDGES: tuple[Edge, ...] = (
+    ("discovery", "redis", "redis"),
+    ("orchestrator", "redis", "redis"),
+    ("orchestrator", "discovery", "discovery"),
+    ("trainer", "orchestrator", "orchestrator"),
+    ("validator", "orchestrator", "orchestrator"),
+    ("pool", "discovery", "discovery"),
+    ("pool", "orchestrator", "orchestrator"),
+    ("pool", "relay", "nginx"),
+    ("relay", "trainer", "nginx"),
+    ("relay", "orchestrator", "orchestrator"),
+    ("relay", "relay", "nginx"),
+    ("validator", "runner", "runner"),
+    ("pool", "runner", "runner"),
+)
+"""(from, to, container whose port it is). A runner calls nobody."""
+
+STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "validator", "pool")
+"""Who reads or writes the object store; pools post to it with a grant."""
+
+HTTP_PORT, HTTPS_PORT = 80, 443
+
+
+def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
+    """The policies of a run. What can be reached from outside the cluster takes clients from anywhere."""
+    name = run.metadata.name
+    open_to_all = {"relay"} if relays.exposure.type != "ClusterIP" and way_in_port(relays) == PORT else set()
+    outside: list[Object] = [] if way_in_port(relays) == PORT else [{"ports": [_port(way_in_port(relays)[1])]}]
+    if run.spec.control_plane.exposure.type != "ClusterIP":
+        open_to_all |= {"discovery", "orchestrator"}
+    every_pod = {"podSelector": {"matchLabels": {names.RUN_LABEL: name}}, "policyTypes": ["Ingress", "Egress"]}
+    with_runner = runner_count(run) > 0
+    edges = [edge for edge in EDGES if with_runner or "runner" not in edge]
+    made = [child("NetworkPolicy", f"{name}-deny", name, "network", {"spec": every_pod})]
+    for component in COMPONENTS:
+        if component == "runner" and not with_runner:
+            continue
+        spec = {
+            "podSelector": {"matchLabels": names.selector(name, component)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": _ingress(run, component, edges, open_to_all) + (outside if component == "relay" else []),
+            "egress": _egress(run, component, edges, relays),
+        }
+        kept = {key: value for key, value in spec.items() if value}  # an API server drops empty lists
+        made.append(child("NetworkPolicy", f"{name}-{component}", name, component, {"spec": kept}))
+    return made
+
+
+def _pods(run: str, component: str) -> Object:
+    return {"podSelector": {"matchLabels": names.selector(run, component)}}
+
+
+def _port(number: int, protocol: str = "TCP") -> Object:
+    return {"protocol": protocol, "port": number}
+
+
+def _ingress(run: TrainingRun, component: str, edges: Sequence[Edge], open_to_all: set[str]) -> list[Object]:
+    name = run.metadata.name
+    rules = []
+    for to in sorted({container for _, target, container in edges if target == component}):
+        port = [_port(names.PORTS[to])]
+        if component in open_to_all:
+            rules.append({"ports": port})
+            continue
+        callers = [_pods(name, caller) for caller, target, container in edges if (target, container) == (component, to)]
+        if component == "orchestrator":
+            # The operator, in whichever namespace it lives, reads a run's progress.
+            callers.append(
+                {
+                    "namespaceSelector": {},
+                    "podSelector": {"matchLabels": {"app.kubernetes.io/name": names.OPERATOR_NAME}},
+                }
+            )
+        rules.append({"from": callers, "ports": port})
+    if component == "trainer" and run.spec.trainer.replicas > 1:
+        rules.append({"from": [_pods(name, "trainer")]})  # collectives choose their ports
+    return rules
+
+
+def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: RelayFields) -> list[Object]:
+    name = run.metadata.name
+    rules: list[Object] = [
+        {"to": [_pods(name, target)], "ports": [_port(names.PORTS[container])]}
+        for caller, target, container in edges
+        if caller == component
+    ]
+    if component == "trainer" and run.spec.trainer.replicas > 1:
+        rules.append({"to": [_pods(name, "trainer")]})
+    if component in STORE_CLIENTS and run.spec.storage.s3 is not None:
+        rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage)]})
+    if component == "relay" and relays.sources:
+        rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
+    if component == "prepare" and _asks_a_hub(run):
+        rules.append({"ports": [_port(HTTPS_PORT)]})
+    if rules:
+        rules.append({"ports": [_port(53, "UDP"), _port(53)]})  # names
+    return rules
+
+
+def _asks_a_hub(run: TrainingRun) -> bool:
+    """Whether prepare fetches the model or the tasks from a Hugging Face hub."""
+    dataset = run.spec.tasks.dataset
+    return run.spec.model.hugging_face is not None or (dataset is not None and dataset.hugging_face is not None)
+
+
+def store_ports(storage: StorageSpec) -> list[int]:
+    """Ports of the object store. A policy knows no names, so the port alone is what it can say of a store anywhere."""
+    s3 = storage.s3
+    return [] if s3 is None else url_ports(url for url in (s3.endpoint, s3.public_endpoint) if url is not None)
+
+
+def url_ports(urls: Iterable[str]) -> list[int]:
+    """Ports of some URLs, ascending, each once."""
+    ports = set()
+    for url in urls:
+        place = urlsplit(url)
+        try:
+            ports.add(place.port or (HTTPS_PORT if place.scheme == "https" else HTTP_PORT))
+        except ValueError:
+            continue  # no port at all: whoever opens the URL says so
+    return sorted(ports)

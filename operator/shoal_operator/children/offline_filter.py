@@ -1,0 +1,62 @@
+"""The run that samples the tasks of another one for its offline filter: a TrainingRun of mode Generate, owned by that run. Pure.
+
+It has the same tasks, prompts, sampling, pools and store as the run, with `samples` completions a task, and it ends before the run's own parts
+begin. Its counts are read by the run's prepare (`shoal.environments.offline_filter`).
+"""
+
+from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings, filter_run
+from shoal_operator.api import API_VERSION, TrainingRun, TrainingRunSpec
+from shoal_operator.api.training_run import ControlPlaneTemplate
+from shoal_operator.api.validator import ValidatorTemplate
+from shoal_operator.children import names
+from shoal_operator.children.own_kinds import References, validation_of
+from shoal_operator.engine.cluster import Object
+
+COMPONENT = "filter"
+
+
+def filter_training_run(run: TrainingRun, references: References, *, suspend: bool) -> Object | None:
+    """The filter's run, or None when the run has no filter. Suspended, it keeps its counts and nothing else."""
+    spec, rule = run.spec, run.spec.tasks.offline_filter
+    if rule is None:
+        return None
+    validator = (spec.validator or ValidatorTemplate()).model_copy(
+        update={"validation": validation_of(run, references)}
+    )
+    sampled = TrainingRunSpec(
+        mode="Generate",
+        model=rule.model or spec.model,
+        tasks=spec.tasks.model_copy(update={"offline_filter": None}),
+        seed=spec.seed,
+        # A file holds as many tasks as in the run, so that one that fits there fits here too.
+        recipe=spec.recipe.model_copy(update={"group_size": rule.samples, "optimizer_steps": 1}),
+        sampling=spec.sampling,
+        length_reward=spec.length_reward,
+        generate=GenerateSettings(dataset=FILTER_DATASET, traces_per_problem=1),
+        storage=spec.storage,
+        trainer=spec.trainer.model_copy(
+            update={
+                "replicas": 1,
+                "processes_per_replica": None,
+                "gpu": spec.trainer.gpu.model_copy(update={"count": 0}),
+            }
+        ),
+        broadcast=spec.broadcast,
+        inference_pools=spec.inference_pools,
+        relay_server=spec.relay_server,
+        validator=validator,
+        # Without exposure: strangers' machines join the run itself.
+        control_plane=ControlPlaneTemplate(
+            resources=spec.control_plane.resources, pod_template=spec.control_plane.pod_template
+        ),
+        images=spec.images,
+        failure_policy=spec.failure_policy,
+        suspend=suspend,
+    )
+    name = run.metadata.name
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "TrainingRun",
+        "metadata": {"name": filter_run(name), "labels": names.labels(name, COMPONENT)},
+        "spec": sampled.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }

@@ -1,0 +1,48 @@
+"""Other runs whose results a run begins with: which they are, and how prepare reaches what they left. Pure."""
+
+from dataclasses import dataclass
+
+from shoal.contracts.datasets import Mode, filter_run
+from shoal_operator.api.training_run import TrainingRunSpec
+from shoal_operator.children import names
+from shoal_operator.children.pods import Mount
+
+
+@dataclass(frozen=True)
+class Source:
+    """One other run: the field that names it, below `spec`, and the modes that leave what is wanted there."""
+
+    run: str
+    field: str
+    modes: tuple[Mode, ...]
+
+
+def sources(spec: TrainingRunSpec) -> list[Source]:
+    """The runs that this one needs the results of, in the order of the fields."""
+    found = []
+    if spec.model.run is not None:
+        found.append(Source(spec.model.run, "model.run", ("Train", "SFT")))
+    filtered_by = spec.tasks.offline_filter.model if spec.tasks.offline_filter is not None else None
+    if filtered_by is not None and filtered_by.run is not None:
+        found.append(Source(filtered_by.run, "tasks.offlineFilter.model.run", ("Train", "SFT")))
+    if spec.sft is not None and spec.sft.dataset.run is not None:
+        found.append(Source(spec.sft.dataset.run, "sft.dataset.run", ("Generate",)))
+    return found
+
+
+def source_mounts(run_name: str, spec: TrainingRunSpec) -> tuple[Mount, ...]:
+    """Their folder stores, and that of the offline filter's run, at `others/<run>/`, to be read; runs in one bucket need no mount."""
+    if spec.storage.s3 is not None:
+        return ()
+    runs = dict.fromkeys(source.run for source in sources(spec))
+    if spec.tasks.offline_filter is not None:
+        runs[filter_run(run_name)] = None
+    return tuple(
+        Mount(
+            f"others/{run}",
+            {"persistentVolumeClaim": {"claimName": names.store(run), "readOnly": True}},
+            f"other-{number}",
+            read_only=True,
+        )
+        for number, run in enumerate(runs)
+    )

@@ -1,0 +1,270 @@
+"""HTTP to the API server: JSON in, JSON out, each call with a deadline, and retries for what passes by itself.
+
+Raw objects, no model classes: those cost more than the calls. `call` is for single requests, `stream` for watches. A request that is not in
+`permissions.py` is refused before it is sent, and so is a write while this replica does not lead. Used by informers, `KubernetesCluster`, the
+Lease and the event recorder, from many threads.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import urllib3
+from kubernetes.client import Configuration
+from kubernetes.utils.keepalive import tcp_keepalive_socket_options
+
+from shoal_operator.engine import permissions
+from shoal_operator.engine.backoff import delay_seconds, retry_after_seconds
+from shoal_operator.engine.cluster import ClusterError, Object
+from shoal_operator.engine.connection import authorization, ssl_context
+from shoal_operator.engine.kinds import Resource
+
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 10.0
+"""For one attempt. Server-side apply takes milliseconds; an answer after ten seconds is from a server in trouble."""
+
+LAST_SECONDS = 0.1
+"""An attempt that begins at the very end of the budget still has this long."""
+
+BUDGET_SECONDS = 15.0
+"""For a call with all its retries. Beyond it the work queue's own backoff is the better place to wait."""
+
+RETRIED = frozenset({429, 500, 502, 503, 504})
+LASTING = frozenset({400, 403, 413, 422})
+"""Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
+TERMINATING = "because it is being terminated"
+"""In the refusal of whatever is made in a namespace that goes."""
+METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+READS = frozenset({"get", "list", "watch"})
+
+APPLY_PATCH = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ApiError(ClusterError):
+    """The API server refused. `status` is the HTTP status, 0 where there was no answer; `reason` the word of its `Status` object."""
+
+    def __init__(self, text: str, status: int = 0, reason: str = "", retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.retry_after = status, reason, retry_after
+        self.passing = status not in LASTING or TERMINATING in text
+
+
+class NotLeader(ApiError):
+    """A write was held back because this replica's lease is not sure to be still held."""
+
+
+class ApiServer:
+    """One API server, by pooled connections."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        connections: int = 32,
+        counted: Callable[[str, int], None] = lambda method, status: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`counted` is told method and status of each answer (0 where there was none)."""
+        self._configuration = configuration
+        self._counted, self._clock = counted, clock
+        self._host = configuration.host.rstrip("/")
+        self._stopping = threading.Event()
+        self.may_write: Callable[[], bool] = lambda: True
+        tls: dict[str, Any] = {} if (context := ssl_context(configuration)) is None else {"ssl_context": context}
+        if configuration.tls_server_name:
+            tls["server_hostname"] = configuration.tls_server_name
+        self._pool = urllib3.PoolManager(
+            num_pools=2,
+            maxsize=connections,
+            retries=False,
+            socket_options=[*urllib3.connection.HTTPConnection.default_socket_options, *tcp_keepalive_socket_options()],
+            **tls,
+        )
+
+    def call(
+        self,
+        verb: str,
+        resource: Resource,
+        namespace: str | None,
+        name: str | None = None,
+        *,
+        subresource: str | None = None,
+        query: Mapping[str, str | int] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        budget_seconds: float = BUDGET_SECONDS,
+        fenced: bool = True,
+    ) -> Object:
+        """One request, tried again within the budget while the server is away, overloaded or restarting.
+
+        Args:
+            verb: as RBAC names it: get, list, create, update, patch, delete.
+            fenced: whether a write needs the lease; the Lease's own calls do not.
+
+        Raises:
+            ApiError: refused, or not answered within the budget.
+        """
+        permissions.check(verb, resource, subresource)
+        url = self._host + resource.path(namespace, name, subresource) + _query(query)
+        data = None if body is None else orjson.dumps(body)
+        what = f"{verb} {resource.kind} {namespace or '(all namespaces)'}/{name or ''}".rstrip("/")
+        end = self._clock() + budget_seconds
+        attempt = 0
+        while True:
+            if fenced and verb not in READS and not self.may_write():
+                raise NotLeader(f"{what}: not sent, as another replica may lead by now")
+            try:
+                return self._once(
+                    METHODS[verb],
+                    url,
+                    what,
+                    data,
+                    content_type,
+                    max(LAST_SECONDS, min(ANSWER_SECONDS, end - self._clock())),
+                )
+            except ApiError as error:
+                # A create that was perhaps done is not sent twice; 429 says that it was not done.
+                again = error.status == 429 or (verb != "create" and error.status in {0, *RETRIED})
+                wait = (
+                    error.retry_after if error.retry_after is not None else delay_seconds(attempt, first=0.1, cap=3.0)
+                )
+                if not again or self._clock() + wait >= end:
+                    raise
+            attempt += 1
+            if self._stopping.wait(wait):
+                raise ApiError(f"{what}: given up, as the operator stops")
+
+    def stream(
+        self, resource: Resource, namespace: str | None, query: Mapping[str, str | int], silence_seconds: float
+    ) -> "Stream":
+        """Begin a watch; raises ApiError when it does not begin. `silence_seconds`: the longest time without a byte."""
+        permissions.check("watch", resource, None)
+        what = f"watch {resource.kind} {namespace or '(all namespaces)'}"
+        url = self._host + resource.path(namespace) + _query({**query, "watch": 1})
+        try:
+            answer = self._pool.request(
+                "GET",
+                url,
+                headers=self._headers(),
+                preload_content=False,
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=silence_seconds),
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            self._counted("GET", 0)
+            raise ApiError(f"{what}: {_said(error)}") from error
+        self._counted("GET", answer.status)
+        if answer.status != 200:
+            try:
+                raise _refusal(what, answer.status, answer.read(1 << 16), answer.headers.get("Retry-After"))
+            finally:
+                answer.release_conn()
+        return Stream(answer)
+
+    def stop(self) -> None:
+        """Give up waiting between attempts."""
+        self._stopping.set()
+
+    def _once(self, method: str, url: str, what: str, data: bytes | None, content_type: str, seconds: float) -> Object:
+        headers = self._headers()
+        if data is not None:
+            headers["Content-Type"] = content_type
+        timeout = urllib3.Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds)
+        try:
+            answer = self._pool.request(method, url, body=data, headers=headers, timeout=timeout)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            self._counted(method, 0)
+            raise ApiError(f"{what}: {_said(error)}") from error
+        self._counted(method, answer.status)
+        if not 200 <= answer.status < 300:
+            raise _refusal(what, answer.status, answer.data, answer.headers.get("Retry-After"))
+        try:
+            found = orjson.loads(answer.data)
+        except ValueError as error:
+            raise ApiError(f"{what}: the answer is not JSON") from error
+        if not isinstance(found, dict):
+            raise ApiError(f"{what}: the answer is no object")
+        return found
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "shoal-operator"}
+        if (header := authorization(self._configuration)) is not None:
+            headers["Authorization"] = header
+        return headers
+
+
+class Stream:
+    """Lines of a watch, as they come. Ends when the server ends it; raises ApiError when the connection breaks or is silent for too long."""
+
+    def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
+        self._answer = answer
+
+    def lines(self) -> Iterator[bytes]:
+        rest = b""
+        try:
+            for piece in self._pieces():
+                *whole, rest = (rest + piece).split(b"\n")
+                yield from (line for line in whole if line)
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise Silence("the watch said nothing for too long") from error
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise ApiError(f"the watch broke: {_said(error)}") from error
+        if rest:
+            raise ApiError("the watch ended within a line")
+
+    def _pieces(self) -> Iterator[bytes]:
+        """What has come so far, again and again. Without chunks (HTTP/1.0, some proxies) `stream` would wait until its buffer is full."""
+        if getattr(self._answer, "chunked", False):
+            yield from self._answer.stream(1 << 16)
+        else:
+            while piece := self._answer.read1(1 << 16):
+                yield piece
+
+    def close(self) -> None:
+        """End it, from any thread."""
+        try:
+            self._answer.shutdown()
+        except (OSError, ValueError, RuntimeError):
+            pass  # it has ended by itself
+
+    def release(self) -> None:
+        """Give the connection up; what is still to come on it is not wanted."""
+        self._answer.close()
+
+
+class Silence(ApiError):
+    """A watch that neither said anything nor ended."""
+
+
+def _query(query: Mapping[str, str | int] | None) -> str:
+    return f"?{urlencode(query)}" if query else ""
+
+
+def _said(error: Exception) -> str:
+    """The error's own words without the pool's address in memory."""
+    reason = getattr(error, "reason", None)
+    return f"{type(error).__name__}: {str(reason if isinstance(reason, Exception) else error).split('>: ')[-1]}"
+
+
+def _refusal(what: str, status: int, data: bytes, retry_after: str | None) -> ApiError:
+    reason, message = "", ""
+    try:
+        found = orjson.loads(data)
+        reason, message = str(found.get("reason", "")), str(found.get("message", ""))
+    except (ValueError, AttributeError):
+        message = data[:200].decode("utf-8", "replace")
+    text = f"{what}: {status} {reason}: {message[:1000]}"
+    if status == 403 and " cannot " in message:
+        text += " (the operator's account lacks this permission; apply the output of python -m shoal_operator.install)"
+    return ApiError(text, status, reason, retry_after_seconds(retry_after))

@@ -1,0 +1,266 @@
+"""What is known of the cluster: every object of the watched kinds, and whom a change concerns.
+
+In come events of watches (and of kopf), whole lists, and what our own writes returned; whatever is newest by resourceVersion stays. Out go objects to
+reconcile, without a request, and keys to the work queue. Objects are kept as compact JSON: a tenth of the memory of dicts, and each reader
+gets a copy of its own.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from shoal_operator.children.names import RUN_LABEL, SET_LABEL
+from shoal_operator.engine.cluster import Object
+from shoal_operator.engine.kinds import OWN_KINDS, Key
+
+INDEXED_LABELS = (RUN_LABEL, SET_LABEL)
+"""Labels by which reconcile lists: pods of one workload, Jobs of one run."""
+
+MAX_GRAVES = 20_000
+"""Deletions that are remembered, so that a late event or answer does not bring an object back. The oldest half goes when there are more."""
+
+OWN_WRITE_DELAY_SECONDS = 2.0
+"""After a write of ours its owner is looked at once more, for what others wrote between our reading and our writing."""
+
+_POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+_POD_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "ownerReferences",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+
+
+class Entry(NamedTuple):
+    """One object as it is kept."""
+
+    version: int
+    uid: str
+    generation: int
+    owner: Key | None
+    """What controls it: one of our kinds, or for a pod its workload."""
+    run: str
+    """Name of the run that an object of ours serves, or that a child is labelled with."""
+    labels: dict[str, str]
+    data: bytes
+
+
+def trimmed(found: Object) -> Object:
+    """The object without what nobody here reads: `managedFields` of all, and of pods all but identity and status."""
+    metadata = found["metadata"]
+    if found.get("kind") != "Pod":
+        return {**found, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+    status = found.get("status", {})
+    return {
+        "apiVersion": found.get("apiVersion", "v1"),
+        "kind": "Pod",
+        "metadata": {key: metadata[key] for key in _POD_METADATA if key in metadata},
+        "spec": {key: value for key, value in found.get("spec", {}).items() if key == "nodeName"},
+        "status": {key: status[key] for key in _POD_STATUS if key in status},
+    }
+
+
+def owner_of(kind: str, metadata: Mapping[str, Any]) -> Key | None:
+    """The key of an object's controller. A ReplicaSet, which is not watched, stands for its Deployment: the name without the pod template's hash."""
+    for owner in metadata.get("ownerReferences", ()):
+        if owner.get("controller"):
+            if owner["kind"] == "ReplicaSet":
+                return Key("Deployment", metadata["namespace"], owner["name"].rpartition("-")[0])
+            return Key(owner["kind"], metadata["namespace"], owner["name"])
+    return None
+
+
+def entry_of(found: Object) -> Entry:
+    """An object as it is kept; raises KeyError or ValueError for what is no object of an API server."""
+    metadata = found["metadata"]
+    labels = metadata.get("labels") or {}
+    run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")
+    return Entry(
+        version=int(metadata["resourceVersion"]),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        owner=owner_of(found["kind"], metadata),
+        run=run if isinstance(run, str) else "",
+        labels=labels,
+        data=orjson.dumps(trimmed(found)),
+    )
+
+
+class Queue(Protocol):
+    """Where keys go that a change concerns; `queue.WorkQueue` in the operator."""
+
+    def add(self, key: Key) -> None: ...
+    def add_after(self, key: Key, seconds: float) -> None: ...
+    def add_settling(self, key: Key) -> None: ...
+
+
+class Cache:
+    """Objects by key; each key that a change concerns goes to the queue. Safe for threads."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._lock = threading.RLock()
+        self._entries: dict[Key, Entry] = {}
+        self._graves: dict[Key, int] = {}
+        self._names: dict[tuple[str, str], dict[str, None]] = {}  # (kind, namespace) -> names
+        self._by_label: dict[
+            tuple[str, str, str, str], dict[str, None]
+        ] = {}  # (kind, namespace, label, value) -> names
+        self._by_run: dict[tuple[str, str], dict[Key, None]] = {}  # (namespace, run) -> objects of ours that serve it
+
+    # Reading takes no lock: each look is one operation of a dict, and entries never change. With a lock, threads that wait for it while its holder
+    # waits for the interpreter took two thirds of the operator's time under many events.
+
+    def get(self, key: Key) -> Object | None:
+        """A copy of an object, or None."""
+        entry = self._entries.get(key)
+        return None if entry is None else orjson.loads(entry.data)
+
+    def entry(self, key: Key) -> Entry | None:
+        """An object as it is kept, which is cheaper."""
+        return self._entries.get(key)
+
+    def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
+        """Objects that carry all these labels, by name."""
+        found: list[dict[str, None]] = [self._names.get((kind, namespace), {})]
+        found += [
+            self._by_label.get((kind, namespace, label, labels[label]), {})
+            for label in INDEXED_LABELS
+            if label in labels
+        ]
+        fewest = list(
+            sorted(found, key=lambda names: len(names))[0]
+        )  # a copy at one blow: another thread may add a name meanwhile
+        entries = [self._entries.get(Key(kind, namespace, name)) for name in sorted(fewest)]
+        return [orjson.loads(entry.data) for entry in entries if entry and labels.items() <= entry.labels.items()]
+
+    # Learning.
+
+    def observe(self, event: str, found: Object) -> None:
+        """One event of a watch: ADDED, MODIFIED or DELETED, or anything else for an object that was listed.
+
+        What is known already, as our own writes are, changes nothing and concerns nobody.
+        """
+        entry = entry_of(found)
+        key = Key(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+        with self._lock:
+            before = self._entries.get(key)
+            if event == "DELETED":
+                if before is None or before.version > entry.version:
+                    self._bury(key, entry.version)
+                    return
+                self._remove(key, entry.version)
+            else:
+                if entry.version <= self._graves.get(key, 0) or (
+                    before is not None and before.version == entry.version
+                ):
+                    return
+                # An older one is someone's write that a write of ours overtook: it is in what we have, but nobody looked at it.
+                if before is None or entry.version > before.version:
+                    self._put(key, entry)
+            concerned = self._concerned(key, entry)
+        for each in concerned:
+            if each == key:
+                self._queue.add(each)
+            else:
+                self._queue.add_settling(each)
+
+    def retain(self, kind: str, namespace: str | None, listed: set[Key], version: int) -> None:
+        """A whole list of a kind (in one namespace, or in all) was `listed`, as of `version`: what is older and not on it is gone."""
+        concerned: set[Key] = set()
+        with self._lock:
+            gone = [
+                key
+                for key, entry in self._entries.items()
+                if key.kind == kind
+                and namespace in (None, key.namespace)
+                and key not in listed
+                and entry.version <= version
+            ]
+            for key in gone:
+                entry = self._entries[key]
+                self._remove(key, version)
+                concerned |= self._concerned(key, entry)
+        for each in concerned:
+            self._queue.add(each)
+
+    def wrote(self, found: Object, by: Key) -> None:
+        """What the API server returned to a write by the reconcile of `by`, which sees it at once."""
+        entry = entry_of(found)
+        key = Key(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
+        with self._lock:
+            before = self._entries.get(key)
+            if entry.version <= self._graves.get(key, 0) or (before is not None and before.version >= entry.version):
+                return
+            self._put(key, entry)
+            concerned = self._concerned(key, entry)
+        for each in concerned - {by}:
+            self._queue.add(each)
+        # The answer may hold an edit of the spec whose event is not news any more when it comes.
+        edited = key == by and before is not None and before.generation != entry.generation
+        if edited:
+            self._queue.add(by)
+        else:
+            self._queue.add_after(by, OWN_WRITE_DELAY_SECONDS)
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        self._unlink(key)
+        self._entries[key] = entry
+        self._names.setdefault((key.kind, key.namespace), {})[key.name] = None
+        for label in INDEXED_LABELS:
+            if label in entry.labels:
+                self._by_label.setdefault((key.kind, key.namespace, label, entry.labels[label]), {})[key.name] = None
+        if key.kind in OWN_KINDS and entry.run:
+            self._by_run.setdefault((key.namespace, entry.run), {})[key] = None
+
+    def _remove(self, key: Key, version: int) -> None:
+        self._unlink(key)
+        self._entries.pop(key, None)
+        self._bury(key, version)
+
+    def _bury(self, key: Key, version: int) -> None:
+        self._graves[key] = max(version, self._graves.pop(key, 0))
+        if len(self._graves) > MAX_GRAVES:
+            for old in list(self._graves)[: MAX_GRAVES // 2]:
+                del self._graves[old]
+
+    def _unlink(self, key: Key) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        _discard(self._names, (key.kind, key.namespace), key.name)
+        for label in INDEXED_LABELS:
+            if label in entry.labels:
+                _discard(self._by_label, (key.kind, key.namespace, label, entry.labels[label]), key.name)
+        if entry.run:
+            _discard(self._by_run, (key.namespace, entry.run), key)
+
+    def _concerned(self, key: Key, entry: Entry) -> set[Key]:
+        """Keys to reconcile when an object changed: itself or its owner, the run that it serves, and all that read a run's ConfigMap."""
+        if key.kind in OWN_KINDS:
+            run = Key("TrainingRun", key.namespace, entry.run)
+            return {key, run} if run in self._entries else {key}
+        owner = entry.owner
+        # A pod's owner is a workload, whose owner is ours. Two steps are the most there are.
+        for _ in range(2):
+            if owner is not None and owner.kind not in OWN_KINDS:
+                above = self._entries.get(owner)
+                owner = None if above is None else above.owner
+        concerned = set() if owner is None or owner.kind not in OWN_KINDS else {owner}
+        if key.kind == "ConfigMap" and entry.run:
+            concerned |= set(self._by_run.get((key.namespace, entry.run), {}))
+        return concerned
+
+
+def _discard(index: dict[Any, dict[Any, None]], at: Any, member: Any) -> None:
+    members = index.get(at)
+    if members is not None:
+        members.pop(member, None)
+        if not members:
+            del index[at]

@@ -1,0 +1,60 @@
+"""`/healthz`, `/readyz` and `/metrics` of the operator on one port. Checks are functions that return what is wrong, or nothing."""
+
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+Check = Callable[[], str]
+"""Returns in words what is wrong; empty when all is well."""
+
+
+class HealthServer:
+    """Serves until `stop`; `port` is the one that was taken."""
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # a client that sends nothing holds one thread for ten seconds
+
+            def do_GET(self) -> None:
+                match self.path.partition("?")[0]:
+                    case "/healthz":
+                        self._say(healthy())
+                    case "/readyz":
+                        self._say(ready())
+                    case "/metrics":
+                        self._send(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                    case _:
+                        self._send(404, "text/plain", b"there are /healthz, /readyz and /metrics\n")
+
+            def _say(self, wrong: str) -> None:
+                self._send(503 if wrong else 200, "text/plain; charset=utf-8", f"{wrong or 'ok'}\n".encode())
+
+            def _send(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Probes come every few seconds; they are not worth a line."""
+
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Server((address, port), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,218 @@
+"""Keeps the cache of one kind right: one list, then one watch after the other, for ever.
+
+A list is taken in pages; a watch goes on from its resourceVersion, with bookmarks. When the server no longer has that version (410 Gone), or
+a watch fell silent, the list is taken again, and what is not on it any more is gone. Everything else that goes wrong is tried again with
+backoff. One thread each, started by `manager.py`.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from shoal_operator.engine.api_server import ApiError, ApiServer, Silence, Stream
+from shoal_operator.engine.backoff import Backoff
+from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.kinds import Key, Resource
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+"""Objects a page: some megabytes of JSON at once, not hundreds."""
+
+WATCH_SECONDS = 300
+"""A watch is asked to end after about this long (up to a quarter less, so that they do not all end at once)."""
+
+SILENCE_SECONDS = 100.0
+"""API servers send a bookmark about once a minute; a connection without a byte for this long is dead."""
+
+DEAF_SECONDS = 300.0
+"""With no sign of life from any watch of a kind for this long, liveness fails: a restart is better than a cluster that is not seen."""
+
+SHORT_SECONDS = 1.0
+"""A watch that ends sooner than this is not begun again at once: a server that is shutting down ends them all."""
+
+FAILURES_BEFORE_LIST = 3
+"""So many failures in a row at one version, and the version is not trusted any more."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds; shorter ones are for tests."""
+
+    watch: int = WATCH_SECONDS
+    silence: float = SILENCE_SECONDS
+    first_retry: float = 0.2
+    max_retry: float = 15.0
+
+
+class _Relist(Exception):
+    """The list must be taken again."""
+
+
+class Informer:
+    """List and watch of one resource, in one namespace or in all."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        cache: Cache,
+        resource: Resource,
+        namespace: str | None,
+        selector: str = "",
+        *,
+        timing: Timing = Timing(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._cache, self.resource, self.namespace = api, cache, resource, namespace
+        self._selector: dict[str, str | int] = {"labelSelector": selector} if selector else {}
+        self._timing, self._clock = timing, clock
+        self._stopping = threading.Event()
+        self._stream: Stream | None = None
+        self._version = ""
+        self._said = ""
+        self._backoff = Backoff(timing.first_retry, timing.max_retry)
+        self.synced = threading.Event()
+        """Set once the first list is in the cache."""
+        self.heard_at = clock()
+        """When the watch last gave a sign of life: an event, a bookmark, its own end, or a refusal. Silence is none."""
+        self.event_at = clock()
+        """When the last event or bookmark came."""
+        self._thread = threading.Thread(target=self.run, name=f"informer-{resource.kind}", daemon=True)
+
+    def __str__(self) -> str:
+        return f"{self.resource.kind} in {self.namespace or 'all namespaces'}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; the thread ends soon after."""
+        self._stopping.set()
+        if (stream := self._stream) is not None:
+            stream.close()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def alive(self) -> bool:
+        """False when the thread has ended though it should not."""
+        return self._thread.is_alive() or not self._thread.ident or self._stopping.is_set()
+
+    def run(self) -> None:
+        """List and watch until stopped."""
+        version = ""
+        while not self._stopping.is_set():
+            try:
+                if not version:
+                    version = self._list()
+                    self.synced.set()
+                began = self._clock()
+                version = self._watch(version)
+                if self._clock() - began < SHORT_SECONDS:
+                    self._pause(self._backoff.next())
+                else:
+                    self._backoff.reset()
+            except _Relist as why:
+                log.info("%s: listed again: %s", self, why)
+                version = ""
+                self._pause(self._backoff.next())
+            except ApiError as error:
+                # A dead connection says nothing about what it should have carried: the list is safe, the old version may not be.
+                silent = isinstance(error, Silence)
+                lost = silent or self._backoff.failures >= FAILURES_BEFORE_LIST
+                version = "" if lost else self._version
+                if not silent:
+                    self.heard_at = self._clock()
+                wait = error.retry_after if error.retry_after is not None else self._backoff.next()
+                self._say(str(error), wait)
+                self._pause(wait)
+            except Exception:
+                # A defect of ours in one event must not end the watch of a kind.
+                log.exception("%s: unexpected", self)
+                version = ""
+                self._pause(self._backoff.next())
+
+    def _list(self) -> str:
+        """Take the whole list into the cache; returns the version that it is of."""
+        self._version = ""
+        listed: set[Key] = set()
+        token = ""
+        while True:
+            query: dict[str, str | int] = {**self._selector, "limit": PAGE} | ({"continue": token} if token else {})
+            try:
+                page = self._api.call("list", self.resource, self.namespace, query=query)
+            except ApiError as error:
+                if error.status == 410:
+                    raise _Relist("its pages expired while they were read") from error
+                raise
+            for found in page.get("items") or ():
+                # Items of a list carry neither kind nor version of the API.
+                found["kind"], found["apiVersion"] = self.resource.kind, self.resource.api_version
+                listed.add(Key(self.resource.kind, found["metadata"]["namespace"], found["metadata"]["name"]))
+                self._cache.observe("LISTED", found)
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                break
+        self._version = str(page["metadata"]["resourceVersion"])
+        self._cache.retain(self.resource.kind, self.namespace, listed, int(self._version))
+        return self._version
+
+    def _watch(self, version: str) -> str:
+        """Follow one watch to its end; returns the version to go on from."""
+        self._version = version
+        seconds = round(self._timing.watch * (1 - 0.25 * random.random()))
+        query: dict[str, str | int] = {
+            **self._selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": max(1, seconds),
+        }
+        try:
+            stream = self._api.stream(self.resource, self.namespace, query, self._timing.silence)
+        except ApiError as error:
+            if error.status == 410:
+                raise _Relist("its version is gone") from error
+            raise
+        self._stream = stream
+        self._said = ""
+        try:
+            if not self._stopping.is_set():
+                for line in stream.lines():
+                    self._take(line)
+                    self.heard_at = self.event_at = self._clock()
+                    self._backoff.reset()
+            self.heard_at = self._clock()
+        finally:
+            self._stream = None
+            stream.release()
+        return self._version
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = orjson.loads(line)
+            kind, found = event["type"], event["object"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(f"the watch sent no event but {line[:80]!r}") from error
+        if kind == "ERROR":
+            if found.get("code") == 410:
+                raise _Relist("its version is gone")
+            raise ApiError(f"the watch ended with {found.get('code')} {found.get('reason')}: {found.get('message')}")
+        if kind != "BOOKMARK":
+            self._cache.observe(kind, found)
+        self._version = str(found["metadata"]["resourceVersion"])
+
+    def _say(self, text: str, wait: float) -> None:
+        """Log a failure; the same one in a row only once, as an API server that is away fails every watch of every kind."""
+        if not self._stopping.is_set():
+            level = logging.DEBUG if text == self._said else logging.WARNING
+            log.log(level, "%s: %s; tried again in %.1f s, and so on", self, text, wait)
+        self._said = text
+
+    def _pause(self, seconds: float) -> None:
+        self._stopping.wait(seconds)

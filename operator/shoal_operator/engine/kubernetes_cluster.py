@@ -1,0 +1,209 @@
+"""`KubernetesCluster`: the `Cluster` of one reconcile on an API server. Reads come from the cache, writes are server-side applies.
+
+Made for each key that is reconciled, from the parts that all share. What a write returned is in the cache before the next read. Deletions are
+seen when the watch tells of them.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from shoal.contracts.protocol import RunProgress
+from shoal.contracts.run import Addresses
+from shoal_operator.children.names import cluster_addresses
+from shoal_operator.engine.api_server import APPLY_PATCH, ApiError, ApiServer
+from shoal_operator.engine.apply import CREATION_ONLY, value_at, with_value
+from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.cluster import ClusterError, Object
+from shoal_operator.engine.events import EventRecorder
+from shoal_operator.engine.kinds import CACHED, SCALED_KINDS, Key, Resource
+from shoal_operator.engine.progress import ProgressReader
+
+FIELD_MANAGER = "shoal-operator"
+SCALE_MANAGER = "shoal-operator-scale"
+"""Owns `spec.replicas` of objects that are scaled. Apart from the main manager, because server-side apply removes a field that its only owner leaves
+out: when a run stops asking for a number, the one that is there must stay, for an autoscaler to change."""
+
+FOREIGN_SECONDS = 10.0
+"""A foreign object that was found is not asked for again so soon: a thousand pools may read the same one."""
+
+MAX_FOREIGN = 1000
+"""Foreign objects that are remembered at once; beyond it all are asked for again."""
+
+
+@dataclass
+class Foreign:
+    """Foreign objects that were read a moment ago, with the time, by key."""
+
+    clock: Callable[[], float] = time.monotonic
+    found: dict[Key, tuple[float, Object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the clusters of all keys share."""
+
+    api: ApiServer
+    cache: Cache
+    progress: ProgressReader
+    events: EventRecorder
+    foreign: Foreign = field(default_factory=Foreign)
+
+
+class KubernetesCluster:
+    """The cluster as the reconcile of one key sees it."""
+
+    def __init__(self, parts: Parts, key: Key) -> None:
+        self._api, self._cache, self._key, self._parts = parts.api, parts.cache, key, parts
+        self.namespace = key.namespace
+
+    def get(self, kind: str, name: str) -> Object | None:
+        _known(kind)
+        return self._cache.get(Key(kind, self.namespace, name))
+
+    def read_foreign(self, kind: str, name: str) -> Object | None:
+        key, foreign = Key(kind, self.namespace, name), self._parts.foreign
+        now = foreign.clock()
+        read_at, found = foreign.found.get(key, (float("-inf"), None))
+        if found is not None and now - read_at < FOREIGN_SECONDS:
+            return found
+        foreign.found.pop(key, None)
+        try:
+            fresh = self._api.call("get", _known(kind), self.namespace, name)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        if len(foreign.found) > MAX_FOREIGN:
+            foreign.found.clear()
+        foreign.found[key] = (now, fresh)
+        return fresh
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        _known(kind)
+        return self._cache.find(kind, self.namespace, labels)
+
+    def apply(self, wanted: Object) -> Object:
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        if kind in SCALED_KINDS:
+            return self._apply_scaled(wanted)
+        return self._patch(kind, name, keeping(wanted, self._cache.get(Key(kind, self.namespace, name))))
+
+    def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
+        entry = self._cache.entry(Key(kind, self.namespace, name))
+        if entry is None:
+            return
+        # The uid keeps a successor of the same name safe, should this one be gone already.
+        options = {"propagationPolicy": "Orphan" if orphan else "Foreground", "preconditions": {"uid": entry.uid}}
+        try:
+            found = self._api.call("delete", _known(kind), self.namespace, name, body=options)
+        except ApiError as error:
+            if error.status in (404, 409):
+                return
+            raise
+        if found.get("kind") == kind:
+            self._cache.wrote(found, self._key)
+
+    def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        key = Key(kind, self.namespace, name)
+        entry, before = self._cache.entry(key), self._cache.get(key)
+        if entry is None or before is None:
+            return
+        resource = CACHED[kind]
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": kind,
+            # With the uid a status is never written to another object of the same name.
+            "metadata": {"name": name, "uid": entry.uid},
+            "status": dict(status),
+        }
+        try:
+            found = self._patch(kind, name, body, subresource="status")
+        except ApiError as error:
+            if error.status == 404:
+                return  # deleted meanwhile; the watch will say so
+            raise
+        self._parts.events.transitions(found, before.get("status", {}), status)
+
+    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
+        return cluster_addresses(run, self.namespace, relays, relay_server, runners)
+
+    def run_progress(self, orchestrator_url: str) -> RunProgress | None:
+        return self._parts.progress.progress(orchestrator_url, self._key)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def _apply_scaled(self, wanted: Object) -> Object:
+        """Apply an object of which others may own the replicas: these have a manager of their own, which applies only what a run asks for."""
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        asked: int | None = wanted["spec"].get("replicas")
+        rest = {**wanted, "spec": {key: value for key, value in wanted["spec"].items() if key != "replicas"}}
+        try:
+            live = self._api.call("get", _known(kind), self.namespace, name)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            # The first apply creates it with its number; that the main manager owns it for now does no harm, as the next apply finds out.
+            made = self._patch(kind, name, wanted)
+            return made if asked is None else self._scale(kind, name, asked)
+        if asked is None and owns_replicas(live, FIELD_MANAGER) and not owns_replicas(live, SCALE_MANAGER):
+            asked = live["spec"].get("replicas")
+        if asked is not None:
+            self._scale(kind, name, asked)
+        return self._patch(kind, name, rest)
+
+    def _scale(self, kind: str, name: str, replicas: int) -> Object:
+        body = {
+            "apiVersion": CACHED[kind].api_version,
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": {"replicas": replicas},
+        }
+        return self._patch(kind, name, body, manager=SCALE_MANAGER)
+
+    def _patch(
+        self, kind: str, name: str, body: Object, *, subresource: str | None = None, manager: str = FIELD_MANAGER
+    ) -> Object:
+        found = self._api.call(
+            "patch",
+            _known(kind),
+            self.namespace,
+            name,
+            subresource=subresource,
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content_type=APPLY_PATCH,
+        )
+        self._cache.wrote(found, self._key)
+        return found
+
+
+def keeping(wanted: Object, live: Object | None) -> Object:
+    """The object with the live value of fields that are said only at creation.
+
+    To leave them out would remove them, as long as nobody else has written them: a Job that waits in a queue would start.
+    """
+    for path in CREATION_ONLY.get(wanted["kind"], ()):
+        if live is not None and value_at(wanted, path) is None and (value := value_at(live, path)) is not None:
+            wanted = with_value(wanted, path, value)
+    return wanted
+
+
+def owns_replicas(live: Object, manager: str) -> bool:
+    """Whether a field manager applies `spec.replicas` of an object, by its `managedFields`."""
+    return any(
+        entry.get("manager") == manager
+        and entry.get("operation") == "Apply"
+        and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+        for entry in live["metadata"].get("managedFields", ())
+    )
+
+
+def _known(kind: str) -> Resource:
+    resource = CACHED.get(kind)
+    if resource is None:
+        raise ClusterError(f"kind {kind} is not available; known are {sorted(CACHED)}")
+    return resource

@@ -1,0 +1,231 @@
+"""The engine as a whole: informers fill the cache, changes fill the queue, workers reconcile while this replica leads.
+
+`handlers.py` starts and stops it and passes on what kopf sees; `__main__.py` makes it. Every replica keeps its cache warm and serves health and
+metrics; only the leader's workers run, and only once every kind has been listed: a reconcile of half a world would make what is there already.
+"""
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kubernetes.client import Configuration
+
+from shoal_operator.engine.api_server import TERMINATING, ApiServer, NotLeader
+from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.cluster import Cluster, ClusterError, Object
+from shoal_operator.engine.election import ElectionTiming
+from shoal_operator.engine.events import EventRecorder
+from shoal_operator.engine.health import HealthServer
+from shoal_operator.engine.informer import DEAF_SECONDS, Informer
+from shoal_operator.engine.informer import Timing as WatchTiming
+from shoal_operator.engine.kinds import CACHED, MANAGED_SELECTOR, OWN_KINDS, Key
+from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
+from shoal_operator.engine.lease import LeaseHolder
+from shoal_operator.engine.metrics import Gauges, Metrics
+from shoal_operator.engine.progress import ProgressReader
+from shoal_operator.engine.queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+RESYNC_SECONDS = 600.0
+"""Each object is looked at this often though nothing changed (a fifth sooner or later, so that they spread). It costs no request."""
+
+STUCK_SECONDS = 300.0
+"""A reconcile takes milliseconds, and at worst a few calls with all their retries; beyond this it hangs, and a restart is better."""
+
+GRACE_SECONDS = 15.0
+"""For reconciles in hand when the operator is told to stop: one call's whole budget."""
+
+LOST_LEASE_EXIT = 3
+"""Exit code of a replica that lost its Lease; it is started again and stands by."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line decides."""
+
+    namespaces: Sequence[str] = ()
+    """Namespaces that are served; none means all."""
+    lease_namespace: str = "default"
+    identity: str = "shoal-operator"
+    workers: int = 4
+    bind: str = ""
+    port: int = 8080
+    watch: WatchTiming = field(default_factory=WatchTiming)
+    election: ElectionTiming = field(default_factory=ElectionTiming)
+
+
+def exit_at_once(why: str) -> None:
+    """End the process without finishing anything: another replica may lead already."""
+    log.critical("this replica no longer leads and ends: %s", why)
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os._exit(LOST_LEASE_EXIT)
+
+
+class Manager:
+    """One replica of the operator."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        options: Options,
+        reconcile: Callable[[Cluster, str, str], float | None],
+        *,
+        lost: Callable[[str], None] = exit_at_once,
+    ) -> None:
+        """`reconcile(cluster, kind, name)` returns after how many seconds it wants to be called again, and raises ClusterError to be tried again."""
+        self._options, self._reconcile = options, reconcile
+        self.metrics = Metrics()
+        self.queue = WorkQueue(self.metrics)
+        namespaces: Sequence[str | None] = list(options.namespaces) or [None]
+        # A watch holds a connection, and lists and calls need some beside them.
+        self.api = ApiServer(
+            configuration,
+            connections=len(CACHED) * len(namespaces) + options.workers + 4,
+            counted=self.metrics.requested,
+        )
+        self.cache = Cache(self.queue)
+        self._informers = [
+            Informer(
+                self.api,
+                self.cache,
+                resource,
+                namespace,
+                "" if resource.kind in OWN_KINDS else MANAGED_SELECTOR,
+                timing=options.watch,
+            )
+            for namespace in namespaces
+            for resource in CACHED.values()
+        ]
+        self._lease = LeaseHolder(
+            self.api,
+            options.lease_namespace,
+            options.identity,
+            elected=self._elected,
+            lost=lost,
+            timing=options.election,
+        )
+        self.api.may_write = self._lease.leads
+        self._events = EventRecorder(self.api, options.identity)
+        self._parts = Parts(self.api, self.cache, ProgressReader(self.queue.add), self._events)
+        self.metrics.registry.register(Gauges(self.queue, self._informers, self._lease.leads, time.monotonic))
+        self._health = HealthServer(options.bind, options.port, self.metrics.registry, self.unhealthy, self.unready)
+        self._workers = [
+            threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
+            for number in range(options.workers)
+        ]
+        self._errors: dict[Key, str] = {}
+        self._stopping = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """Port of health and metrics."""
+        return self._health.port
+
+    def start(self) -> None:
+        """Start every thread; returns at once."""
+        self._health.start()
+        self._events.start()
+        for informer in self._informers:
+            informer.start()
+        self._lease.start()
+
+    def stop(self) -> None:
+        """Finish what is in hand, give the Lease back, end every thread. The other replica leads from here on."""
+        self._stopping.set()
+        self.queue.close()
+        if not self.queue.wait_idle(GRACE_SECONDS):
+            log.warning("reconciles in hand did not end within %.0f s; their keys are the next leader's", GRACE_SECONDS)
+        self._events.stop()
+        self._lease.release()
+        self.api.stop()
+        self._parts.progress.close()
+        for informer in self._informers:
+            informer.stop()
+        for informer in self._informers:
+            informer.join(1.0)
+        self._health.stop()
+
+    def seen(self, event: str, found: Object) -> None:
+        """An event of one of our own kinds that kopf's watch saw. One that our own watch saw before is no news, and the other way round."""
+        self.cache.observe(event, found)
+
+    def unhealthy(self) -> str:
+        """What a restart would heal."""
+        now = time.monotonic()
+        wrong = [f"the watch of {each} has ended" for each in self._informers if not each.alive]
+        wrong += [
+            f"the watch of {each} has said nothing for {now - each.heard_at:.0f} s"
+            for each in self._informers
+            if now - each.heard_at > DEAF_SECONDS
+        ]
+        if (longest := max(self.queue.running_seconds(), default=0.0)) > STUCK_SECONDS:
+            wrong.append(f"a reconcile has run for {longest:.0f} s")
+        if not self._lease.alive and not self._stopping.is_set():
+            wrong.append("the Lease is not looked after")
+        return "; ".join(wrong)
+
+    def unready(self) -> str:
+        """What this replica waits for before it could lead."""
+        missing = [str(each) for each in self._informers if not each.synced.is_set()]
+        return f"not listed yet: {', '.join(missing)}" if missing else ""
+
+    def _elected(self) -> None:
+        threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Start the workers once every kind is listed. All our objects are in the queue then: each was news to the cache."""
+        for informer in self._informers:
+            while not informer.synced.wait(1.0):
+                if self._stopping.is_set():
+                    return
+        log.info("every kind is listed; %d objects to look at", self.queue.depth())
+        for worker in self._workers:
+            worker.start()
+
+    def _work(self) -> None:
+        while (key := self.queue.get()) is not None:
+            try:
+                self._one(key)
+            finally:
+                self.queue.done(key)
+
+    def _one(self, key: Key) -> None:
+        """Reconcile one key, and decide when it is to be looked at again."""
+        began = time.monotonic()
+        result = "success"
+        try:
+            again = self._reconcile(KubernetesCluster(self._parts, key), key.kind, key.name)
+        except NotLeader:
+            result = "error"  # the process ends in a moment; the next leader looks at everything
+        except ClusterError as error:
+            result = "error"
+            if TERMINATING in str(error):
+                self.queue.succeeded(key)  # its namespace goes, and it with it
+            else:
+                wait = self.queue.failed(key)
+                self._say(key, str(error), f"tried again in {wait:.1f} s")
+        except Exception as error:
+            # Whatever it is, the other keys must go on.
+            result = "error"
+            self.queue.failed(key)
+            self._say(key, f"unexpected {type(error).__name__}: {error}", "tried again later", error)
+        else:
+            self.queue.succeeded(key)
+            self._errors.pop(key, None)
+            if self.cache.entry(key) is not None:
+                resync = RESYNC_SECONDS * random.uniform(0.8, 1.2)
+                result = "success" if again is None else "requeue_after"
+                self.queue.add_after(key, resync if again is None else min(again, resync))
+        self.metrics.reconciled(key, result, time.monotonic() - began)
+
+    def _say(self, key: Key, text: str, then: str, error: Exception | None = None) -> None:
+        """Log a failure, with its traceback when it was not foreseen; the same one of the same key only once."""
+        level = logging.DEBUG if self._errors.get(key) == text else logging.WARNING if error is None else logging.ERROR
+        self._errors[key] = text
+        log.log(level, "%s: %s; %s", key, text, then, exc_info=error)

@@ -1,0 +1,127 @@
+"""Metrics under the names that controller-runtime gave them, so that dashboards for operators fit; and a few of our own.
+
+One registry a process, made by `manager.py`; served by `health.py`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from shoal_operator.engine.informer import Informer
+from shoal_operator.engine.kinds import Key
+from shoal_operator.engine.queue import WorkQueue
+
+QUEUE = "shoal"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+"""From a reconcile that finds nothing to do, to a queue that is a resync behind."""
+
+disable_created_metrics()
+
+
+class Metrics:
+    """Counters and histograms; also the queue's observer."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for each in (ProcessCollector, PlatformCollector, GCCollector):
+            each(registry=self.registry)
+        by_controller, by_queue, registry = ("controller",), ("name",), self.registry
+        self._reconciles = Counter(
+            "controller_runtime_reconcile_total",
+            "Reconciles by result: success, requeue_after or error.",
+            ("controller", "result"),
+            registry=registry,
+        )
+        self._errors = Counter(
+            "controller_runtime_reconcile_errors_total", "Reconciles that failed.", by_controller, registry=registry
+        )
+        self._seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "Length of a reconcile.",
+            by_controller,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._adds = Counter("workqueue_adds_total", "Keys added to the queue.", by_queue, registry=registry)
+        self._retries = Counter(
+            "workqueue_retries_total", "Keys added again after a failure.", by_queue, registry=registry
+        )
+        self._queued = Histogram(
+            "workqueue_queue_duration_seconds", "Time in the queue.", by_queue, buckets=SECONDS, registry=registry
+        )
+        self._worked = Histogram(
+            "workqueue_work_duration_seconds", "Time at a worker.", by_queue, buckets=SECONDS, registry=registry
+        )
+        self._requests = Counter(
+            "rest_client_requests_total",
+            "Requests to the API server by method and status; 0 where there was no answer.",
+            ("method", "code"),
+            registry=registry,
+        )
+
+    def reconciled(self, key: Key, result: str, seconds: float) -> None:
+        controller = key.kind.lower()
+        self._reconciles.labels(controller, result).inc()
+        self._seconds.labels(controller).observe(seconds)
+        if result == "error":
+            self._errors.labels(controller).inc()
+
+    def requested(self, method: str, status: int) -> None:
+        self._requests.labels(method, str(status)).inc()
+
+    def added(self, key: Key) -> None:
+        self._adds.labels(QUEUE).inc()
+
+    def started(self, key: Key, queued_seconds: float) -> None:
+        self._queued.labels(QUEUE).observe(queued_seconds)
+
+    def finished(self, key: Key, work_seconds: float) -> None:
+        self._worked.labels(QUEUE).observe(work_seconds)
+
+    def retried(self, key: Key) -> None:
+        self._retries.labels(QUEUE).inc()
+
+
+class Gauges(Collector):
+    """What is looked up when it is scraped: the queue, the watches, who leads."""
+
+    def __init__(
+        self, queue: WorkQueue, informers: Iterable[Informer], leads: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
+        self._queue, self._informers, self._leads, self._clock = queue, list(informers), leads, clock
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is read when the collector is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        running = self._queue.running_seconds()
+        for name, help_, value in (
+            ("workqueue_depth", "Keys that wait for a worker.", self._queue.depth()),
+            ("workqueue_unfinished_work_seconds", "Sum of the time at workers of what is not done.", sum(running)),
+            ("workqueue_longest_running_processor_seconds", "The longest of these.", max(running, default=0.0)),
+        ):
+            gauge = GaugeMetricFamily(name, help_, labels=("name",))
+            gauge.add_metric((QUEUE,), value)
+            yield gauge
+        ages: dict[str, float] = {}
+        now = self._clock()
+        for informer in self._informers:
+            kind = informer.resource.kind
+            ages[kind] = max(ages.get(kind, 0.0), now - informer.event_at)
+        age = GaugeMetricFamily(
+            "shoal_operator_watch_last_event_age_seconds",
+            "Time since an event or bookmark of a watch.",
+            labels=("kind",),
+        )
+        for kind, seconds in ages.items():
+            age.add_metric((kind,), seconds)
+        yield age
+        master = GaugeMetricFamily("leader_election_master_status", "1 where this replica leads.", labels=("name",))
+        master.add_metric(("shoal-operator",), 1.0 if self._leads() else 0.0)
+        yield master

@@ -1,0 +1,190 @@
+"""The work queue: keys to reconcile, each at most once in the queue and never at two workers at once.
+
+In come keys from informers, handlers and reconciles that want to be called again; workers take them out. Times come from the clock that is given, so
+tests need no waiting. Order is first in, first out: a key that changes all the time goes to the end each time it is done, so it starves nobody.
+"""
+
+import heapq
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal_operator.engine.backoff import delay_seconds
+from shoal_operator.engine.kinds import Key
+
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 60.0
+"""Retries begin soon, as most failures pass at once, and end at one a minute, which no API server notices."""
+
+STALE_ENTRIES = 1000
+"""Entries of the heap that nobody waits for any more are swept out when there are this many beyond the live ones."""
+
+SETTLE_SECONDS = 0.05
+"""Controllers write a workload's status several times in a row; one reconcile answers them all."""
+
+SETTLE_SECONDS_A_KEY = 0.003
+"""With more keys that settle at the same time each waits longer: some 330 reconciles a second for children's sake, which take less than a
+millisecond each, so a third of a core at most, however many events come. What people change does not wait for these."""
+
+
+class QueueObserver(Protocol):
+    """Who counts what the queue does; `metrics.Metrics` in the operator."""
+
+    def added(self, key: Key) -> None: ...
+    def started(self, key: Key, queued_seconds: float) -> None: ...
+    def finished(self, key: Key, work_seconds: float) -> None: ...
+    def retried(self, key: Key) -> None: ...
+
+
+class WorkQueue:
+    """Deduplicating queue with delays and backoff by key. Safe for threads."""
+
+    def __init__(
+        self,
+        observer: QueueObserver | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        random_: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock, self._random, self._observer = clock, random_, observer
+        self._changed = threading.Condition()
+        self._ready: OrderedDict[Key, float] = OrderedDict()  # since when
+        self._working: dict[Key, float] = {}  # since when
+        self._again: set[Key] = set()  # added while being worked on
+        self._due: dict[Key, float] = {}  # the earliest time asked for
+        self._heap: list[tuple[float, Key]] = []  # (time, key); stale where `_due` says otherwise
+        self._settling: set[Key] = set()  # put off for children's sake
+        self._failures: dict[Key, int] = {}
+        self._closed = False
+
+    def add(self, key: Key) -> None:
+        """Have the key worked on as soon as a worker is free; once, however often it is added before that."""
+        with self._changed:
+            self._add(key)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Have the key worked on after a delay; of several delays the earliest counts."""
+        with self._changed:
+            self._add_after(key, seconds)
+
+    def add_settling(self, key: Key) -> None:
+        """Have the key worked on when its children have settled: soon, but later the more keys wait for that."""
+        with self._changed:
+            if key not in self._settling and key not in self._ready:
+                self._settling.add(key)
+                self._add_after(key, max(SETTLE_SECONDS, len(self._settling) * SETTLE_SECONDS_A_KEY))
+
+    def get(self, timeout: float | None = None) -> Key | None:
+        """The next key, for this worker alone until `done`; None when the queue is closed, or nothing came within `timeout` seconds."""
+        end = None if timeout is None else self._clock() + timeout
+        with self._changed:
+            while not self._closed:
+                self._ripen()
+                if self._ready:
+                    return self._start()
+                now = self._clock()
+                if end is not None and now >= end:
+                    return None
+                waits = [when - now for when in (end, self._heap[0][0] if self._heap else None) if when is not None]
+                self._changed.wait(min(waits) if waits else None)
+            return None
+
+    def done(self, key: Key) -> None:
+        """The worker is through with the key."""
+        with self._changed:
+            since = self._working.pop(key)
+            if self._observer is not None:
+                self._observer.finished(key, self._clock() - since)
+            if key in self._again:
+                self._again.discard(key)
+                self._add(key)
+            self._changed.notify_all()
+
+    def succeeded(self, key: Key) -> None:
+        """Forget failures of the key."""
+        with self._changed:
+            self._failures.pop(key, None)
+
+    def failed(self, key: Key) -> float:
+        """Have the key worked on again, later with each failure in a row; returns the seconds until then."""
+        with self._changed:
+            attempt = self._failures.get(key, 0)
+            self._failures[key] = attempt + 1
+        wait = delay_seconds(attempt, first=FIRST_RETRY_SECONDS, cap=MAX_RETRY_SECONDS, random_=self._random)
+        if self._observer is not None:
+            self._observer.retried(key)
+        self.add_after(key, wait)
+        return wait
+
+    def close(self) -> None:
+        """Hand out nothing more; what is being worked on may be finished."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is being worked on; False when that took too long."""
+        end = self._clock() + timeout
+        with self._changed:
+            while self._working:
+                if (left := end - self._clock()) <= 0:
+                    return False
+                self._changed.wait(left)
+            return True
+
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        with self._changed:
+            self._ripen()
+            return len(self._ready) + len(self._again)
+
+    def running_seconds(self) -> list[float]:
+        """For how long each key has been worked on that is not done."""
+        with self._changed:
+            now = self._clock()
+            return [now - since for since in self._working.values()]
+
+    def _add(self, key: Key) -> None:
+        if self._closed or key in self._ready or key in self._again:
+            return
+        if self._observer is not None:
+            self._observer.added(key)
+        if key in self._working:
+            self._again.add(key)
+            return
+        self._ready[key] = self._clock()
+        self._changed.notify()
+
+    def _add_after(self, key: Key, seconds: float) -> None:
+        if self._closed or key in self._ready:
+            return
+        due = self._clock() + seconds
+        if due < self._due.get(key, float("inf")):
+            self._due[key] = due
+            heapq.heappush(self._heap, (due, key))
+            if len(self._heap) > 2 * len(self._due) + STALE_ENTRIES:
+                self._heap = [(when, each) for each, when in self._due.items()]
+                heapq.heapify(self._heap)
+            self._changed.notify()
+
+    def _ripen(self) -> None:
+        now = self._clock()
+        while self._heap and self._heap[0][0] <= now:
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._add(key)
+
+    def _start(self) -> Key:
+        key, since = self._ready.popitem(last=False)
+        now = self._clock()
+        # What was asked for earlier is answered by the work that begins now; what is asked for from here on stands.
+        self._due.pop(key, None)
+        self._settling.discard(key)
+        self._working[key] = now
+        if self._observer is not None:
+            self._observer.started(key, now - since)
+        return key

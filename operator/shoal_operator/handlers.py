@@ -1,0 +1,72 @@
+"""kopf's part: it watches our four kinds, and each event is passed to the engine, which queues what it concerns. Nothing else is done here.
+
+No create, update or delete handlers, no timers, daemons or indexes: those write finalizers and annotations to every object. kopf posts no
+Events, has no peers (the Lease decides who leads) and scans no CRDs or namespaces. Used by `__main__.py`.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+from kubernetes.client import Configuration
+
+from shoal_operator.api.base import GROUP, VERSION
+from shoal_operator.engine.connection import authorization
+from shoal_operator.engine.kinds import OWN
+from shoal_operator.engine.manager import Manager
+
+TOKEN_LIFE = timedelta(minutes=5)
+"""Projected tokens are rotated long before they end; kopf asks for ours again as often as this."""
+
+RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13) + (20,) * 1000
+"""kopf ends the process when it runs out of retries. An API server may be away for an hour without that."""
+
+
+def registry(manager: Manager, configuration: Configuration) -> kopf.OperatorRegistry:
+    """Handlers that start, feed and stop the engine."""
+    made = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=made)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        manager.start()
+
+    @kopf.on.cleanup(registry=made)
+    async def stop(**_: Any) -> None:
+        await asyncio.to_thread(manager.stop)
+
+    @kopf.on.login(registry=made)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection(configuration)
+
+    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+        manager.seen(event["type"] or "LISTED", dict(event["object"]))
+
+    for resource in OWN.values():
+        kopf.on.event(GROUP, VERSION, resource.plural, id="enqueue", registry=made)(seen)
+    return made
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Have kopf write nothing and give up never."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = RETRY_SECONDS
+    settings.networking.trust_env = False
+
+
+def connection(configuration: Configuration) -> kopf.ConnectionInfo:
+    """The API server and who we are, for kopf."""
+    scheme, _, token = (authorization(configuration) or "").partition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        scheme=scheme.capitalize() if token else None,
+        token=token or None,
+        expiration=datetime.now(UTC) + TOKEN_LIFE if token else None,
+    )

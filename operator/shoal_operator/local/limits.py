@@ -1,0 +1,36 @@
+"""What of a TrainingRun one machine cannot do, in words, and what it leaves out on purpose. Pure; called before anything is started.
+
+Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), runners unless they are asked for. Without
+effect, as there is one node, one user and one network: placement, priorities, images, exposure, NetworkPolicies, disruption budgets, sizes of
+volumes.
+"""
+
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.manifest import ManifestError, Mistake
+from shoal_operator.api.runner import RunnerTemplate
+
+
+def for_one_machine(run: TrainingRun, source: str) -> TrainingRun:
+    """The run without what is left out here; raises `ManifestError` with a line for each thing that cannot be had."""
+    spec = run.spec
+    mistakes = []
+    if spec.trainer.replicas > 1:
+        mistakes.append(
+            (
+                "spec.trainer.replicas",
+                f"given {spec.trainer.replicas}; one machine has one trainer pod: set 1, and the ranks in processesPerReplica",
+            )
+        )
+    for field, given in (
+        ("relayServerRef", spec.relay_server_ref),
+        ("validatorRef", spec.validator_ref),
+        ("inferencePoolRefs", spec.inference_pool_refs),
+    ):
+        if given:
+            mistakes.append((f"spec.{field}", "one machine has no objects of others; write the template into the run"))
+    if mistakes:
+        raise ManifestError([Mistake(source, 0, path, problem) for path, problem in mistakes])
+    # Without runners of its own a run has its programs judged where they are scored: all pods are processes of one user here.
+    runner = spec.runner or RunnerTemplate(replicas=0)
+    kept = spec.model_copy(update={"ttl_seconds_after_finished": None, "queue_name": None, "runner": runner})
+    return run.model_copy(update={"spec": kept})

@@ -1,0 +1,155 @@
+"""What a TrainingRun's reconcile reads of the world, once, at its start; and the live workloads behind its status.
+
+Everything that the reconciler decides on is in `Seen`; only `workloads` is read again after children were applied.
+"""
+
+from dataclasses import dataclass
+
+from shoal.contracts.protocol import RunProgress
+from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
+from shoal_operator.children import References, names
+from shoal_operator.children.own_kinds import template_replicas
+from shoal_operator.children.runner import runner_count
+from shoal_operator.engine.apply import job_state
+from shoal_operator.engine.cluster import Cluster, Object
+from shoal_operator.engine.conditions import is_true
+from shoal_operator.reconcile.common import owned_by, parse, replica_counts
+from shoal_operator.reconcile.components import Part, part_state
+from shoal_operator.reconcile.other_runs import waits_for_others
+from shoal_operator.reconcile.pod_problems import worst_problem
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The world of one run. `waits_for` says what must be there before anything can be made."""
+
+    prepare: Object | None
+    trainer_jobs: dict[int, Object]
+    progress: RunProgress | None
+    latest_version: int
+    said_complete: bool
+    prepared: bool
+    references: References
+    waits_for: str
+
+
+def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Seen:
+    """Read what a reconcile of this run decides on."""
+    name = run.metadata.name
+    prepare = cluster.get("Job", names.prepare(name))
+    if prepare is not None and not owned_by(prepare, live):
+        prepare = None  # of an earlier run of this name: what it made is not this run's
+    prepared = job_state(prepare) == "succeeded" or is_true(live, "Prepared")
+    # Only an orchestrator that is ready is asked: one that is not would cost a time-out at each reconcile.
+    ready = replica_counts(cluster.get("Deployment", names.orchestrator(name)))[2] > 0
+    progress = cluster.run_progress(orchestrator_url) if ready else None
+    if progress is not None and progress.run != name:
+        progress = None  # someone else's: an address that is no longer ours
+    announced = progress.latest_version if progress is not None else None
+    references, missing = _references(cluster, run)
+    return Seen(
+        prepare=prepare,
+        trainer_jobs={
+            int(job["metadata"]["labels"][names.ATTEMPT_LABEL]): job
+            for job in cluster.list("Job", names.selector(name, "trainer"))
+            if owned_by(job, live)
+        },
+        progress=progress,
+        # Versions only grow, so what the status says still holds while the orchestrator is away.
+        latest_version=max(announced or 0, live.get("status", {}).get("policyVersion") or 0),
+        # What is complete stays so while the orchestrator is away.
+        said_complete=is_true(live, "Complete") or (progress is not None and progress.complete),
+        prepared=prepared,
+        references=references,
+        # Later the pods that mount the credentials say what they lack; a request at each reconcile would be too many.
+        waits_for=missing or ("" if prepared else _missing_credentials(cluster, run) or waits_for_others(cluster, run)),
+    )
+
+
+def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
+    """Objects that the run refers to, and what to do about one that is not as it must be."""
+    spec, missing = run.spec, ""
+
+    def find(kind: str, name: str | None, field: str) -> Object | None:
+        nonlocal missing
+        if name is None:
+            return None
+        found = cluster.get(kind, name)
+        serves = None if found is None else found["spec"].get("run")
+        if serves != run.metadata.name:
+            why = "which does not exist" if found is None else f"whose spec.run is {serves}"
+            missing = missing or f"waits for {kind} {name} (spec.{field}), {why}"
+            return None
+        return found
+
+    relay = find("RelayServer", spec.relay_server_ref, "relayServerRef")
+    validator = find("Validator", spec.validator_ref, "validatorRef")
+    for name in spec.inference_pool_refs:
+        find("InferencePool", name, "inferencePoolRefs")
+    own = {name for kind, name in template_replicas(run) if kind == "InferencePool"}
+    references = References(
+        relay_server=parse(RelayServer, relay) if relay else None,
+        validator=parse(Validator, validator) if validator else None,
+        pools=tuple(
+            parse(InferencePool, pool)
+            for pool in cluster.list("InferencePool", {})
+            if pool["spec"].get("run") == run.metadata.name
+            and pool["metadata"]["name"] not in own
+            and not pool["metadata"].get("deletionTimestamp")
+        ),
+    )
+    return references, missing
+
+
+def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
+    """What to do about store credentials that are not there; empty when all is well."""
+    s3 = run.spec.storage.s3
+    if s3 is None:
+        return ""
+    secret = cluster.read_foreign("Secret", s3.credentials_secret)
+    if secret is None:
+        return (
+            f"waits for Secret {s3.credentials_secret} with accessKey and secretKey (spec.storage.s3.credentialsSecret)"
+        )
+    lacking = [key for key in ("accessKey", "secretKey") if key not in secret.get("data", {})]
+    if not lacking:
+        return ""
+    return f"waits for {' and '.join(lacking)} in Secret {s3.credentials_secret} (spec.storage.s3.credentialsSecret)"
+
+
+def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, ...]:
+    """The live workload behind each part of the run, with the problems of its pods where it is not ready."""
+    name, spec = run.metadata.name, run.spec
+    own = [
+        ("Redis", "StatefulSet", names.redis(name)),
+        ("Discovery", "Deployment", names.discovery(name)),
+        ("Orchestrator", "Deployment", names.orchestrator(name)),
+        ("Trainer", "Job", names.trainer_job(name, attempt)),
+        *([("Runner", "StatefulSet", names.runner(name))] if runner_count(run) else []),
+    ]
+    made = [(kind, kind, child) for kind, child in template_replicas(run)]
+    refs = [
+        ("RelayServer", "RelayServer", spec.relay_server_ref),
+        ("Validator", "Validator", spec.validator_ref),
+        *(("InferencePool", "InferencePool", ref) for ref in spec.inference_pool_refs),
+    ]
+    # Each once: a reference may be repeated, or name a pool of the run's own, and a status with two parts of one name is refused.
+    listed = dict.fromkeys([*own, *made, *((component, kind, ref) for component, kind, ref in refs if ref is not None)])
+    return tuple(
+        _with_problem(cluster, name, Part(component, child, cluster.get(kind, child)))
+        for component, kind, child in listed
+    )
+
+
+def _with_problem(cluster: Cluster, run: str, part: Part) -> Part:
+    """Our own kinds say themselves what is wrong with their pods; for the others pods are looked at, when they are not ready."""
+    if part.workload is None or part.component not in ("Redis", "Discovery", "Orchestrator", "Trainer", "Runner"):
+        return part
+    if part_state(part).ready:
+        return part
+    return Part(part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower()))
+
+
+def pods_problem(cluster: Cluster, run: str, component: str) -> tuple[str, str] | None:
+    """Reason and message of the worst problem of a component's pods."""
+    return worst_problem(cluster.list("Pod", names.selector(run, component)))

@@ -1,0 +1,73 @@
+"""Whether the runs that a run builds on are far enough. Called by `observe` until the run is prepared."""
+
+from typing import Any
+
+from shoal_operator.api import TrainingRun
+from shoal_operator.children.sources import Source, sources
+from shoal_operator.engine.cluster import Cluster, Object
+from shoal_operator.engine.conditions import is_true
+
+
+def waits_for_others(cluster: Cluster, run: TrainingRun) -> str:
+    """What the run waits for, and what to do about it; empty when every run that it names has what is wanted."""
+    storage = run.spec.storage.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for source in sources(run.spec):
+        why = _why_not(cluster, source, run.metadata.name, storage)
+        if why:
+            return f"waits for TrainingRun {source.run} (spec.{source.field}), {why}"
+    return ""
+
+
+def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str, Any]) -> str:
+    if source.run == own_name:
+        return "which is this run itself: name another one"
+    other = cluster.get("TrainingRun", source.run)
+    if other is None:
+        return "which does not exist: make it, or correct the name"
+    mode = other["spec"].get("mode", "Train")
+    if mode not in source.modes:
+        leaves = "trains no model" if mode == "Generate" else "writes no data set"
+        return f"whose mode is {mode}, which {leaves}; allowed: {', '.join(source.modes)}"
+    if _place(other["spec"].get("storage", {})) != _place(storage):
+        return "whose spec.storage is another one: runs that build on each other have the same prefix and s3"
+    if is_true(other, "Complete"):
+        return ""
+    if is_true(other, "Failed"):
+        return "which has failed: its conditions say why"
+    if _builds_on(cluster, other, own_name):
+        return "which itself waits for this run to be complete: neither can begin, start one of them from another model or data set"
+    if other["spec"].get("suspend"):
+        return "which is suspended: set its spec.suspend to false"
+    return "which is not complete yet"
+
+
+def _builds_on(cluster: Cluster, other: Object, own_name: str) -> bool:
+    """Whether `other` begins with results of the run `own_name`, over however many runs between them."""
+    seen: set[str] = set()
+    left = _named(other)
+    while left:
+        name = left.pop()
+        if name == own_name:
+            return True
+        if name not in seen:
+            seen.add(name)
+            found = cluster.get("TrainingRun", name)
+            left += _named(found) if found is not None else []
+    return False
+
+
+def _named(run: Object) -> list[str]:
+    """The runs that a live one names, as `sources` finds them; it may be of a release whose fields we do not know."""
+    names = []
+    for path in (("model",), ("tasks", "offlineFilter", "model"), ("sft", "dataset")):
+        place: Any = run["spec"]
+        for field in path:
+            place = (place or {}).get(field)
+        names.append((place or {}).get("run"))
+    return [name for name in names if name is not None]
+
+
+def _place(storage: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Where objects lie: of an S3 store, endpoint and bucket."""
+    s3 = storage.get("s3")
+    return storage.get("prefix", "shoal"), None if s3 is None else {key: s3.get(key) for key in ("endpoint", "bucket")}

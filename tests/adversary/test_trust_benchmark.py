@@ -1,0 +1,96 @@
+"""The trust benchmark's own arithmetic: what it counts, what it takes over from others, what it derives."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.trust import weight_sets
+from benchmarks.trust.__main__ import counted, summary
+from benchmarks.trust.cpu_time import cpu_seconds
+from benchmarks.trust.page import PAGE, power_lines, replaced
+from cheat_table import CHEATS
+
+REPORT = """
+PASSED tests/adversary/test_adversaries.py::test_a_dishonest_file_is_rejected_for_its_own_reason[int8-weights]
+PASSED tests/adversary/test_adversaries.py::test_a_file_that_was_handed_in_before_is_refused_at_once[replayed-file]
+PASSED tests/adversary/test_adversaries.py::test_honest_files_fill_the_first_step
+FAILED tests/adversary/test_adversaries.py::test_a_dishonest_file_is_rejected_for_its_own_reason[colder] - AssertionError
+"""
+
+
+def test_a_cheat_counts_as_rejected_when_the_test_of_its_verdict_passes() -> None:
+    assert counted(REPORT) == {
+        "total": 3,
+        "rejected": 2,
+        "cheats": ["colder", "int8-weights", "replayed-file"],
+        "not_rejected": ["colder"],
+    }
+
+
+def test_a_suite_that_reports_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="reported no cheat at all"):
+        counted("no tests ran")
+
+
+def test_what_nobody_has_measured_is_none_and_not_zero(tmp_path: Path) -> None:
+    (tmp_path / "inference.json").write_text(json.dumps({"proof_overhead": 0.01, "swap_seconds": 0.05, "more": 1}))
+    found = summary({"adversaries": {"total": 3, "rejected": 3}}, tmp_path)
+    assert found["proof_overhead"] == 0.01
+    assert found["adversaries_total"] == 3
+    assert found["first_token_after_version_seconds"] is None
+    assert found["build_speedup"] is None
+    assert found["honest_false_reject_rate"] is None
+    assert set(found) >= {
+        "proof_overhead", "swap_seconds", "first_token_after_version_seconds", "toploc_build_us_per_chunk",
+        "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup", "verify_to_generate_compute",
+        "honest_false_reject_rate", "adversaries_total", "adversaries_rejected",
+    }  # fmt: skip
+
+
+def test_cpu_seconds_grow_with_work() -> None:
+    before = cpu_seconds()
+    total = sum(number * number for number in range(3_000_000))
+    assert total > 0
+    assert cpu_seconds() > before
+
+
+@pytest.mark.parametrize(("kind", "levels"), [("int8", 255), ("int4", 15)])
+def test_quantised_weights_have_no_more_levels_than_their_bits_allow(kind: str, levels: int) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    found = weight_sets.CHANGES[kind]({name: weight.clone()})[name]
+    for group in found.reshape(-1, weight_sets.INT4_GROUP if kind == "int4" else 64):
+        assert len(group.unique()) <= levels
+    assert 0 < float((found - weight).abs().max()) < 0.5
+
+
+def test_embeddings_norms_and_head_are_not_quantised() -> None:
+    kept = {name: torch.randn(4, 32) for name in ("lm_head.weight", "model.norm.weight", "model.embed_tokens.weight")}
+    for kind in ("int8", "fp8", "int4"):
+        found = weight_sets.CHANGES[kind](dict(kept))
+        assert all(torch.equal(found[name], kept[name]) for name in kept)
+
+
+def test_the_page_lists_every_cheat_with_its_reason() -> None:
+    page = PAGE.read_text()
+    for cheat in CHEATS:
+        assert f"| {cheat.name}: {cheat.does} | {cheat.reason or 'refused before it is queued'} |" in page
+    assert page.count("| refused before it is queued |") == 1
+
+
+def test_a_measured_table_replaces_the_one_before_it() -> None:
+    page = "before\n<!-- honest -->\nold\n<!-- end of honest -->\nafter\n"
+    assert replaced(page, "honest", ["new"]) == page.replace("old", "new")
+    with pytest.raises(ValueError, match="the page lacks the marks <!-- cost -->"):
+        replaced(page, "cost", ["new"])
+
+
+def test_the_power_table_names_what_is_not_told_from_honest() -> None:
+    seen = {"rejected": 0, "judged": 8, "reasons": {}}
+    found = seen | {"rejected": 8, "reasons": {"computation": 8}}
+    weights = {"honest": {"probation": seen}, "int8": {"probation": seen}, "int4": {"probation": found}}
+    lines = power_lines({"bfloat16": {"weights": weights}, "seconds": 3.0})
+    assert lines[2] == "| honest | 0/8 | nothing | yes, as it should be |"
+    assert lines[3] == "| int8 | 0/8 | nothing | everywhere: not told from honest |"
+    assert lines[4] == "| int4 | 8/8 | computation | nowhere |"

@@ -1,0 +1,68 @@
+"""A published version and a client of it, in one process: the publisher's and the client's own code, without their loops."""
+
+import random
+from pathlib import Path
+
+from broadcast_peers import OddRelay
+from broadcast_run import RUN, Keys, checkpoint, put_outbox
+
+from shoal.broadcast import publishing
+from shoal.broadcast.download import Downloader
+from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.sources import Sources
+from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.tree import WEIGHTS, Tree
+from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
+from shoal.contracts import keys
+from shoal.contracts.canonical import sign
+
+
+class Published:
+    """A version in a served folder, made by the publisher's own code, sealed or not."""
+
+    def __init__(self, folder: Path, run_keys: Keys, **changes: object) -> None:
+        self.www = folder / "www"
+        self.tree = Tree(self.www)
+        self._outbox = folder / "outbox"
+        self._outbox.mkdir()
+        self._keys = run_keys
+        self._config = run_keys.config(**changes)  # type: ignore[arg-type]
+
+    def publish(self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True) -> None:
+        folder = self._outbox / keys.version_name(version)
+        if not folder.exists():
+            put_outbox(self._outbox, version, files or checkpoint(version))
+        manifest = publishing.cut_into(self.tree, folder, self._config, version, self._keys.trainer, lambda: None)
+        if seal:
+            self.tree.publish(version, WEIGHTS, sign(manifest, self._keys.trainer).to_json())
+
+
+class Client:
+    """A client's folder and one transfer into it."""
+
+    def __init__(self, root: Path, run_keys: Keys) -> None:
+        self.trainer_key = run_keys.trainer.public
+        self.weights = WeightsFolder(root, RUN, self.trainer_key)
+        self._downloader = Downloader(run_keys.token)
+        self.transfer: Transfer | None = None
+        self.sources: Sources | None = None
+
+    def fetch(self, relays: list[OddRelay], version: int = 7, *, seed: int = 1, stall_seconds: float = 30.0) -> Outcome:
+        self.sources = Sources([relay.url for relay in relays], random.Random(seed))
+        self.transfer = Transfer(
+            Wanted(RUN, version, self.trainer_key),
+            self.sources,
+            self._downloader,
+            FolderTarget(self.weights, version, self.trainer_key),
+            stall_seconds=stall_seconds,
+        )
+        return self.transfer.run()
+
+    def files(self, version: int = 7) -> dict[str, bytes]:
+        folder = self.weights.path(version)
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
+
+
+def shards_asked(relay: OddRelay) -> list[str]:
+    """Paths of the shards that were asked for, in order, repetitions included."""
+    return [path for path, _ in relay.asked if path.endswith(".bin")]

@@ -1,0 +1,58 @@
+"""`shoal calibrate`: a profile beside the weights, a table for people, and mistakes in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from shoal.cli.calibrate import calibrate
+from shoal.cli.errors import InputWrong
+from shoal.contracts.proof_profile import read_profile
+from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.proofs.calibration import Effort
+
+EFFORT = Effort(sequences=10, max_tokens=8, seconds=60.0, file_sequences=5, learning_rate=1e-4, updates=1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A random model of one layer; in float32."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["12+34=", "<2+4+0=6,1+3+0=4>46"])
+    shape = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_profile_lies_beside_the_weights_in_the_type_that_was_asked_for(model: Path) -> None:
+    said: list[str] = []
+    calibrate(model, "arithmetic", "bfloat16", 64, EFFORT, None, said.append)
+    profile = read_profile(model, 128)
+    assert profile is not None
+    assert (profile.dtype, profile.size.sequences, profile.size.file_sequences) == ("bfloat16", 10, 5)
+    text = "\n".join(said)
+    assert "10 sequences, 80 tokens, 10 chunks in bfloat16; files of 5 sequences" in text
+    assert "dimension prior, passed" in text
+    assert "0.00% (0.00%-30.85%)" in text  # of honest chunks: none of ten
+    assert f"written to {model / 'proof_profile.json'}" in text
+    assert not list(model.glob("*.part"))
+
+
+def test_the_profile_goes_where_it_is_told(model: Path, tmp_path: Path) -> None:
+    calibrate(model, "arithmetic", "auto", 64, EFFORT, tmp_path / "there.json", lambda line: None)
+    assert (tmp_path / "there.json").exists()
+    assert read_profile(model, 128) is None
+
+
+def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
+    def refusal(folder: Path, environment: str = "arithmetic", max_length: int = 64) -> str:
+        with pytest.raises(InputWrong) as caught:
+            calibrate(folder, environment, "auto", max_length, EFFORT, None, lambda line: None)
+        return "\n".join(caught.value.lines)
+
+    assert "is no folder" in refusal(tmp_path / "nowhere")
+    assert "none of 512 prompts takes at most 75% of a sequence of 2 tokens" in refusal(model, max_length=2)
+    assert "nonesuch" in refusal(model, environment="nonesuch")

@@ -1,0 +1,111 @@
+"""An oracle: what the pure reconcilers think of the state of a namespace, without the engine. One look at the API server, then nothing is written.
+
+`unsettled` lists what reconcile would still write, and what lies there that no reconcile asked for. An empty list means that the cluster is what the
+specs say.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from kube_client import Kube, Object
+
+from shoal.contracts.protocol import RunProgress
+from shoal.contracts.run import Addresses
+from shoal_operator.children import names
+from shoal_operator.children.names import SET_LABEL
+from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.reconcile import RECONCILERS, reconcile
+
+MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
+
+
+class SnapshotCluster:
+    """A `Cluster` of what was there once; writes are noted, not made."""
+
+    def __init__(self, kube: Kube, namespace: str, progress: Mapping[str, RunProgress] | None = None) -> None:
+        self.namespace = namespace
+        self.would_write: list[str] = []
+        self.asked: set[tuple[str, str]] = set()
+        self._progress = progress or {}
+        self._objects = {
+            (kind, found["metadata"]["name"]): found
+            for kind in (*RECONCILERS, *CHILD_KINDS)
+            for found in kube.list(kind, namespace)
+        }
+
+    def get(self, kind: str, name: str) -> Object | None:
+        self.asked.add((kind, name))
+        return self._objects.get((kind, name))
+
+    def read_foreign(self, kind: str, name: str) -> Object | None:
+        return self._objects.get((kind, name))
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        found = [
+            each
+            for (of, _), each in self._objects.items()
+            if of == kind and labels.items() <= each["metadata"].get("labels", {}).items()
+        ]
+        return sorted(found, key=lambda each: each["metadata"]["name"])
+
+    def apply(self, wanted: Object) -> Object:
+        self.would_write.append(f"apply {wanted['kind']}/{wanted['metadata']['name']}")
+        return wanted
+
+    def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
+        self.would_write.append(f"delete {kind}/{name}")
+
+    def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        live = (self._objects.get((kind, name)) or {}).get("status", {})
+        changed = {key for key in {*live, *status} if live.get(key) != status.get(key)}
+        self.would_write.append(f"status of {kind}/{name}: {', '.join(sorted(changed))}")
+
+    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
+        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners)
+
+    def run_progress(self, orchestrator_url: str) -> RunProgress | None:
+        return self._progress.get(orchestrator_url)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def stale(self) -> Sequence[str]:
+        """Managed objects that no reconciler asked for, or whose owner is gone."""
+        alive = {found["metadata"]["uid"] for found in self._objects.values()}
+        wrong = []
+        for (kind, name), found in self._objects.items():
+            metadata = found["metadata"]
+            if (
+                kind in RECONCILERS
+                or metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != "shoal-operator"
+            ):
+                continue
+            owners = [owner["uid"] for owner in metadata.get("ownerReferences", [])]
+            if kind == "PersistentVolumeClaim" and SET_LABEL in metadata["labels"]:
+                continue  # of a StatefulSet's template: Kubernetes keeps it as long as that says
+            if not owners or not alive.issuperset(owners):
+                wrong.append(f"{kind}/{name} has no living owner")
+            elif (kind, name) not in self.asked:
+                wrong.append(f"{kind}/{name} belongs to nothing that the specs say")
+        return wrong
+
+
+def unsettled(kube: Kube, namespace: str) -> list[str]:
+    """What the cluster lacks or has too much of, by the pure reconcilers; empty when it is settled."""
+    cluster = SnapshotCluster(kube, namespace)
+    for kind in RECONCILERS:
+        for found in cluster.list(kind, {}):
+            reconcile(cluster, kind, found["metadata"]["name"])
+    return [*cluster.would_write, *cluster.stale()]
+
+
+def wait_settled(kube: Kube, namespace: str, seconds: float = 60.0) -> None:
+    """Wait until nothing is unsettled; fails with what is."""
+    end = time.monotonic() + seconds
+    while left := unsettled(kube, namespace):
+        if time.monotonic() > end:
+            pytest.fail(f"after {seconds:.0f} s still not what the specs say: {left[:20]}", pytrace=False)
+        time.sleep(0.5)

@@ -1,0 +1,95 @@
+"""The Helm chart on a real API server: installed, upgraded, tested for what it leaves behind. Hooks need nodes: e2e/ runs them."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane
+from kube_client import Kube
+
+from helm import CHART, run_helm
+from servers import wait_until
+
+
+class Release:
+    """A release `shoal` in the namespace of one test, which serves that namespace only."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, folder: Path) -> None:
+        self.namespace = namespace
+        self._where = ("--kubeconfig", str(kubeconfig), "--namespace", namespace)
+        self._folder = folder
+
+    def helm(self, *arguments: str) -> str:
+        return run_helm(*arguments, *self._where, folder=self._folder)
+
+    def apply(self, verb: str, *options: str) -> str:
+        """Install or upgrade; CRDs that are there already, not by Helm, are taken over."""
+        return self.helm(
+            verb, "shoal", str(CHART), "--take-ownership", "--no-hooks", "--set", f"operator.namespaces={{{self.namespace}}}", *options
+        )  # fmt: skip
+
+
+@pytest.fixture
+def release(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Release]:
+    made = Release(control_plane.kubeconfig, namespace, tmp_path)
+    yield made
+    made.helm("uninstall", "shoal", "--ignore-not-found", "--no-hooks")
+
+
+def keys(kube: Kube, namespace: str) -> tuple[str, str]:
+    data = kube.get("Secret", "shoal-storage", namespace)["data"]
+    return base64.b64decode(data["accessKey"]).decode(), base64.b64decode(data["secretKey"]).decode()
+
+
+def test_the_chart_is_installed_into_a_restricted_namespace_and_says_what_to_do_next(
+    release: Release, kube: Kube, namespace: str
+) -> None:
+    said = release.apply("install", "--set", "minio.enabled=true")
+    notes = said[said.index("NOTES:") :]
+    assert f"endpoint: http://shoal-minio.{namespace}.svc:9000" in notes
+    assert "bucket: rollouts" in notes
+    assert "credentialsSecret: shoal-storage" in notes
+    assert f"it serves {namespace}" in notes
+    assert keys(kube, namespace)[1] not in said
+
+    def admitted() -> bool:
+        pods = kube.list("Pod", namespace)
+        of = [pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods]
+        return sorted(of) == ["minio", "shoal-operator", "shoal-operator"]
+
+    wait_until("two pods of the operator and MinIO's are admitted under the restricted standard", admitted, 30.0)
+
+
+def test_an_upgrade_keeps_the_keys_that_were_made_and_changes_what_was_asked(
+    release: Release, kube: Kube, namespace: str
+) -> None:
+    release.apply("install", "--set", "minio.enabled=true")
+    made = keys(kube, namespace)
+    assert len(made[0]) == 20
+    assert len(made[1]) == 40
+    release.apply(
+        "upgrade",
+        "--set",
+        "minio.enabled=true",
+        "--set",
+        "operator.replicas=3",
+        "--set",
+        "minio.resources.limits.memory=3Gi",
+    )
+    assert keys(kube, namespace) == made
+    assert kube.get("Deployment", "shoal-operator", namespace)["spec"]["replicas"] == 3
+    assert "REVISION: 2" in release.helm("status", "shoal")
+
+
+def test_an_uninstall_leaves_the_crds_with_every_run_and_nothing_else(
+    release: Release, kube: Kube, namespace: str
+) -> None:
+    release.apply("install")
+    assert "These resources were kept" in release.helm("uninstall", "shoal", "--no-hooks")
+    assert (
+        kube.list("Deployment", namespace) == kube.list("Role", namespace) == kube.list("RoleBinding", namespace) == []
+    )
+    for plural in ("trainingruns", "inferencepools", "relayservers", "validators"):
+        crd = kube.get("CustomResourceDefinition", f"{plural}.shoal.dev")
+        assert crd["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shoal"

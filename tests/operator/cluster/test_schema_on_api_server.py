@@ -1,0 +1,135 @@
+"""The API server itself refuses what is wrong, with the message that `shoal up` would print: every CEL rule, bounds, unknown keys."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from control_plane import ControlPlane, shipped_crds
+from kube_client import Kube, Object, Refused
+from kube_manifests import SMALL, manifest, merged, placed, run
+
+from servers import ROOT
+from shoal_operator.api.rules import RULES, Rule
+
+SCHEMAS = {
+    crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in shipped_crds()
+}
+EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
+
+
+def places(schema: Object, rule: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where in a schema a rule stands."""
+    if any(rule.items() <= each.items() for each in schema.get("x-kubernetes-validations", [])):
+        yield path
+    for name, below in schema.get("properties", {}).items():
+        yield from places(below, rule, (*path, name))
+    if isinstance(schema.get("items"), dict):
+        yield from places(schema["items"], rule, (*path, "[]"))
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from places(schema["additionalProperties"], rule, (*path, "*"))
+
+
+def where(rule: Rule) -> tuple[str, tuple[str, ...]]:
+    """Kind and path of the first place of a rule."""
+    for kind, schema in SCHEMAS.items():
+        for path in places(schema, {"rule": rule.expression, "message": message(rule)}):
+            return kind, path
+    raise AssertionError(f"no CRD has the rule {rule.expression}")
+
+
+BESIDE: dict[str, Object] = {
+    "S3Storage": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"},
+    "NodeRequirement": {"key": "zone"},
+    "SftSettings": {"dataset": {"path": "/data"}},
+}
+"""Required fields that stand beside what a rule reads, by the rule's model: an example holds only what the rule reads."""
+
+AROUND: dict[str, Object] = {
+    "LengthReward": {"sampling": {"maxCompletionTokens": 4096}, "recipe": {"maxSequenceLength": 8192}},
+    "RollBack": {"steps": 1000},
+    "GenerateSettings": {"mode": "Generate"},
+    "SftSettings": {"mode": "SFT"},
+    "SftDataset": {"mode": "SFT"},
+}
+"""What other rules want of the rest of the spec when the example is in its place."""
+
+CHOICES = ("model", "storage")
+"""Fields that are given whole: an example of a rule replaces them, two halves would be two choices."""
+
+
+def with_example(rule: Rule, value: Object, namespace: str) -> Object:
+    """A whole object with a rule's example in its place."""
+    kind, path = where(rule)
+    changed = placed(path, BESIDE.get(rule.model, {}) | value)
+    example = changed["spec"]
+    rest = {key: each for key, each in SMALL[kind].items() if key not in CHOICES or key not in example}
+    around = AROUND.get(rule.model, {})
+    if "Generate" in (around.get("mode"), example.get("mode")):
+        del rest["steps"]  # which that mode does not have
+    whole = manifest(kind, changed.get("metadata", {}).get("name", "sums"), namespace)
+    return whole | {"spec": merged(merged(rest, around), example)}
+
+
+def message(rule: Rule) -> str:
+    return f"{rule.field} {rule.message}".strip()
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if not r.of_updates], ids=lambda r: f"{r.model}.{r.field}")
+def test_every_rule_refuses_its_bad_example_and_takes_its_good_one(rule: Rule, kube: Kube, namespace: str) -> None:
+    kube.create(with_example(rule, rule.good, namespace), dry_run=True)
+    with pytest.raises(Refused) as caught:
+        kube.create(with_example(rule, rule.bad, namespace), dry_run=True)
+    assert caught.value.status == 422
+    assert message(rule) in caught.value.message
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.of_updates], ids=lambda r: f"{r.model}.{r.field}")
+def test_what_cannot_change_is_refused_in_an_update(rule: Rule, kube: Kube, namespace: str) -> None:
+    kind, path = where(rule)
+    assert rule.old is not None
+    made = kube.create(with_example(rule, rule.old, namespace))
+    kube.merge(kind, "sums", namespace, placed(path, rule.good))
+    with pytest.raises(Refused) as caught:
+        kube.merge(kind, "sums", namespace, placed(path, rule.bad))
+    assert caught.value.status == 422
+    assert message(rule) in caught.value.message
+    assert kube.get(kind, "sums", namespace)["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+def test_a_name_too_long_for_its_children_is_refused(kube: Kube, namespace: str) -> None:
+    with pytest.raises(Refused, match="at most 40 characters"):
+        kube.create(run(namespace, name="a" * 41), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"steps": 0}, "spec.steps in body should be greater than or equal to 1"),
+        ({"asyncLevel": 9}, "spec.asyncLevel in body should be less than or equal to 4"),
+        ({"steps": "four"}, "spec.steps in body must be of type integer"),
+    ],
+)
+def test_a_value_outside_its_bounds_is_refused_with_the_bound(
+    kube: Kube, namespace: str, spec: Object, said: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        kube.create(run(namespace, **spec), dry_run=True)
+    assert said in caught.value.message
+
+
+def test_a_misspelled_key_is_refused_by_kubectl(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run(namespace, asynclevel=2)))
+    said = control_plane.kubectl("apply", "-f", str(path), check=False)
+    assert 'unknown field "spec.asynclevel"' in said
+
+
+def test_what_is_not_given_is_there_with_its_default(kube: Kube, namespace: str) -> None:
+    spec = kube.create(run(namespace, recipe=None), dry_run=True)["spec"]
+    assert (spec["asyncLevel"], spec["recipe"]["groupSize"], spec["recipe"]["clipDelta"]) == (2, 16, 4.0)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
+def test_every_shipped_example_is_accepted(path: Path, control_plane: ControlPlane, kube: Kube, namespace: str) -> None:
+    control_plane.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", str(path))

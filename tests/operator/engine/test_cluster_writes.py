@@ -1,0 +1,185 @@
+"""`KubernetesCluster`: what it asks the API server for, and what it does not ask at all."""
+
+import json
+from typing import Any
+
+import pytest
+from hostile_api import Answer, Asked, ScriptedApi, config_map, refusal
+
+from shoal_operator.engine.api_server import APPLY_PATCH, ApiError, ApiServer
+from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.cluster import ClusterError
+from shoal_operator.engine.events import EventRecorder
+from shoal_operator.engine.kinds import Key
+from shoal_operator.engine.kubernetes_cluster import (
+    FOREIGN_SECONDS,
+    Foreign,
+    KubernetesCluster,
+    Parts,
+    keeping,
+    owns_replicas,
+)
+from shoal_operator.engine.progress import ProgressReader
+from shoal_operator.engine.queue import WorkQueue
+
+KEY = Key("TrainingRun", "a", "sums")
+POOLS = "/apis/shoal.dev/v1alpha1/namespaces/a/inferencepools/sums-pool"
+MAP = "/api/v1/namespaces/a/configmaps/c"
+
+
+class Rig:
+    """A cluster over a scripted API server that answers every patch with what was sent."""
+
+    def __init__(self, hostile: ScriptedApi) -> None:
+        self.hostile = hostile
+        self.now = 0.0
+        self.version = 100
+        self.cache = Cache(WorkQueue())
+        api = ApiServer(hostile.configuration)
+        parts = Parts(
+            api, self.cache, ProgressReader(lambda key: None), EventRecorder(api, "op"), Foreign(clock=lambda: self.now)
+        )
+        self.cluster = KubernetesCluster(parts, KEY)
+
+    def echo(self, asked: Asked) -> Answer:
+        self.version += 1
+        metadata = {"namespace": "a", "uid": "u", **asked.body["metadata"], "resourceVersion": str(self.version)}
+        return Answer(body=json.dumps({**asked.body, "metadata": metadata}).encode())
+
+    def patches(self, path: str) -> list[tuple[str, Any]]:
+        """(field manager, body) of each."""
+        return [
+            (asked.query["fieldManager"], asked.body)
+            for asked in self.hostile.requests(path)
+            if asked.method == "PATCH"
+        ]
+
+
+@pytest.fixture
+def rig(hostile: ScriptedApi) -> Rig:
+    return Rig(hostile)
+
+
+def pool(replicas: int | None = None, **metadata: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {"run": "sums"} | ({"replicas": replicas} if replicas is not None else {})
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": {"name": "sums-pool", **metadata},
+        "spec": spec,
+    }
+
+
+def applied_by(manager: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+
+
+def test_an_apply_is_forced_by_our_field_manager_and_read_back_without_a_request(rig: Rig) -> None:
+    rig.hostile.script(MAP, rig.echo)
+    wanted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"key": "1"}}
+    rig.cluster.apply(wanted)
+    [asked] = rig.hostile.asked
+    assert (asked.method, asked.content_type) == ("PATCH", APPLY_PATCH)
+    assert asked.query == {"fieldManager": "shoal-operator", "force": "true"}
+    found = rig.cluster.get("ConfigMap", "c")
+    assert found is not None
+    assert found["data"] == {"key": "1"}
+    assert len(rig.hostile.asked) == 1
+
+
+def test_what_is_not_known_is_not_asked_for(rig: Rig) -> None:
+    assert rig.cluster.get("Secret", "absent") is None
+    assert rig.cluster.list("Pod", {"shoal.dev/run": "sums"}) == []
+    rig.cluster.delete("Job", "absent")
+    rig.cluster.apply_status("TrainingRun", "absent", {"phase": "Running"})
+    assert rig.hostile.asked == []
+
+
+def test_a_kind_that_nobody_watches_is_refused(rig: Rig) -> None:
+    with pytest.raises(ClusterError, match="kind DaemonSet is not available; known are"):
+        rig.cluster.get("DaemonSet", "x")
+
+
+def test_replicas_have_a_field_manager_of_their_own(rig: Rig) -> None:
+    live = pool(2, managedFields=[applied_by("shoal-operator-scale")], resourceVersion="5", namespace="a")
+    rig.hostile.script(POOLS, lambda asked: rig.echo(asked) if asked.body else Answer(body=json.dumps(live).encode()))
+    rig.cluster.apply(pool(3))
+    (first, scale), (second, rest) = rig.patches(POOLS)
+    assert (first, scale["spec"]) == ("shoal-operator-scale", {"replicas": 3})
+    assert (second, rest["spec"]) == ("shoal-operator", {"run": "sums"})
+
+
+def test_a_new_scaled_object_has_its_number_from_its_first_moment(rig: Rig) -> None:
+    rig.hostile.script(POOLS, lambda asked: rig.echo(asked) if asked.body else refusal(404, "NotFound"))
+    rig.cluster.apply(pool(0))
+    (first, whole), (second, scale) = rig.patches(POOLS)
+    assert (first, whole["spec"]) == ("shoal-operator", {"run": "sums", "replicas": 0})
+    assert (second, scale["spec"]) == ("shoal-operator-scale", {"replicas": 0})
+
+
+def test_replicas_that_only_we_own_are_not_removed_by_leaving_them_out(rig: Rig) -> None:
+    """The operator was killed after the first apply, before the number had its own manager."""
+    live = pool(5, managedFields=[applied_by("shoal-operator")], resourceVersion="5", namespace="a")
+    rig.hostile.script(POOLS, lambda asked: rig.echo(asked) if asked.body else Answer(body=json.dumps(live).encode()))
+    rig.cluster.apply(pool())
+    assert [(manager, body["spec"]) for manager, body in rig.patches(POOLS)] == [
+        ("shoal-operator-scale", {"replicas": 5}),
+        ("shoal-operator", {"run": "sums"}),
+    ]
+
+
+def test_replicas_of_an_autoscaler_are_left_alone(rig: Rig) -> None:
+    scaled = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    live = pool(9, managedFields=[scaled], resourceVersion="5", namespace="a")
+    assert not owns_replicas(live, "kubectl")
+    rig.hostile.script(POOLS, lambda asked: rig.echo(asked) if asked.body else Answer(body=json.dumps(live).encode()))
+    rig.cluster.apply(pool())
+    assert [body["spec"] for _, body in rig.patches(POOLS)] == [{"run": "sums"}]
+
+
+def test_a_job_that_waits_in_a_queue_goes_on_waiting_when_it_is_applied_again() -> None:
+    wanted = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"backoffLimit": 1}}
+    assert keeping(wanted, {"spec": {"suspend": True}})["spec"] == {"backoffLimit": 1, "suspend": True}
+    assert keeping(wanted, {"spec": {}}) == wanted
+    assert keeping(wanted, None) == wanted
+    asked = {**wanted, "spec": {"suspend": False}}
+    assert keeping(asked, {"spec": {"suspend": True}}) == asked
+
+
+def test_a_deletion_names_the_very_object_and_one_that_is_gone_is_fine(rig: Rig) -> None:
+    rig.cache.observe("ADDED", config_map("c", 5))
+    rig.hostile.script(MAP, refusal(404, "NotFound"), refusal(409, "Conflict"), refusal(500, "InternalError"))
+    rig.cluster.delete("ConfigMap", "c")
+    rig.cluster.delete("ConfigMap", "c", orphan=True)
+    first, second = rig.hostile.requests(MAP)
+    assert first.body == {"propagationPolicy": "Foreground", "preconditions": {"uid": "uid-c"}}
+    assert second.body["propagationPolicy"] == "Orphan"
+
+
+def test_a_status_is_one_apply_that_names_the_very_object(rig: Rig) -> None:
+    live = {"apiVersion": "shoal.dev/v1alpha1", "kind": "TrainingRun", "spec": {}, "metadata": {"name": "sums"}}
+    live["metadata"] = {"name": "sums", "namespace": "a", "uid": "u9", "resourceVersion": "5"}
+    rig.cache.observe("ADDED", live)
+    path = "/apis/shoal.dev/v1alpha1/namespaces/a/trainingruns/sums/status"
+    rig.hostile.script(path, rig.echo, refusal(404, "NotFound"), refusal(409, "Conflict", "UID in precondition"))
+    rig.cluster.apply_status("TrainingRun", "sums", {"phase": "Running"})
+    [(manager, body)] = rig.patches(path)
+    assert manager == "shoal-operator"
+    assert body["metadata"] == {"name": "sums", "uid": "u9"}
+    assert body["status"] == {"phase": "Running"}
+    rig.cluster.apply_status("TrainingRun", "sums", {"phase": "Complete"})  # deleted meanwhile: not an error
+    with pytest.raises(ApiError, match="UID in precondition"):
+        rig.cluster.apply_status("TrainingRun", "sums", {"phase": "Complete"})
+
+
+def test_a_foreign_object_is_asked_for_and_remembered_for_a_moment_only_when_it_is_there(rig: Rig) -> None:
+    rig.hostile.script(MAP, refusal(404, "NotFound"), Answer(body=json.dumps(config_map("c", 5, "1")).encode()))
+    assert rig.cluster.read_foreign("ConfigMap", "c") is None
+    for _ in range(3):
+        found = rig.cluster.read_foreign("ConfigMap", "c")
+        assert found is not None
+        assert found["data"] == {"key": "1"}
+    assert len(rig.hostile.requests(MAP)) == 2
+    rig.now += FOREIGN_SECONDS + 1
+    rig.cluster.read_foreign("ConfigMap", "c")
+    assert len(rig.hostile.requests(MAP)) == 3

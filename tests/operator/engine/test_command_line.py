@@ -1,0 +1,84 @@
+"""`python -m shoal_operator`: help with an example, clear words for wrong input, and no torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers import ROOT
+from shoal_operator.__main__ import options, parser
+from shoal_operator.engine.connection import NoApiServer, load_configuration
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "workloads")))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_shows_an_example() -> None:
+    done = run("-m", "shoal_operator", "--help")
+    assert done.returncode == 0
+    assert "python -m shoal_operator --namespace research" in done.stdout
+
+
+def test_the_operator_loads_no_torch_and_nothing_of_the_workloads_but_contracts() -> None:
+    code = (
+        "import sys, shoal_operator.__main__\n"
+        "heavy = {'torch', 'transformers', 'vllm', 'numpy', 'pyarrow', 'fastapi'} & set(sys.modules)\n"
+        "ours = {name for name in sys.modules if name.startswith('shoal.') and not name.startswith('shoal.contracts')}\n"
+        "print(sorted(heavy), sorted(ours))"
+    )
+    done = run("-c", code)
+    assert done.stdout.strip() == "[] []", done.stderr
+
+
+def test_without_a_connection_it_says_where_it_looked(tmp_path: Path) -> None:
+    done = run("-m", "shoal_operator", "--all-namespaces", HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert "no API server is known from the pod's service account, KUBECONFIG or ~/.kube/config" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "not: [yaml", "kind: Config\n", "{}"])
+def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(NoApiServer, match=r"kubeconfig .*wrong\.yaml"):
+        load_configuration(file)
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoApiServer, match=r"absent: .*; give --kubeconfig FILE"):
+        load_configuration(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--namespace", "Research"], "'Research' is no namespace"),
+        (["--namespace=-a"], "is no namespace"),
+        (["--namespace", "a" * 64], "at most 63"),
+        (["--namespace", "a", "--lease-namespace", "A"], "'A' is no namespace"),
+        (["--namespace", "a", "--workers", "0"], "--workers must be from 1 to 64, got 0"),
+        (["--namespace", "a", "--lease-seconds", "4"], "--lease-seconds must be from 5 to 600, got 4"),
+        (["--namespace", "a", "--port", "70000"], "--port must be from 0 to 65535, got 70000"),
+    ],
+)
+def test_a_wrong_option_says_what_is_allowed(arguments: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        options(parser().parse_args(arguments))
+
+
+def test_each_process_has_an_identity_of_its_own() -> None:
+    given = parser().parse_args(["--namespace", "b", "--namespace", "a", "--namespace", "b"])
+    one, two = options(given), options(given)
+    assert one.namespaces == ["a", "b"]
+    assert one.identity != two.identity

@@ -1,0 +1,149 @@
+"""A run with an offline filter: the run that samples comes first, is waited for, and rests once its counts are read."""
+
+from typing import Any
+
+import pytest
+from memory_cluster import MemoryCluster
+from run_story import MANIFEST, holds, put, said, status
+
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.manifest import broken_rules
+from shoal_operator.children.offline_filter import filter_training_run
+from shoal_operator.children.own_kinds import References
+from shoal_operator.engine.cluster import Object
+from shoal_operator.reconcile import reconcile
+
+FILTER = "sums-filter"
+
+
+def run(**spec: Any) -> TrainingRun:
+    tasks = {"environment": "arithmetic", "offlineFilter": {"samples": 6}}
+    return TrainingRun.model_validate({**MANIFEST, "spec": MANIFEST["spec"] | {"tasks": tasks} | spec})
+
+
+@pytest.fixture
+def filtering(cluster: MemoryCluster) -> MemoryCluster:
+    """A cluster with the run of the story, which filters its tasks."""
+    cluster.delete("TrainingRun", "sums")
+    cluster.settle()
+    put(cluster, tasks={"environment": "arithmetic", "offlineFilter": {"samples": 6}})
+    reconcile(cluster, "TrainingRun", "sums")
+    return cluster
+
+
+def child(cluster: MemoryCluster) -> Object:
+    found = cluster.get("TrainingRun", FILTER)
+    assert found is not None
+    return found
+
+
+def filter_is(cluster: MemoryCluster, condition: str, message: str = "", **more: Any) -> None:
+    """Give the filter's run a status, as its own reconcile would, and let the run look at it."""
+    told = {
+        "type": condition,
+        "status": "True",
+        "reason": "Said",
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    cluster.apply_status("TrainingRun", FILTER, {"conditions": [told], **more})
+    reconcile(cluster, "TrainingRun", "sums")
+
+
+def test_the_filters_run_samples_every_task_with_the_base_model_and_the_runs_own_parts() -> None:
+    wanted = filter_training_run(run(), References(), suspend=False)
+    assert wanted is not None
+    made = TrainingRun.model_validate(wanted)
+    assert list(broken_rules(made)) == []
+    assert made.spec.mode == "Generate"
+    assert made.spec.recipe.group_size == 6
+    assert made.spec.tasks.offline_filter is None
+    assert (made.spec.model, made.spec.sampling, made.spec.storage) == (
+        run().spec.model, run().spec.sampling, run().spec.storage,
+    )  # fmt: skip
+    assert made.spec.inference_pools == run().spec.inference_pools
+
+
+def test_a_run_that_stops_for_bad_data_has_a_filter_that_does() -> None:
+    policy = {"badData": "Stop", "maxTrainerAttempts": 3}
+    wanted = filter_training_run(run(failurePolicy=policy), References(), suspend=False)
+    assert wanted is not None
+    assert wanted["spec"]["failurePolicy"] == policy
+
+
+def test_another_model_may_be_sampled() -> None:
+    other = {"environment": "arithmetic", "offlineFilter": {"model": {"path": "/models/other"}}}
+    wanted = filter_training_run(run(tasks=other), References(), suspend=False)
+    assert wanted is not None
+    assert wanted["spec"]["model"] == {"path": "/models/other"}
+
+
+def test_a_run_without_a_filter_has_no_such_run() -> None:
+    assert filter_training_run(run(tasks={"environment": "arithmetic"}), References(), suspend=False) is None
+
+
+def test_nothing_but_the_filters_run_exists_until_it_is_complete(filtering: MemoryCluster) -> None:
+    assert child(filtering)["metadata"]["ownerReferences"][0]["name"] == "sums"
+    assert "sums-prepare" not in filtering.names("Job")
+    filter_is(filtering, "Progressing", dataset={"slices": 9, "slicesCollected": 4})
+    assert "4 of 9 parts are sampled" in said(filtering, "Progressing")["message"]
+    assert "sums-prepare" not in filtering.names("Job")
+
+
+def test_what_keeps_the_filters_run_is_said_of_the_run_too(filtering: MemoryCluster) -> None:
+    reconcile(filtering, "TrainingRun", "sums")
+    ready = {"type": "Ready", "status": "False", "reason": "ComponentsNotReady", "message": "waits for InferencePool"}
+    dataset = {"slices": 9, "slicesCollected": 0}
+    filtering.objects.set_status("TrainingRun", FILTER, {"conditions": [ready], "dataset": dataset})
+    reconcile(filtering, "TrainingRun", "sums")
+    assert said(filtering, "Progressing")["message"].endswith(": 0 of 9 parts are sampled; waits for InferencePool")
+
+
+def test_then_prepare_reads_its_counts_from_its_store(filtering: MemoryCluster) -> None:
+    filter_is(filtering, "Complete")
+    prepare = filtering.get("Job", "sums-prepare")
+    assert prepare is not None
+    pod = prepare["spec"]["template"]["spec"]
+    claims = {each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each}
+    assert claims == {"sums-store", "sums-filter-store"}
+    assert "/shoal/others/sums-filter" in {each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+
+
+def test_once_the_run_is_prepared_the_filters_run_rests(filtering: MemoryCluster) -> None:
+    filter_is(filtering, "Complete")
+    filtering.job_ends("sums-prepare", "Complete")
+    reconcile(filtering, "TrainingRun", "sums")
+    reconcile(filtering, "TrainingRun", "sums")
+    assert child(filtering)["spec"]["suspend"] is True
+    filtering.objects.remove("TrainingRun", FILTER)
+    reconcile(filtering, "TrainingRun", "sums")
+    assert filtering.get("TrainingRun", FILTER) is None
+
+
+def test_a_suspended_run_suspends_its_filter(filtering: MemoryCluster) -> None:
+    put(filtering, tasks={"environment": "arithmetic", "offlineFilter": {"samples": 6}}, suspend=True)
+    reconcile(filtering, "TrainingRun", "sums")
+    assert child(filtering)["spec"]["suspend"] is True
+    put(filtering, tasks={"environment": "arithmetic", "offlineFilter": {"samples": 6}}, suspend=False)
+    reconcile(filtering, "TrainingRun", "sums")
+    assert child(filtering)["spec"]["suspend"] is False
+
+
+def test_a_filter_that_failed_fails_the_run_and_says_what_to_do(filtering: MemoryCluster) -> None:
+    filter_is(filtering, "Failed", "Job sums-filter-prepare: no such model")
+    assert "Failed" in holds(filtering)
+    assert said(filtering, "Failed")["reason"] == "FilterFailed"
+    assert said(filtering, "Failed")["message"] == (
+        "TrainingRun sums-filter, which samples every task (spec.tasks.offlineFilter), has failed: Job sums-filter-prepare: no such model;"
+        " delete it to sample anew"
+    )
+    assert "sums-prepare" not in filtering.names("Job")
+
+
+def test_deleting_the_filter_that_failed_tries_again(filtering: MemoryCluster) -> None:
+    filter_is(filtering, "Failed", "no such model")
+    filtering.objects.remove("TrainingRun", FILTER)
+    reconcile(filtering, "TrainingRun", "sums")
+    reconcile(filtering, "TrainingRun", "sums")
+    assert child(filtering)
+    assert status(filtering)["phase"] == "Preparing"

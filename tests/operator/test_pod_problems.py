@@ -1,0 +1,204 @@
+"""What `kubectl get` and `kubectl describe` say of a run that is not healthy: pods' problems, warnings, pauses."""
+
+from typing import Any
+
+import pytest
+from memory_cluster import MemoryCluster
+from run_story import at_version, holds, prepared, put, running, said, status
+
+import samples
+from shoal_operator.reconcile.pod_problems import pod_problem, worst_problem
+
+
+def pod(name: str = "sums-pool-0", containers: list[dict[str, Any]] | None = None, **status: Any) -> dict[str, Any]:
+    found = {"containerStatuses": containers} if containers else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "status": {"phase": "Pending", **found, **status},
+    }
+
+
+def container(state: dict[str, Any], restarts: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "name": "worker",
+        "image": "shoal/worker:x",
+        "ready": False,
+        "restartCount": restarts,
+        "state": state,
+        **more,
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+OUT_OF_MEMORY = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+NO_NODE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes: 3 Insufficient gpu",
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "text"),
+    [
+        (pod(conditions=[NO_NODE]), "Unschedulable", "pod sums-pool-0: Unschedulable: 0/3 nodes: 3 Insufficient gpu"),
+        (pod(containers=[container(waiting("ErrImagePull", "not found"))]), "ImagePull",
+         "pod sums-pool-0: container worker: image shoal/worker:x cannot be pulled"),
+        (pod(containers=[container(waiting("CreateContainerConfigError", 'secret "sums-trainer-key" not found'))]),
+         "CreateContainerConfigError",
+         'pod sums-pool-0: container worker: CreateContainerConfigError: secret "sums-trainer-key" not found'),
+        (pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=OUT_OF_MEMORY)]), "CrashLoop",
+         "pod sums-pool-0: container worker: ended 4 times, last: OOMKilled, exit code 137"),
+        (pod(containers=[container({"running": {}}, restarts=2,
+                                   lastState={"terminated": {"reason": "Error", "exitCode": 1, "message": "no such model\\n"}})]),
+         "CrashLoop", "pod sums-pool-0: container worker: ended 2 times, last: exit code 1: no such model"),
+        (pod(phase="Failed", reason="Evicted", message="node was low on disk"), "Evicted",
+         "pod sums-pool-0: Evicted: node was low on disk"),
+        (pod(initContainerStatuses=[container(waiting("ImagePullBackOff"))]), "ImagePull",
+         "pod sums-pool-0: container worker: image shoal/worker:x cannot be pulled"),
+    ],
+    ids=["no node", "no image", "no secret", "out of memory", "crashes", "evicted", "sidecar without image"],
+)  # fmt: skip
+def test_a_pods_problem_is_said_in_words(found: dict[str, Any], reason: str, text: str) -> None:
+    problem = pod_problem(found)
+    assert problem is not None
+    assert (problem.reason, str(problem).replace("\\n", "")) == (reason, text)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pod(phase="Running", containers=[container({"running": {}}) | {"ready": True}]),
+        pod(containers=[container(waiting("ContainerCreating"))]),
+        pod(containers=[container({"running": {}}, restarts=1)]),
+        pod(phase="Succeeded"),
+        {**pod(conditions=[NO_NODE]), "metadata": {"name": "gone", "deletionTimestamp": "now"}},
+    ],
+    ids=["ready", "starting", "restarted once", "done", "going"],
+)
+def test_a_pod_that_is_on_its_way_has_no_problem(found: dict[str, Any]) -> None:
+    assert pod_problem(found) is None
+
+
+def test_the_words_do_not_change_while_a_kubelet_retries() -> None:
+    said = {
+        str(pod_problem(pod(containers=[container(waiting(each))]))) for each in ("ErrImagePull", "ImagePullBackOff")
+    }
+    assert len(said) == 1
+
+
+def test_the_worst_of_several_speaks_and_the_others_are_counted() -> None:
+    crash = pod("b", [container(waiting("CrashLoopBackOff"), restarts=3)])
+    assert worst_problem([crash, pod("c", conditions=[NO_NODE])]) == (
+        "Unschedulable", "pod c: Unschedulable: 0/3 nodes: 3 Insufficient gpu (and 1 more pods with problems)"
+    )  # fmt: skip
+    assert worst_problem([]) is None
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    found = pod_problem(pod(conditions=[NO_NODE | {"message": "x" * 1000 + " the reason"}]))
+    assert found is not None
+    assert str(found).endswith("the reason")
+    assert len(str(found)) < 400
+
+
+# In the conditions of our own kinds.
+
+
+def put_pod(cluster: MemoryCluster, name: str, found: dict[str, Any], **labels: str) -> None:
+    made = {f"shoal.dev/{key}": value for key, value in labels.items()} | {"shoal.dev/run": "sums"}
+    cluster.pods[name] = {**found, "metadata": {"name": name, "labels": made}}
+
+
+def test_a_pool_says_why_its_pods_pend_and_its_run_repeats_it(cluster: MemoryCluster) -> None:
+    prepared(cluster)
+    put_pod(cluster, "sums-pool-0", pod(conditions=[NO_NODE]), set="sums-pool", component="pool")
+    cluster.pods_start()
+    cluster.objects.set_status("StatefulSet", "sums-pool", {"replicas": 2, "readyReplicas": 0, "observedGeneration": 1})
+    cluster.settle()
+    pool = cluster.get("InferencePool", "sums-pool")
+    assert pool is not None
+    ready = next(each for each in pool["status"]["conditions"] if each["type"] == "Ready")
+    why = "0 of 2 pods are ready; pod sums-pool-0: Unschedulable: 0/3 nodes: 3 Insufficient gpu"
+    assert (ready["reason"], ready["message"]) == ("Unschedulable", why)
+    assert said(cluster, "InferencePoolReady") | {"lastTransitionTime": "", "observedGeneration": 1} == {
+        **ready, "type": "InferencePoolReady", "lastTransitionTime": "", "observedGeneration": 1,
+    }  # fmt: skip
+    assert said(cluster, "Ready")["message"] == f"waits for InferencePool (InferencePool: {why})"
+
+
+def test_a_trainer_that_crashes_is_said_so(cluster: MemoryCluster) -> None:
+    running(cluster)
+    crash = pod(containers=[container(waiting("CrashLoopBackOff"), restarts=3, lastState=OUT_OF_MEMORY)])
+    put_pod(cluster, "sums-trainer-1-0", crash, component="trainer")
+    cluster.objects.set_status("Job", "sums-trainer-1", {"active": 1, "ready": 0})
+    cluster.settle()
+    found = said(cluster, "TrainerReady")
+    assert found["reason"] == "CrashLoop"
+    assert found["message"].endswith("container worker: ended 3 times, last: OOMKilled, exit code 137")
+
+
+def test_prepare_that_cannot_start_is_said_so(cluster: MemoryCluster) -> None:
+    put_pod(cluster, "sums-prepare-0", pod(conditions=[NO_NODE]), component="prepare")
+    cluster.settle()
+    assert said(cluster, "Prepared")["reason"] == "Unschedulable"
+    assert "Insufficient gpu" in said(cluster, "Ready")["message"]
+
+
+# Stability.
+
+
+def last_step(cluster: MemoryCluster, **changes: Any) -> None:
+    metrics = samples.METRICS.model_copy(update={"run": "sums", "step": 1, **changes})
+    at_version(cluster, 2, last_step=metrics, nodes={"Healthy": 3, "Evicted": 1, "Banned": 1})
+    cluster.settle()
+
+
+def test_warnings_of_the_trainer_make_a_run_unstable_but_not_unready(cluster: MemoryCluster) -> None:
+    running(cluster)
+    assert said(cluster, "Stable")["status"] == "Unknown"
+    last_step(cluster, warnings=["gradient norm grew 4.2 x in 10 steps"])
+    assert said(cluster, "Stable")["status"] == "False"
+    assert said(cluster, "Stable")["message"] == "step 1: gradient norm grew 4.2 x in 10 steps"
+    assert "Ready" in holds(cluster)
+    last_step(cluster, warnings=[])
+    assert said(cluster, "Stable")["status"] == "True"
+
+
+def test_a_trainer_that_paused_is_said_so_with_the_way_on(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 2, trainer_phase="paused", trainer_note="entropy rises; set this to 2 to go on")
+    cluster.settle()
+    assert status(cluster)["phase"] == "Paused"
+    assert {"Paused"} <= holds(cluster)
+    assert "Ready" not in holds(cluster)
+    assert said(cluster, "Ready")["message"] == "entropy rises; set this to 2 to go on"
+
+
+def test_a_pause_without_a_word_still_says_the_way_on(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 2, trainer_phase="paused")
+    cluster.settle()
+    assert said(cluster, "Ready")["message"].endswith("set spec.stability.acknowledgedVersion to 2 to go on")
+
+
+def test_nodes_and_slashed_nodes_are_counted(cluster: MemoryCluster) -> None:
+    running(cluster)
+    last_step(cluster)
+    assert (status(cluster)["nodes"], status(cluster)["slashed"]) == (3, 2)
+
+
+def test_changing_the_trainers_choices_reaches_its_configuration(cluster: MemoryCluster) -> None:
+    running(cluster)
+    put(cluster, stability={"acknowledgedVersion": 2}, trainer={"settings": {"lora": {"rank": 8}}})
+    cluster.settle()
+    found = cluster.get("ConfigMap", "sums-config")
+    assert found is not None
+    assert '"acknowledgedVersion":2' in found["data"]["run.json"]
+    assert '"rank":8' in found["data"]["run.json"]

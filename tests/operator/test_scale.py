@@ -1,0 +1,122 @@
+"""Who owns the replicas of pools, relays and validators: the run's template at first, then `kubectl scale` and autoscalers."""
+
+from typing import Any
+
+import pytest
+from memory_cluster import MemoryCluster
+from run_story import put, replicas, running
+
+from shoal.contracts.run import RunConfig
+from shoal_operator.children.scale import RESUME_REPLICAS, TEMPLATE_REPLICAS, Scale, decide_scale
+from shoal_operator.engine.apply import template_hash
+from shoal_operator.reconcile.common import unscaled
+
+
+def live(replicas: int, **annotations: str) -> dict[str, Any]:
+    return {"metadata": {"annotations": annotations}, "spec": {"replicas": replicas}}
+
+
+SCALED_TO_5 = live(5, **{TEMPLATE_REPLICAS: "2"})
+STOPPED_AT_5 = live(0, **{TEMPLATE_REPLICAS: "2", RESUME_REPLICAS: "5"})
+
+
+@pytest.mark.parametrize(
+    ("template", "child", "work", "expected"),
+    [
+        (2, None, True, Scale(2, 2, 2)),
+        (2, None, False, Scale(0, 2, 2)),
+        (2, SCALED_TO_5, True, Scale(5, 5, 2)),
+        (3, SCALED_TO_5, True, Scale(3, 3, 3)),
+        (2, SCALED_TO_5, False, Scale(0, 5, 2)),
+        (2, STOPPED_AT_5, False, Scale(0, 5, 2)),
+        (2, STOPPED_AT_5, True, Scale(5, 5, 2)),
+        (3, STOPPED_AT_5, True, Scale(3, 3, 3)),
+        (2, live(7), True, Scale(2, 2, 2)),
+        (2, live(4, **{TEMPLATE_REPLICAS: "2", RESUME_REPLICAS: "many"}), True, Scale(4, 4, 2)),
+    ],
+    ids=[
+        "new", "new without work", "scaled by others", "the template changed", "stopped", "still stopped", "resumed",
+        "changed while stopped", "nothing remembered", "an annotation that is no number",
+    ],
+)  # fmt: skip
+def test_what_others_set_stands_until_the_template_changes(
+    template: int, child: dict[str, Any] | None, work: bool, expected: Scale
+) -> None:
+    assert decide_scale(template, child, work=work) == expected
+
+
+def test_replicas_are_no_part_of_what_a_child_is_compared_by() -> None:
+    pool = {"kind": "InferencePool", "metadata": {}, "spec": {"replicas": 2, "run": "sums"}}
+    assert template_hash(pool) == template_hash({**pool, "spec": {"replicas": 9, "run": "sums"}})
+    workload = {"kind": "StatefulSet", "metadata": {}, "spec": {"replicas": 2}}
+    assert template_hash(workload) != template_hash({**workload, "spec": {"replicas": 9}})
+
+
+def scale(cluster: MemoryCluster, kind: str, name: str, count: int) -> None:
+    """`kubectl scale`."""
+    found = cluster.get(kind, name)
+    assert found is not None
+    found["spec"]["replicas"] = count
+    cluster.objects.apply(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("InferencePool", "sums-pool"), ("Validator", "sums-validator"), ("RelayServer", "sums-relay")]
+)
+def test_a_run_does_not_fight_kubectl_scale(cluster: MemoryCluster, kind: str, name: str) -> None:
+    running(cluster)
+    scale(cluster, kind, name, 6)
+    cluster.writes.clear()
+    cluster.settle()
+    assert replicas(cluster)[name] == 6
+    assert f"{kind}/{name}" not in cluster.writes
+
+
+def test_what_was_scaled_stands_when_something_else_of_the_template_changes(cluster: MemoryCluster) -> None:
+    running(cluster)
+    scale(cluster, "InferencePool", "sums-pool", 6)
+    put(cluster, inferencePools=[{"name": "pool", "replicas": 2, "weightsSize": "40Gi"}])
+    cluster.settle()
+    assert replicas(cluster)["sums-pool"] == 6
+
+
+def test_a_number_that_stands_is_not_written_again_with_what_changed() -> None:
+    pool = {"kind": "InferencePool", "metadata": {}, "spec": {"replicas": 5, "weightsSize": "40Gi"}}
+    assert unscaled(pool, {"spec": {"replicas": 5}})["spec"] == {"weightsSize": "40Gi"}
+    assert unscaled(pool, {"spec": {"replicas": 2}}) == pool
+    assert unscaled(pool, None) == pool
+
+
+def test_another_number_in_the_template_wins(cluster: MemoryCluster) -> None:
+    running(cluster)
+    scale(cluster, "InferencePool", "sums-pool", 6)
+    put(cluster, inferencePools=[{"name": "pool", "replicas": 3}])
+    cluster.settle()
+    assert replicas(cluster)["sums-pool"] == 3
+
+
+def test_a_suspended_run_goes_on_with_the_number_that_it_had(cluster: MemoryCluster) -> None:
+    running(cluster)
+    scale(cluster, "InferencePool", "sums-pool", 6)
+    put(cluster, suspend=True)
+    cluster.settle()
+    assert replicas(cluster)["sums-pool"] == 0
+    put(cluster)
+    cluster.settle()
+    assert replicas(cluster)["sums-pool"] == 6
+
+
+def test_every_relay_that_exists_is_listed_and_suspension_changes_no_configuration(cluster: MemoryCluster) -> None:
+    def config() -> RunConfig:
+        found = cluster.get("ConfigMap", "sums-config")
+        assert found is not None
+        return RunConfig.from_json(found["data"]["run.json"])
+
+    running(cluster)
+    scale(cluster, "RelayServer", "sums-relay", 3)
+    cluster.settle()
+    before = config()
+    assert len(before.addresses.relays) == 3
+    put(cluster, suspend=True)
+    cluster.settle()
+    assert config() == before

@@ -1,0 +1,185 @@
+"""Calibration: what is masked, which thresholds follow from honest errors, and what dishonest proofs do against them, on real small models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from shoal.contracts.proof_profile import ProofProfile
+from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.toploc import ErrorTable
+from shoal.proofs import CannotCalibrate, forgeries
+from shoal.proofs.calibration import Effort, calibrate, thresholds_for
+from shoal.proofs.chunks import by_file, distance, layout, points_of
+from shoal.proofs.dishonest_weights import changes, other_weights
+from shoal.proofs.forward import decode, prefill
+from shoal.proofs.masking import masked_dimensions
+
+OUTLIERS = [3, 40, 77, 90, 111]
+VOCABULARY = 97
+EFFORT = Effort(sequences=48, max_tokens=40, seconds=300.0, file_sequences=12, learning_rate=1e-3, updates=4)
+PROMPTS = [[1 + (7 * number + place) % 90 for place in range(5)] for number in range(36)]
+
+
+def model_with(outliers: Sequence[int], dtype: torch.dtype = torch.float32) -> Any:
+    """A random Qwen3 of two layers; each of `outliers` is a dimension that is large, whatever the text.
+
+    Weights are large enough for attention to matter; what a layer reads is scaled up for what the outliers take of the norm.
+    """
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, initializer_range=0.1, eos_token_id=None, pad_token_id=0, bos_token_id=None,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(0.0, 1.0)
+        large = 1000.0
+        for place, dimension in enumerate(outliers):
+            model.model.embed_tokens.weight[:, dimension] = large * (-1) ** place
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight[dimension] = 0
+                layer.mlp.down_proj.weight[dimension] = 0
+        if outliers:
+            scale = large * (len(outliers) / 128) ** 0.5
+            norms = [
+                norm for layer in model.model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+            ]
+            for norm in (*norms, model.model.norm):
+                norm.weight *= scale
+                norm.weight[list(outliers)] = 0
+            model.model.norm.weight[list(outliers)] = torch.linspace(40.0, 80.0, len(outliers))
+    return model.to(dtype)
+
+
+def measured(model: Any, effort: Effort = EFFORT) -> ProofProfile:
+    return calibrate(model, PROMPTS, effort, lambda what, done, wanted: None)
+
+
+@pytest.fixture(scope="module")
+def plain() -> ProofProfile:
+    return measured(model_with([]))
+
+
+@pytest.fixture(scope="module")
+def with_outliers() -> ProofProfile:
+    return measured(model_with(OUTLIERS))
+
+
+def passed(profile: ProofProfile) -> dict[str, float]:
+    return {control.name: control.chunks.share for control in profile.controls}
+
+
+def test_dimensions_that_hardly_vary_are_masked_and_no_others(plain: ProofProfile, with_outliers: ProofProfile) -> None:
+    assert plain.masked_dimensions == []
+    assert with_outliers.masked_dimensions == OUTLIERS
+
+
+def test_no_proof_made_without_a_forward_pass_is_accepted(plain: ProofProfile, with_outliers: ProofProfile) -> None:
+    for profile in (plain, with_outliers):
+        rates = passed(profile)
+        for name in ("dimension prior", "token prior", "constant", "low degree", "signs flipped"):
+            assert rates[name] == 0.0, name
+
+
+def test_without_the_mask_the_dimension_prior_would_pass_even_for_whole_files() -> None:
+    model = model_with(OUTLIERS[:4])
+    honest = [each for group in decode(model, PROMPTS, 32, seed=0, batch=36) for each in group]
+    seen, given = [each.states for each in honest[:18]], [each.states for each in honest[18:]]
+    chunks = layout([len(each) for each in given])
+    accepted = {}
+    for name, masked in (("free", None), ("masked", np.isin(np.arange(128), OUTLIERS[:4]))):
+        forged = forgeries.dimension_prior(seen, masked, chunks)
+        accepted[name] = distance(forged, points_of(given, masked)).accepted(ProofThresholds())
+    assert accepted["free"].all()
+    assert not accepted["masked"].any()
+
+
+def test_honest_proofs_pass_and_the_bound_says_how_sure_that_is(plain: ProofProfile) -> None:
+    assert plain.dtype == "float32"
+    assert plain.size.sequences == 48
+    assert plain.size.chunks == 96  # forty tokens are a full chunk and one of eight
+    assert plain.honest.rejected_chunks.events == plain.honest.rejected_files.events == 0
+    assert plain.honest.rejected_chunks.trials == 96
+    assert plain.honest.rejected_files.trials == 4
+    assert 0.03 < plain.honest.rejected_chunks.high < 0.04  # 1 - 0.025 ** (1 / 96)
+    published = ProofThresholds()
+    assert plain.thresholds.max_exponent_mismatches < published.max_exponent_mismatches / 4
+    assert plain.thresholds.max_mantissa_error_mean < published.max_mantissa_error_mean / 4
+
+
+def test_other_weights_are_told_apart_in_float32(plain: ProofProfile) -> None:
+    assert {name: passed(plain)[name] for name in ("one step older", "int8", "fp8", "int4")} == dict.fromkeys(
+        ("one step older", "int8", "fp8", "int4"), 0.0
+    )
+
+
+def test_in_bfloat16_thresholds_are_wider_and_still_no_forgery_passes() -> None:
+    profile = measured(model_with(OUTLIERS, torch.bfloat16))
+    assert profile.dtype == "bfloat16"
+    assert profile.masked_dimensions == OUTLIERS
+    assert profile.honest.max_mantissa_error_mean > 0.0
+    assert profile.thresholds.max_mantissa_error_mean > 0.1
+    rates = passed(profile)
+    assert [rates[name] for name in ("dimension prior", "token prior", "constant", "low degree")] == [0.0] * 4
+
+
+def test_a_model_of_nothing_but_outliers_keeps_half_its_dimensions() -> None:
+    constant = np.tile(np.linspace(1.0, 9.0, 128, dtype=np.float32), (320, 1))
+    assert len(masked_dimensions([constant])) == 64
+
+
+def test_thresholds_are_the_largest_errors_with_a_margin_between_the_least_and_the_published() -> None:
+    def table(mismatches: int, mean: float, median: float) -> ErrorTable:
+        zeros = np.zeros(3, dtype=np.int64)
+        return ErrorTable(np.array([0, mismatches, 0]), zeros, np.array([0.0, mean, 0.0]), np.array([0.0, median, 0.0]))
+
+    assert thresholds_for(table(0, 0.0, 0.0), "float32") == ProofThresholds(
+        max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0
+    )
+    assert thresholds_for(table(7, 0.71, 0.5), "float32") == ProofThresholds(
+        max_exponent_mismatches=14, max_mantissa_error_mean=1.42, max_mantissa_error_median=1.0
+    )
+    assert thresholds_for(table(3, 0.31, 0.0), "bfloat16") == ProofThresholds(
+        max_exponent_mismatches=10, max_mantissa_error_mean=2.2, max_mantissa_error_median=2.0
+    )
+    for dtype in ("float32", "bfloat16"):
+        assert thresholds_for(table(60, 30.0, 30.0), dtype) == ProofThresholds()
+    assert thresholds_for(table(128, float("inf"), float("inf")), "float32") == ProofThresholds()
+
+
+def test_other_weights_are_put_back() -> None:
+    model = model_with([])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, change in changes(1e-3, 2).items():
+        with other_weights(model, name, change, seed=0):
+            assert any(not torch.equal(before[key], value) for key, value in model.state_dict().items())
+        assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_decoding_and_one_pass_give_the_same_states_row_by_row() -> None:
+    model = model_with([])
+    mixed = [*PROMPTS[:3], [5, 6, 7]]  # of two lengths: decoded apart, computed again together, with padding
+    decoded = [each for group in decode(model, mixed, 12, seed=0, batch=4) for each in group]
+    assert sorted(len(each.prompt) for each in decoded) == [3, 5, 5, 5]
+    for each, again in zip(decoded, prefill(model, decoded, 4), strict=True):
+        assert each.states.shape == again.shape == (12, 128)
+        assert np.abs(each.states - again).max() < 1e-4
+
+
+def test_a_file_is_rejected_with_any_of_its_chunks() -> None:
+    chunks = layout([40, 32, 1, 33, 32])  # chunks 0-1, 2, 3, 4-5, 6
+    hit = np.array([False, True, False, False, False, False, True])
+    assert by_file(hit, chunks, 2).tolist() == [True, False]  # the fifth sequence makes no whole file
+    assert by_file(hit, chunks, 9).tolist() == [True]
+
+
+def test_what_cannot_be_calibrated_is_said() -> None:
+    with pytest.raises(CannotCalibrate, match="there are no prompts"):
+        calibrate(model_with([]), [], EFFORT, lambda what, done, wanted: None)
+    with pytest.raises(CannotCalibrate, match="type float64; allowed: float32, bfloat16, float16"):
+        measured(model_with([], torch.float64), Effort(2, 4, 9.0, 1, 1e-3, 1))

@@ -1,0 +1,234 @@
+"""Mathematical answers: hundreds of pairs per kind, spellings that change nothing, and answers made to hang a parser."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from math_pairs import MALFORMED, PAIRS, Pair
+
+from shoal.rewards.math import MathJudge, Undecided, Verdict, final_answer
+from shoal.rewards.math.compare import Decided, Questions, compare, number
+from shoal.rewards.math.judge import QUESTION_SECONDS
+from shoal.rewards.math.normalise import normalise
+from shoal.rewards.math.units import split_unit
+
+GENEROUS_SECONDS = 60.0
+"""For pairs that must be decided, however slow the machine."""
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[MathJudge]:
+    made = MathJudge(workers=2, question_seconds=GENEROUS_SECONDS)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[MathJudge]:
+    """For answers that may well take all the time there is."""
+    made = MathJudge(workers=1, question_seconds=2.0)
+    yield made
+    made.close()
+
+
+KINDS = sorted({(pair.equal, pair.kind) for pair in PAIRS})
+
+
+@pytest.mark.parametrize(("equal", "kind"), KINDS, ids=[f"{'equal' if e else 'unequal'}: {k}" for e, k in KINDS])
+def test_pairs_written_by_hand_get_their_verdict(judge: MathJudge, equal: bool, kind: str) -> None:
+    pairs = [pair for pair in PAIRS if (pair.equal, pair.kind) == (equal, kind)]
+    with ThreadPoolExecutor(2) as threads:
+        verdicts = list(threads.map(lambda pair: judge.equal(pair.gold, pair.answer), pairs))
+    wrong = {
+        pair: verdict
+        for pair, verdict in zip(pairs, verdicts, strict=True)
+        if not isinstance(verdict, Verdict) or verdict.equal != equal
+    }
+    assert not wrong
+
+
+def test_there_are_some_hundred_pairs_of_ten_kinds() -> None:
+    by_kind: dict[str, int] = defaultdict(int)
+    for pair in PAIRS:
+        by_kind[pair.kind] += 1
+    assert len(PAIRS) >= 300
+    assert len(by_kind) >= 10
+
+
+def test_an_answer_that_is_none_is_wrong_and_not_an_error(judge: MathJudge) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        verdicts = threads.map(lambda answer: judge.equal("37", answer), MALFORMED)
+        bad = {answer: verdict for answer, verdict in zip(MALFORMED, verdicts, strict=True) if not _is_wrong(verdict)}
+    assert not bad
+
+
+def _is_wrong(verdict: Verdict | Undecided) -> bool:
+    return isinstance(verdict, Verdict) and not verdict.equal
+
+
+SPELLINGS = {
+    "in dollars": lambda text: f"${text}$",
+    "in a box": lambda text: rf"\boxed{{{text}}}",
+    "spaced": lambda text: f"  {text}  ",
+    "with a full stop": lambda text: f"{text}.",
+    "in display math": lambda text: rf"\[{text}\]",
+    "wide digits": lambda text: "".join(chr(0xFF10 + int(c)) if c in "0123456789" else c for c in text),
+    "dfrac": lambda text: text.replace(r"\frac", r"\dfrac"),
+    "left and right": lambda text: text.replace("(", r"\left(").replace(")", r"\right)"),
+    "display style": lambda text: rf"\displaystyle {text}",
+}
+DECIDABLE = [pair for pair in PAIRS if isinstance(compare(pair.gold, pair.answer), Decided) and pair.kind != "units"]
+
+
+@given(st.sampled_from(DECIDABLE), st.sampled_from(sorted(SPELLINGS)), st.sampled_from(sorted(SPELLINGS)))
+@settings(max_examples=300, deadline=None)
+def test_a_spelling_does_not_change_the_verdict(pair: Pair, first: str, second: str) -> None:
+    spelled = SPELLINGS[second](SPELLINGS[first](pair.answer))
+    found = compare(pair.gold, spelled)
+    assert isinstance(found, Questions) or found.equal == pair.equal, (pair, spelled)
+
+
+@pytest.mark.parametrize("spelling", sorted(SPELLINGS))
+def test_a_spelling_does_not_change_the_verdict_of_sympy(judge: MathJudge, spelling: str) -> None:
+    for gold, answer, equal in (
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        (r"\frac{\pi}{2}", r"\frac{\pi}{3}", False),
+    ):
+        verdict = judge.equal(gold, SPELLINGS[spelling](answer))
+        assert isinstance(verdict, Verdict)
+        assert verdict.equal == equal
+
+
+@given(st.fractions(min_value=-1000, max_value=1000, max_denominator=1000), st.integers(1, 50))
+@settings(deadline=None)
+def test_a_fraction_is_equal_to_itself_expanded_and_to_no_other(value, factor: int) -> None:  # type: ignore[no-untyped-def]
+    gold = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    assert compare(gold, f"{value.numerator * factor}/{value.denominator * factor}") == _decided(True)
+    other = value + 1
+    assert compare(gold, f"{other.numerator}/{other.denominator}") == _decided(False)
+
+
+class _decided:  # noqa: N801 - reads as a value
+    def __init__(self, equal: bool) -> None:
+        self.equal = equal
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decided) and other.equal == self.equal
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_any_two_texts_can_be_compared(gold: str, answer: str) -> None:
+    assert isinstance(compare(gold, answer), Decided | Questions)
+    assert compare(gold, gold) == _decided(True)
+    assert normalise(normalise(answer)) is not None
+    final_answer(answer)
+
+
+BOMBS = {
+    "a tower of powers": "9^{9^{9^9}}",
+    "a tower without braces": "9^9^9^9",
+    "a large exponent": "7^{123456789}",
+    "a factorial of a factorial": "(9!)!!",
+    "a megabyte of LaTeX": r"\frac{1}{2}+" * 90_000,
+    "deep fractions": r"\frac{1}{" * 500 + "2" + "}" * 500,
+    "fractions as deep as is allowed": r"\frac{1}{1+" * 50 + "2" + "}" * 50,
+    "a megabyte of one digit": "7" * 1_000_000,
+    "a megabyte of brackets": "(" * 1_000_000,
+    "Arabic digits": "٩" * 1000,
+    "a megabyte of backslashes": "\\" * 1_000_000,
+    "half a megabyte of dollars": "$" * 500_000,
+    "spaces": "1" + " " * 1_000_000 + "cm",
+    "a long list": ",".join(map(str, range(400))),
+    "a long sum of powers": "+".join(f"x^{{{n}}}" for n in range(200)),
+}
+
+
+@pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
+def test_an_answer_made_to_hang_is_bounded_and_the_next_one_is_judged(hurried: MathJudge, answer: str) -> None:
+    assert isinstance(hurried.equal("37", answer), Verdict | Undecided)
+    assert final_answer(rf"so \boxed{{{answer}}}") != "37"
+    found = hurried.equal("37", "37.0")
+    assert isinstance(found, Verdict)
+    assert found.equal
+
+
+def test_what_takes_too_long_is_undecided_and_the_worker_is_replaced() -> None:
+    judge = MathJudge(workers=1, question_seconds=2.0)
+    try:
+        # The gold answer is one that sympy cannot finish, so that no rule about answers stops it before.
+        slow = judge.equal("9^{9^{9^9}}+1", "9^{9^{9^8}}")
+        assert isinstance(slow, Undecided)
+        assert slow.reason == "sympy did not decide within 2 s of CPU time"
+        for _ in range(3):
+            assert isinstance(judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), Verdict | Undecided)
+    finally:
+        judge.close()
+
+
+def test_a_worker_that_was_killed_is_replaced(judge: MathJudge) -> None:
+    for worker in list(judge._all):
+        worker._process.kill()
+    deadline = time.monotonic() + 120
+    while not isinstance(found := judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), Verdict):
+        assert "ended by itself" in found.reason
+        assert time.monotonic() < deadline
+    assert found.equal
+
+
+def test_a_gold_answer_that_is_no_expression_is_undecided(judge: MathJudge) -> None:
+    found = judge.equal(r"\frac{", "37")
+    assert isinstance(found, Undecided)
+    assert found.reason == "the gold answer is no expression"
+
+
+def test_questions_have_a_time_that_is_in_the_page() -> None:
+    assert QUESTION_SECONDS == 5.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"so the sum is \boxed{42}.", "42"),
+        (r"\boxed{1} no, \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+        (r"<think>\boxed{1}</think> no box", None),
+        (r"<think>\boxed{1}", "1"),
+        ("The answer is 42.", "42"),
+        ("Answer: 42", "42"),
+        ("The final answer is: 42", "42"),
+        (r"\boxed{42", None),
+        (r"\boxed{}", None),
+        (r"\boxed", None),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        ("42", None),
+        ("", None),
+    ],
+)
+def test_the_final_answer_is_in_the_last_box_or_said(completion: str, answer: str | None) -> None:
+    assert final_answer(completion) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number_text", "dimension"),
+    [
+        ("5 cm", "5", "length"), ("5cm", "5", "length"), ("3m", "3m", None), ("3 m", "3", "length"), ("5x", "5x", None),
+        ("7 apples", "7", "apple"), ("12 m/s", "12", "length/time"), ("3 m^2", "3", "length^2"), ("50%", "50", "percent"),
+        ("cm", "cm", None), ("x + 3", "x + 3", None), ("1 L", "1", "volume"), ("1 cm^3", "1", "volume"),
+    ],
+)  # fmt: skip
+def test_units_are_split_from_numbers_and_variables_are_not(text: str, number_text: str, dimension: str | None) -> None:
+    rest, unit = split_unit(text)
+    assert (rest, unit.dimension if unit else None) == (number_text, dimension)
+
+
+@pytest.mark.parametrize("text", ["1/0", r"\frac{1}{0}", "x", "", "1/2/3", "1.2.3", "--1"])
+def test_what_is_no_number_is_none(text: str) -> None:
+    assert number(text) is None

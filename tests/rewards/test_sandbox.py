@@ -1,0 +1,308 @@
+"""The sandbox against programs that mean harm: each ends with the true reason, none gets out, none finds what it should answer."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.rewards.cpu_time import cpu_seconds
+from shoal.rewards.sandbox import (
+    Call,
+    Isolation,
+    Limits,
+    NoIsolation,
+    Outcome,
+    Program,
+    SandboxFailed,
+    SandboxPool,
+    choose,
+)
+from shoal.rewards.sandbox import isolation as isolation_module
+from shoal.rewards.sandbox import pool as pool_module
+from shoal.rewards.sandbox import process as process_module
+
+SHORT = Limits(cpu_seconds=1, wall_seconds=60.0)
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    try:
+        made = SandboxPool(choose(request.param), slots=2)
+    except NoIsolation as error:
+        pytest.skip(f"{error}")
+    yield made
+    made.close()
+
+
+def run(pool: SandboxPool, source: str, stdin: bytes = b"", limits: Limits = SHORT) -> Outcome:
+    return pool.run(Program(source, stdin, limits=limits))
+
+
+def test_a_program_reads_its_input_and_prints_its_answer(pool: SandboxPool) -> None:
+    done = run(pool, "import sys\nprint(sum(map(int, sys.stdin.read().split())))", b"1 2\n3\n")
+    assert (done.ended, done.exit_code, done.stdout, done.stderr) == ("exited", 0, b"6\n", "")
+    assert done.succeeded
+    assert 0 < done.cpu_seconds < 1
+
+
+def test_a_megabyte_of_input_and_output_goes_through(pool: SandboxPool) -> None:
+    data = b"x" * (1 << 20)
+    assert run(pool, "import sys\nsys.stdout.write(sys.stdin.read())", data).stdout == data
+
+
+def test_a_functions_value_comes_back_as_json_and_its_prints_do_not(pool: SandboxPool) -> None:
+    source = "class Solution:\n    def double(self, n):\n        print('thinking')\n        return {'n': [n * 2, None, True]}"
+    done = pool.run(Program(source, call=Call("Solution.double", [21]), limits=SHORT))
+    assert (done.exit_code, done.stdout) == (0, b'{"n": [42, null, true]}')
+
+
+def test_an_error_of_the_program_is_told_with_its_last_line(pool: SandboxPool) -> None:
+    done = run(pool, "print(1 // 0)")
+    assert not done.succeeded
+    assert done.reason() == "ended with exit code 1: ZeroDivisionError: integer division or modulo by zero"
+
+
+def test_the_program_is_nobody_and_alone(pool: SandboxPool) -> None:
+    done = run(pool, "import os\nprint(os.getuid(), os.geteuid(), os.getgid(), os.getgroups(), os.listdir('.'))")
+    uid, effective, gid, groups, *files = done.stdout.decode().split()
+    assert uid == effective == gid != "0"
+    assert (groups, files) == ("[]", ["[]"])
+    if os.geteuid() == 0:
+        assert int(uid) >= 64_000
+
+
+ESCAPES = {
+    "a socket": "import socket\nsocket.socket()",
+    "a socket pair": "import socket\nsocket.socketpair()",
+    "a process": "import os\nos.fork()",
+    "another program": "import subprocess\nsubprocess.run(['/bin/true'])",
+    "becoming root": "import os\nos.setuid(0)",
+    "a signal to others": "import os\nos.kill(-1, 9)",
+    "a signal to the parent": "import os\nos.kill(os.getppid() or 1 << 20, 9)",
+    "the accounts": "open('/etc/passwd').read()",
+    "another process's memory": "open(f'/proc/{__import__(\"os\").getppid()}/mem').read()",
+    "its own command line": "open('/proc/self/cmdline').read()",
+    "writing beside its folder": "open('/tmp/shoal-sandbox-escape', 'w')",
+    "writing to its interpreter": "import os\nopen(os.__file__, 'a')",
+    "a link to a file outside": "import os\nos.symlink('/etc/passwd', 'link')\nopen('link').read()",
+    "a hard link to a file outside": "import os\nos.link('/etc/passwd', 'link')",
+    "raising its own limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
+    "a new namespace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.unshare(0x10000000) == 0",
+    "tracing": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.ptrace(0, 0, 0, 0) == 0",
+    "mounting": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.mount(b'x', b'/', b'tmpfs', 0, 0) == 0",
+    "10 GB of memory": "x = bytearray(10 << 30)",
+    "memory bit by bit": "x = []\nwhile True:\n    x.append(bytearray(10 << 20))",
+}
+
+
+@pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())
+def test_what_a_program_must_not_have_is_an_error_in_the_program(pool: SandboxPool, source: str) -> None:
+    done = run(pool, source + "\nprint('escaped')")
+    assert done.ended == "exited"
+    assert done.exit_code == 1
+    assert b"escaped" not in done.stdout
+    assert done.stderr.strip().splitlines()[-1].split(":")[0] in {
+        "PermissionError", "FileNotFoundError", "MemoryError", "OSError", "ValueError", "AssertionError",
+        "ProcessLookupError",
+    }  # fmt: skip
+    assert not Path("/tmp/shoal-sandbox-escape").exists()
+
+
+def test_a_fork_bomb_does_not_go_off(pool: SandboxPool) -> None:
+    bomb = "import os\nfor _ in range(1000):\n    try:\n        os.fork()\n    except OSError:\n        pass\nprint(os.getpid())"
+    done = run(pool, bomb)
+    assert len(done.stdout.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "ended"),
+    [
+        ("while True: pass", "cpu"),
+        ("import signal\nsignal.signal(signal.SIGXCPU, lambda *a: None)\nwhile True: pass", "cpu"),
+        ("while True:\n    try:\n        while True: pass\n    except BaseException: pass", "cpu"),
+        ("while True: print('x' * 1000)", "output"),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output"),
+    ],
+)
+def test_a_program_that_does_not_stop_is_stopped_with_the_true_reason(
+    pool: SandboxPool, source: str, ended: str
+) -> None:
+    done = run(pool, source)
+    assert done.ended == ended
+    assert not done.succeeded
+
+
+def test_a_program_that_sleeps_and_threads_that_outlive_it_end_with_the_wall_clock(pool: SandboxPool) -> None:
+    limits = Limits(cpu_seconds=1, wall_seconds=0.7)
+    sleeping = "import signal, time\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)"
+    outliving = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nprint('done')"
+    closing = "import os, time\nos.close(1); os.close(2)\ntime.sleep(60)"
+    for done in pool.run_all([Program(source, limits=limits) for source in (sleeping, outliving, closing)]):
+        assert done.ended == "wall"
+        assert done.reason().startswith("did not end within ")
+
+
+def test_a_program_that_computes_is_not_ended_by_the_wall_clock(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "MOST_WALLS", 1000)
+    source = "import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
+    assert run(pool, source, limits=Limits(cpu_seconds=10, wall_seconds=0.3)).stdout == b"done\n"
+
+
+def test_the_cpu_time_of_a_process_that_is_gone_is_zero() -> None:
+    assert cpu_seconds(os.getpid()) > 0
+    assert cpu_seconds(1 << 30) == 0
+
+
+def test_files_of_a_program_are_bounded_together(pool: SandboxPool) -> None:
+    done = run(pool, "for i in range(400): open(f'f{i}', 'wb').write(b'x' * 1_000_000)")
+    assert not done.succeeded
+    assert done.ended == "files" or "No space left" in done.stderr
+
+
+def test_a_file_too_large_is_refused_to_the_program(pool: SandboxPool) -> None:
+    assert not run(pool, "f = open('f', 'wb')\nfor _ in range(40): f.write(b'x' * 1_000_000)").succeeded
+
+
+def test_nothing_of_a_program_is_left_for_the_next(pool: SandboxPool) -> None:
+    leaving = "import os\nos.mkdir('d')\nopen('d/x', 'w').write('1')\nos.symlink('/', 'd/root')\nos.chmod('d', 0)"
+    for _ in range(4):  # more than wait in the pool
+        assert run(pool, leaving).succeeded
+    assert run(pool, "import os\nprint(os.listdir('.'))").stdout == b"[]\n"
+    assert Path("/etc/passwd").exists()
+
+
+def test_threads_within_their_number_work(pool: SandboxPool) -> None:
+    source = "import threading\nt = [threading.Thread(target=print, args=(i,)) for i in range(8)]\n[x.start() for x in t]\n[x.join() for x in t]"
+    assert sorted(run(pool, source).stdout.split()) == [b"%d" % i for i in range(8)]
+
+
+def test_sets_print_in_the_same_order_every_time(pool: SandboxPool) -> None:
+    shown = {run(pool, "print({'a', 'b', 'c', 'd', 'e'})").stdout for _ in range(3)}
+    assert len(shown) == 1
+
+
+def test_programs_at_once_get_their_own_answers(pool: SandboxPool) -> None:
+    done = pool.run_all([Program("print(int(input()) ** 2)", b"%d" % n) for n in range(20)])
+    assert [int(one.stdout) for one in done] == [n * n for n in range(20)]
+
+
+def test_sandboxes_outlive_the_thread_that_asked_first(pool: SandboxPool) -> None:
+    thread = threading.Thread(target=run, args=(pool, "print(1)"))
+    thread.start()
+    thread.join()
+    assert run(pool, "print(2)").stdout == b"2\n"
+
+
+def test_a_sandbox_that_was_killed_while_it_waited_is_replaced(pool: SandboxPool) -> None:
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: pool._idle, 20)
+        pool._idle[0]._kill()
+    assert run(pool, "print(3)").stdout == b"3\n"
+
+
+def test_a_sandbox_that_dies_before_it_has_its_program_says_nothing_about_the_program(pool: SandboxPool) -> None:
+    box = pool._next()
+    try:
+        os.killpg(box._process.pid, signal.SIGSTOP)  # it can no longer read, and is then killed
+        threading.Timer(0.2, box._kill).start()
+        with pytest.raises(SandboxFailed, match="ended before it took its program"):
+            box.run(Program("print(1)"))
+    finally:
+        pool._done(box)
+
+
+def test_a_closed_pool_says_so_and_leaves_no_process_and_no_folder() -> None:
+    pool = SandboxPool(choose(), slots=1)
+    assert run(pool, "print(1)").succeeded
+    folder = pool._folder
+    pool.close()
+    assert not folder.exists()
+    with pytest.raises(SandboxFailed, match="the pool of sandboxes is closed"):
+        run(pool, "print(1)")
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in listed
+
+
+def test_the_best_isolation_that_works_is_chosen_and_says_why_not_a_better_one() -> None:
+    def only(kind: str):  # type: ignore[no-untyped-def]
+        return lambda isolation: None if isolation.kind == kind else "refused here"
+
+    assert choose("auto", only("bubblewrap")).kind == "bubblewrap"
+    weaker = choose("auto", only("landlock"))
+    assert weaker.kind == "landlock"
+    assert weaker.weaker_because == ("bubblewrap: refused here",)
+    assert "Landlock + seccomp + rlimits" in weaker.describe()
+
+
+def test_no_isolation_at_all_is_refused_unless_the_admin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_works(isolation: Isolation) -> str | None:
+        return None if isolation.kind == "none" else "not on this machine"
+
+    with pytest.raises(
+        NoIsolation, match=r"cannot be isolated .*bubblewrap: not on this machine; landlock: .*set SHOAL_SANDBOX=none"
+    ):
+        choose("auto", none_works)
+    monkeypatch.setenv("SHOAL_SANDBOX", "none")
+    assert "NOT isolated" in choose(None, none_works).describe()
+    monkeypatch.setenv("SHOAL_SANDBOX", "gvisor")
+    with pytest.raises(NoIsolation, match="SHOAL_SANDBOX is 'gvisor'; allowed: auto, bubblewrap, landlock, none"):
+        choose(None, none_works)
+
+
+def test_without_isolation_limits_still_hold() -> None:
+    pool = SandboxPool(choose("none"), slots=1)
+    try:
+        assert run(pool, "print(1)").stdout == b"1\n"
+        assert run(pool, "x = bytearray(10 << 30)").exit_code == 1
+    finally:
+        pool.close()
+
+
+def test_a_sandbox_that_cannot_start_is_a_failure_of_the_sandbox_and_not_of_the_program() -> None:
+    pool = SandboxPool(Isolation("landlock", "/usr/bin/true", own_user=False), slots=1)
+    try:
+        with pytest.raises(SandboxFailed, match="3 sandboxes in a row did not start"):
+            run(pool, "print(1)")
+    finally:
+        pool.close()
+
+
+def test_a_process_has_one_pool() -> None:
+    assert pool_module.shared_pool() is pool_module.shared_pool()
+
+
+SYSTEM_PYTHON = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+PACKAGES = [Path(pool_module.__file__).parents[3], Path(pytest.__file__).parents[1]]
+AS_NOBODY = """
+import sys
+from shoal.rewards.sandbox import Program, SandboxPool, choose
+pool = SandboxPool(choose(sys.argv[1]), slots=1)
+done = [pool.run(Program(source)) for source in (
+    "print(1)", "import os; os.fork()", "open('/etc/passwd')", "import os; os.mkdir('d'); open('d/a', 'w'); os.chmod('d', 0)")]
+pool.close()
+print(pool.isolation.describe(), [one.exit_code for one in done], done[0].stdout, pool._folder.exists())
+"""
+
+if os.geteuid() == 0 and SYSTEM_PYTHON.exists() and all(map(isolation_module._readable_by_all, PACKAGES)):
+
+    @pytest.mark.parametrize(
+        ("kind", "described"),
+        [
+            ("bubblewrap", "bubblewrap (namespaces) + seccomp + rlimits, a user namespace of its own"),
+            ("landlock", "Landlock + seccomp + rlimits, the same user"),
+        ],
+    )
+    def test_a_user_without_rights_can_isolate_programs_too(tmp_path: Path, kind: str, described: str) -> None:
+        found = subprocess.run(
+            [SYSTEM_PYTHON, "-B", "-c", AS_NOBODY, kind],
+            env={"PYTHONPATH": os.pathsep.join(map(str, PACKAGES)), "PATH": os.environ["PATH"]},
+            user=65533, group=65533, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert found.stdout == f"{described} [0, 1, 1, 0] b'1\\n' False\n", found.stderr

@@ -1,0 +1,82 @@
+"""Chains of deltas: the way to a version, and what must be kept so that there is one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samples import DIGEST, RUN
+from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
+from shoal.storage.chains import BrokenChain, closure, must_keep, next_wanted, plan
+
+
+def record(version: int, base: int | None) -> VersionOpen:
+    return VersionOpen(
+        run=RUN,
+        version=version,
+        files=[CheckpointFile(name="a", size=10)],
+        shard_size=10,
+        shard_count=1,
+        encoding="full" if base is None else "delta",
+        base=None if base is None else DeltaBase(version=base, sha256=DIGEST, item_size=2),
+    )
+
+
+def chain(newest: int, anchor_every: int = 4) -> dict[int, VersionOpen]:
+    return {v: record(v, None if v % anchor_every == 0 else v - 1) for v in range(newest + 1)}
+
+
+def _way(held: set[int], target: int) -> list[int]:
+    """As a client walks: reads only the records that it is told to read."""
+    everything, read = chain(target), dict[int, VersionOpen]()
+    while (wanted := next_wanted(read, held, target)) is not None:
+        read[wanted] = everything[wanted]
+    return plan(read, held, target)
+
+
+@pytest.mark.parametrize(
+    ("held", "target", "way"),
+    [
+        (set(), 6, [4, 5, 6]),
+        ({5}, 6, [6]),
+        ({4}, 6, [5, 6]),
+        ({3}, 6, [4, 5, 6]),
+        ({2, 5}, 8, [8]),
+        ({0}, 3, [1, 2, 3]),
+        ({6}, 6, []),
+    ],
+)
+def test_the_way_goes_from_what_is_held_or_from_the_anchor(held: set[int], target: int, way: list[int]) -> None:
+    assert _way(held, target) == way
+
+
+def test_a_record_that_is_missing_is_said() -> None:
+    with pytest.raises(BrokenChain, match="version 6 leads to version 5, which is not known"):
+        plan({6: record(6, 5)}, set(), 6)
+
+
+@pytest.mark.parametrize(
+    ("newest", "count", "kept"),
+    [(9, 2, {8, 9}), (9, 3, {4, 5, 6, 7, 8, 9}), (7, 1, {4, 5, 6, 7}), (4, 1, {4}), (3, 2, {0, 1, 2, 3})],
+)
+def test_what_is_kept_has_its_whole_chain(newest: int, count: int, kept: set[int]) -> None:
+    bases = {v: (None if v % 4 == 0 else v - 1) for v in range(newest + 1)}
+    assert must_keep(bases, count) == kept
+
+
+def test_what_somebody_names_is_kept_with_its_chain_if_it_is_there() -> None:
+    bases = {v: (None if v % 4 == 0 else v - 1) for v in range(9)}
+    assert must_keep(bases, 1, also=[2, 100]) == {0, 1, 2, 8}
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 6))
+def test_every_kept_version_can_be_reached_from_what_is_kept(newest: int, anchor_every: int, count: int) -> None:
+    everything = chain(newest, anchor_every)
+    kept = must_keep({v: r.base.version if r.base else None for v, r in everything.items()}, count)
+    assert newest in kept
+    for version in kept:
+        assert set(plan({v: everything[v] for v in kept}, set(), version)) <= kept
+
+
+def test_a_base_that_is_gone_ends_the_chain() -> None:
+    assert closure({5: 4}, [5]) == {4, 5}
+    assert must_keep({5: 4}, 3) == {5}

@@ -1,0 +1,79 @@
+"""Retention: what goes is what nobody can need any more; a number's seal never goes."""
+
+from pathlib import Path
+
+from tiny_run import config, make_store
+
+from shoal.contracts import keys
+from shoal.contracts.recipe import RollBack, TrainerSettings
+from shoal.training.retention import delete_shards, old_states, old_versions, versions_with_shards
+from shoal.training.stability import History, Incident
+
+CALM = History()
+
+
+def test_the_newest_states_are_kept() -> None:
+    assert old_states([1, 2, 3, 4, 5], config(), CALM, behaviour=False) == [1, 2]
+    few = config(trainer=TrainerSettings(kept_states=1))
+    assert old_states([1, 2, 3, 4, 5], few, CALM, behaviour=False) == [1, 2, 3, 4]
+    assert old_states([], config(), CALM, behaviour=False) == []
+
+
+def test_the_asynchrony_window_is_kept_where_old_versions_are_asked_for_log_probabilities() -> None:
+    few = config(trainer=TrainerSettings(kept_states=1), async_level=2)
+    assert old_states([1, 2, 3, 4, 5, 6], few, CALM, behaviour=True) == [1, 2]
+
+
+def test_the_version_of_a_roll_back_is_kept_until_no_state_is_left_from_which_it_would_be_gone_back_to_again() -> None:
+    asked = config(roll_back=RollBack(to_version=1, at_step=6))
+    assert old_states([1, 2, 3, 4, 5, 6], asked, CALM, behaviour=False) == [2, 3]
+    assert old_states([1, 2, 3, 4, 5, 6, 7], asked, CALM, behaviour=False) == [2, 3, 4]  # 7 may turn out to be damaged
+    assert old_states([1, 5, 6, 7, 8], asked, CALM, behaviour=False) == [5]
+    assert old_states([1, 6, 7, 8, 9], asked, CALM, behaviour=False) == [1, 6]
+
+
+def test_the_newest_state_before_signs_of_instability_is_kept() -> None:
+    warned = History(warned_from=3)
+    assert old_states([1, 2, 3, 4, 5, 6], config(), warned, behaviour=False) == [1, 3]
+    opened = History(warned_from=3, incident=Incident(version=4, calm_version=2))
+    assert old_states([1, 2, 3, 4, 5, 6], config(), opened, behaviour=False) == [1, 3]
+    settled = History(incident=Incident(version=4, calm_version=2, settled=True))
+    assert old_states([1, 2, 3, 4, 5, 6], config(), settled, behaviour=False) == [1, 2, 3]
+
+
+def test_served_versions_the_asynchrony_window_and_the_base_model_are_kept() -> None:
+    full = dict.fromkeys(range(11))
+    assert old_versions(list(range(11)), {8, 9, 10}, config(kept_versions=2, async_level=0), full) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]
+    assert old_versions(list(range(11)), {8, 9, 10}, config(kept_versions=2, async_level=4), full) == [1, 2, 3, 4, 5]
+    assert old_versions(list(range(11)), {8, 9, 10}, config(kept_versions=5, async_level=0), full) == [1, 2, 3, 4, 5]
+    assert old_versions([], set(), config(), {}) == []
+
+
+def test_what_a_kept_version_is_encoded_against_is_kept_to_the_end_of_the_chain() -> None:
+    bases = {0: None, 3: None, 4: 3, 5: 4, 6: 5, 7: None, 8: 7, 9: 8, 10: 9}
+    run = config(kept_versions=2, async_level=0)
+    assert old_versions([0, *range(3, 11)], {10}, run, bases) == [3, 4, 5, 6]
+
+
+def test_a_state_that_is_kept_for_a_roll_back_keeps_no_published_versions() -> None:
+    run = config(kept_versions=2, async_level=0)
+    assert 2 in old_versions(list(range(11)), {1, 9, 10}, run, dict.fromkeys(range(11)))
+
+
+def test_the_seal_of_a_deleted_version_stays(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store")
+    for name in ("open.json", "00000.bin", "00000.json", "weights.json"):
+        store.put(keys.version(3) + name, b"x")
+    assert versions_with_shards(store) == [3]
+    delete_shards(store, 3)
+    assert [info.key for info in store.list(keys.VERSIONS)] == [keys.version_open(3), keys.version_weights(3)]
+    assert versions_with_shards(store) == []

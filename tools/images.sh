@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Builds the images of images/ with buildah, podman or docker, whichever is there (`make images`), or the base that they stand on (`make base-image`).
+#
+#   tools/images.sh                     every image
+#   tools/images.sh operator relay      some
+#   tools/images.sh --base              localhost/shoal-base:bookworm, from Debian's packages, for machines without a container registry
+#
+# BUILDER=podman chooses the program, TAG=1.2.3 the tag (default: the version of the project), REPOSITORY=registry.example.org/shoal what stands
+# before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there). Settings of this machine that a
+# build needs (its certificates, apt's and pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { echo "images: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+builder=${BUILDER:-}
+for candidate in buildah podman docker; do
+    [[ -n $builder ]] && break
+    command -v "$candidate" >/dev/null || continue
+    [[ $candidate != docker ]] || docker info >/dev/null 2>&1 || continue
+    builder=$candidate
+done
+[[ -n $builder ]] || fail "there is no buildah, podman, or docker with a running daemon; on Debian: apt-get install -y buildah"
+
+local_base=localhost/shoal-base:bookworm
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+tag=${TAG:-$version}
+repository=${REPOSITORY:-shoal}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+mkdir -p .cache/images
+
+import_base() {  # $1: a root file system as a tar file
+    case $builder in
+        buildah)
+            local container
+            container=$(buildah from scratch)
+            buildah add -q "$container" "$1" / >/dev/null
+            buildah config --env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$container"
+            buildah commit -q --rm "$container" "$local_base" >/dev/null
+            ;;
+        *) "$builder" import --change 'ENV PATH=/usr/sbin:/usr/bin:/sbin:/bin' "$1" "$local_base" >/dev/null ;;
+    esac
+}
+
+if [[ ${1:-} == --base ]]; then
+    command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing: apt-get install -y mmdebstrap"
+    say "making $local_base from Debian's packages, some two minutes"
+    # Packages come from where this machine gets its own; the file's settings stay outside the image.
+    mmdebstrap --quiet --variant=minbase --include=ca-certificates \
+        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
+        --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/*' \
+        bookworm "$scratch/root.tar"
+    import_base "$scratch/root.tar"
+    say "$local_base is made"
+    exit 0
+fi
+
+base=${BASE:-}
+[[ -z $base ]] && "$builder" inspect --type image "$local_base" >/dev/null 2>&1 && base=$local_base
+arguments=(--build-arg "VERSION=$tag")
+[[ -n $base ]] && arguments+=(--build-arg "BASE=$base")
+
+secrets=()
+[[ -s /etc/ssl/certs/ca-certificates.crt ]] && secrets+=(--secret "id=ca,src=/etc/ssl/certs/ca-certificates.crt")
+if command -v apt-config >/dev/null; then
+    # What differs from Debian's own: proxies and checks; hooks of this machine are none of the image's business.
+    apt-config dump | grep -E '^Acquire::(https?::Proxy|Check-(Valid-Until|Date)|https?::Verify)' >"$scratch/apt.conf" || true
+    secrets+=(--secret "id=apt,src=$scratch/apt.conf")
+fi
+for file in "${PIP_CONFIG_FILE:-}" "$HOME/.config/pip/pip.conf" /etc/pip.conf; do
+    # `cert` names a file of this machine; the build has the same certificates elsewhere.
+    [[ -s $file ]] && { grep -vE '^cert *=' "$file" >"$scratch/pip.conf" || true; secrets+=(--secret "id=pip,src=$scratch/pip.conf"); break; }
+done
+
+roles=("$@")
+((${#roles[@]})) || mapfile -t roles < <(find images -mindepth 2 -name Dockerfile -printf '%h\n' | sed 's#^images/##' | sort)
+for role in "${roles[@]}"; do
+    [[ -f images/$role/Dockerfile ]] || fail "there is no images/$role/Dockerfile; roles are: $(ls -d images/*/ | xargs -n1 basename | xargs)"
+done
+
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+for role in "${roles[@]}"; do
+    name=$repository/$role:$tag
+    context=.
+    if [[ $role == minio ]]; then
+        context=.cache/images/minio
+        mkdir -p "$context"
+        install -m 0755 "$(tools/build.sh minio)" "$context/minio"
+    fi
+    started=$SECONDS
+    say "building $name on ${base:-the base of its Dockerfile} with $builder"
+    build=(build)
+    # In a chroot: needs no container runtime, and works where cgroups are not what a runtime wants.
+    [[ $builder == buildah ]] && build=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
+    "$builder" "${build[@]}" -q --network=host "${secrets[@]}" "${arguments[@]}" \
+        --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$name" "$context" >"$scratch/log" 2>&1 ||
+        { cat "$scratch/log" >&2; fail "$name was not built"; }
+    archive=.cache/images/$role.tar
+    case $builder in
+        buildah) rm -f "$archive"; buildah push -q "$name" "docker-archive:$archive:$name" ;;
+        *) "$builder" save -o "$archive" "$name" ;;
+    esac
+    printf '%-40s %5d MB compressed  %4d s  %s\n' "$name" "$(($(gzip -1 <"$archive" | wc -c) / 1000000))" "$((SECONDS - started))" "$archive"
+done

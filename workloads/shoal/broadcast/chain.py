@@ -1,0 +1,56 @@
+"""The client's way to a version: which versions must be fetched, oldest first, so that the newest can be assembled.
+
+In: the version wanted, what is held with its digests, the sources. Out: opening records in the order of fetching, or None when they could not be had.
+`storage.chains` decides; here is the reading. Called by `fetch`.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from shoal import telemetry
+from shoal.broadcast.documents import Documents
+from shoal.broadcast.download import Downloader
+from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.sources import Sources
+from shoal.contracts.weights import VersionOpen
+from shoal.storage import chains
+
+WAIT_SECONDS = 60.0
+"""For one opening record. A relay that has a version has its chain too, or will have it soon."""
+
+
+def find_way(
+    wanted: Wanted,
+    sources: Sources,
+    downloader: Downloader,
+    held: Mapping[int, str],
+    keep_on: Callable[[float], bool],
+    wait_seconds: float = WAIT_SECONDS,
+) -> list[VersionOpen] | None:
+    """Records to fetch, the last one of `wanted`; None when one was not to be had in time, or `keep_on` (seconds waited) said no.
+
+    `held`: finished versions with the SHA-256 of their streams. One that is not what a delta was made against does not count.
+    """
+    records: dict[int, VersionOpen] = {}
+    usable: set[int] = set()
+    number: int | None = wanted.version
+    while number is not None and len(records) <= chains.MAX_CHAIN:
+        record = _read(Documents(replace(wanted, version=number), sources, downloader), keep_on, wait_seconds)
+        if record is None:
+            telemetry.get_logger().warning("no relay has an opening record", version=number, wanted=wanted.version)
+            return None
+        records[number] = record
+        if record.base is not None and held.get(record.base.version) == record.base.sha256:
+            usable.add(record.base.version)
+        number = chains.next_wanted(records, usable, wanted.version)
+    return [records[number] for number in chains.plan(records, usable, wanted.version)]
+
+
+def _read(documents: Documents, keep_on: Callable[[float], bool], wait_seconds: float) -> VersionOpen | None:
+    started = time.monotonic()
+    while (signed := documents.opening()) is None:
+        waited = time.monotonic() - started
+        if waited > wait_seconds or not keep_on(waited) or telemetry.STOP.wait(documents.pause):
+            return None
+    return signed.document

@@ -1,0 +1,94 @@
+"""The verbs of `shoal env`: make an environment, check it, list what is installed. Thin; the work is done in `shoal.environments`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.errors import InputWrong, RunFailed
+
+app = typer.Typer(
+    name="env",
+    help="Environments: what a run asks and how it scores. Example: shoal env list",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment, such as word-puzzles.")],
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to make the package.")] = Path("."),
+) -> None:
+    """Make an installable package with a working environment to start from.
+
+    Example: shoal env new word-puzzles
+    """
+    from shoal.environments.scaffold import CannotMake, new_environment
+
+    try:
+        made = new_environment(name, folder)
+    except CannotMake as error:
+        raise InputWrong(str(error)) from None
+    typer.echo(f"{made}: made; next: pip install -e {made} && shoal env check {name}")
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Installed environments; all without a name.")
+    ] = None,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, max=1000, help="How many tasks to try.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the tasks.")] = 0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time for each of two passes.")] = 300.0,
+) -> None:
+    """Try environments: gold scores 1, broken gold 0, any text is bounded, two processes agree, nothing is missing.
+
+    Example: shoal env check math --tasks 20
+
+    Exit codes: 0 all are fit for a run, 1 one is not, 2 one is not installed.
+    """
+    from shoal.environments.base import installed
+    from shoal.environments.checking import check as try_out
+
+    found = installed()
+    unknown = [name for name in names or () if name not in found]
+    if unknown:
+        raise InputWrong(f"{', '.join(unknown)}: not installed here; installed: {', '.join(sorted(found)) or 'none'}")
+    unfit = []
+    for name in names or sorted(found):
+        report = try_out(name, tasks, seed, seconds)
+        for fault in report.faults:
+            typer.echo(f"{name}: {fault}")
+        if report.faults:
+            unfit.append(name)
+        else:
+            facts = report.facts
+            typer.echo(
+                f"{name}: fit for a run; {facts['tasks']} tasks, slowest score {facts['slowest_score_seconds']:.2f} s,"
+                f" {report.peak_bytes >> 20} MiB, digest {facts['digest'][:12]}"
+            )
+    if unfit:
+        raise RunFailed(f"not fit for a run: {', '.join(unfit)}")
+
+
+@app.command(name="list")
+def list_installed() -> None:
+    """List the installed environments with the digests that runs pin.
+
+    Example: shoal env list
+    """
+    from shoal.environments.base import BadEnvironment, digest, installed, load
+
+    rows = [("NAME", "VERSION", "DIGEST", "PACKAGE")]
+    for name, point in sorted(installed().items()):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "?"
+        try:
+            environment = load(name)
+            rows.append((name, environment.version, digest(environment), package))
+        except (BadEnvironment, ImportError) as error:
+            rows.append((name, "?", f"cannot be used: {error}", package))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}")

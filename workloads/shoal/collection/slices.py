@@ -1,0 +1,69 @@
+"""What was sampled for one slice of the task table: the accepted file of its step, checked against what was accepted.
+
+In: the store (`steps/<step>/batch.json`, `uploads/`, `verdicts/`) and a step number. Out: rollouts with the validators' task rewards, those of
+prompts that this slice answers for alone. The file's SHA-256 is the one in the batch and the verdict is signed and about these very bytes; what the
+file says about rewards is never looked at. Called by `collector`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
+from shoal.contracts.steps import BatchFile, StepBatch
+from shoal.contracts.verdicts import Verdict
+from shoal.storage import NotFound, Store
+
+Judged = tuple[Rollout, float | None]
+"""A rollout with its task reward; None where the validator could not score it."""
+
+
+class BadSlice(ValueError):
+    """A slice's file or verdict is not what was accepted; the message says which and why."""
+
+
+def read_slice(store: Store, batch: StepBatch, validator_key: str, wanted: range) -> list[Judged]:
+    """Rollouts of the prompts `wanted` (rows of the task table), group by group in table order. Raises BadSlice.
+
+    `StoreUnavailable` is let through: that the store is away is no fault of the data.
+    """
+    judged = [row for file in batch.files for row in _read_file(store, batch, file, validator_key)]
+    kept = [row for row in judged if row[0].prompt_index in wanted]
+    missing = set(wanted) - {rollout.prompt_index for rollout, _ in kept}
+    if missing:
+        raise BadSlice(f"step {batch.step}: no completions of row {min(missing)} of the task table")
+    return sorted(kept, key=lambda row: (row[0].prompt_index, row[0].sample_index))
+
+
+def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> list[Judged]:
+    key = keys.upload(file.node, file.sha256)
+    try:
+        data = store.get(key)
+        verdict = Signed[Verdict].from_json(store.get(keys.verdict(file.node, file.sha256))).verified(validator_key)
+    except NotFound as error:
+        raise BadSlice(f"step {batch.step}: {error}, but batch.json lists its file") from error
+    except (BadSignature, ValidationError) as error:
+        raise BadSlice(f"{keys.verdict(file.node, file.sha256)}: {error}") from error
+    about = (verdict.run, verdict.step, verdict.node, verdict.sha256, verdict.outcome)
+    if about != (batch.run, batch.step, file.node, file.sha256, "accept"):
+        raise BadSlice(f"{keys.verdict(file.node, file.sha256)} is no accept of this file: it is about {about}")
+    if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
+        raise BadSlice(f"{key} has SHA-256 {found}; the store's bytes are not those that were accepted")
+    try:
+        rows, _ = read_rollouts(data)
+    except BadRollouts as error:
+        raise BadSlice(f"{key}: {error}") from error
+    if not len(rows) == file.rows == len(verdict.rewards):
+        raise BadSlice(f"{key} has {len(rows)} rows, batch.json {file.rows}, the verdict {len(verdict.rewards)}")
+    return _used(rows, verdict, set(file.prompt_indices))
+
+
+def _used(rows: Sequence[Rollout], verdict: Verdict, prompts: set[int]) -> list[Judged]:
+    return [
+        (row, reward.task_reward)
+        for row, reward in zip(rows, verdict.rewards, strict=True)
+        if row.prompt_index in prompts
+    ]

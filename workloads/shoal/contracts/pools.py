@@ -1,0 +1,93 @@
+"""What a person chooses about a pool: the engine's arguments, and what a machine must have to be invited.
+
+Like `recipe.py`, these models are both parts of the CRDs and parts of the files that processes read (`node.json`, `run.json`).
+
+A pod of a pool proves that it is one by its pool's ticket, a secret that the operator derives from the run secret and that only its agent has; the
+orchestrator derives the same. Who has no ticket is a stranger, and may join open pools only. A ticket admits; it lends no trust.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.contracts.base import Contract, RunName, SpecModel
+from shoal.contracts.recipe import ShortText
+
+Sampler = Literal["vllm-cpu"]
+"""Engines whose choice of a token can be redone from its seed on any machine. vLLM on a CPU (0.32, x86 and ARM) hashes seed and token; on a GPU its
+noise comes from the device's own generator."""
+
+
+class EngineSettings(SpecModel):
+    """Arguments of a worker's engine. Type and length are the run's own: another type would fail validation, a shorter length would cut rollouts."""
+
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs over which one engine spreads the model.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="Share of a GPU's memory for weights, activations and the cache."
+    )
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        le=1 << 44,
+        description="Memory for keys and values; absent: what is left, on a CPU what is needed.",
+    )
+    max_sequences: int | None = Field(
+        None, ge=1, le=65536, description="Sequences decoded together; absent: the engine's default, on a CPU 128."
+    )
+    max_batched_tokens: int | None = Field(
+        None, ge=1024, le=1 << 24, description="Tokens of one engine step; absent: the engine's default."
+    )
+    compiled: bool | None = Field(
+        None, description="Compile the model when the engine starts; absent: on a GPU (with CUDA graphs), not on a CPU."
+    )
+
+
+class Requirements(SpecModel):
+    """What a machine must have, by its own account; the checks of its work are what it is trusted by."""
+
+    gpus: int = Field(0, ge=0, le=1024, description="GPUs at least.")
+    gpu_types: list[ShortText] = Field(
+        [], max_length=32, description="Names of GPUs, one of which must be part of the machine's; empty: any."
+    )
+    cpus: int = Field(0, ge=0, le=4096, description="Cores at least.")
+    memory_gib: int = Field(0, ge=0, le=1 << 20, description="Memory at least, in GiB.")
+    disk_gib: int = Field(0, ge=0, le=1 << 24, description="Free disk at least, in GiB.")
+
+
+class PoolTerms(Contract):
+    """Who is invited to a pool, as the orchestrator reads it in `run.json`."""
+
+    name: RunName
+    open: bool = Field(default=False, description="strangers' machines may join")
+    requirements: Requirements = Requirements()
+    gpus: int = Field(default=0, ge=0, le=1024, description="of each engine; with none, it is vLLM on a CPU")
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What draws the tokens of this pool's nodes, as the run's admin has it; None where that cannot be redone."""
+        return "vllm-cpu" if self.gpus == 0 and self.requirements.gpus == 0 else None
+
+
+def pool_ticket(run_secret: bytes, pool: str) -> bytes:
+    """The secret of one pool's own pods, 32 bytes."""
+    return hmac.new(run_secret, b"shoal pool ticket\0" + pool.encode(), hashlib.sha256).digest()
+
+
+def membership_proof(ticket: bytes, node: str) -> str:
+    """What a pod says in place of the ticket, in hex: it holds for one node, so that whoever overhears it cannot use it."""
+    return hmac.new(ticket, node.encode(), hashlib.sha256).hexdigest()
+
+
+def is_own_pod(run_secret: bytes, pool: str, node: str, proof: str | None) -> bool:
+    """Whether a node has its pool's ticket."""
+    if proof is None:
+        return False
+    return hmac.compare_digest(proof, membership_proof(pool_ticket(run_secret, pool), node))
+
+
+def terms_of(pools: Sequence[PoolTerms], pool: str) -> PoolTerms | None:
+    """The terms of a pool, or None for one that the run does not have: nobody joins it."""
+    return next((each for each in pools if each.name == pool), None)

@@ -1,0 +1,163 @@
+"""A data set of verified traces: what a run of mode `Generate` writes and a supervised warm start reads.
+
+`datasets/<name>/` in the store holds `part-00000.parquet` and so on (rows of `TRACE_SCHEMA`), `problems-00000.parquet` beside them (how often each
+sampled problem was solved: what the offline filter goes by), `README.md` for people and `card.json`, which names every file with its digest and is
+written last. Readers bound what they take into memory; a file that is not as its schema says is refused by name. Pure.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.datasets import DatasetName, GenerateSettings
+from shoal.contracts.filtering import ProblemCount
+from shoal.contracts.weights import FileName
+
+TRACE_SCHEMA = pa.schema(
+    [
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("task_type", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),  # as the model saw it, request for a length included
+        pa.field("completion", pa.string(), nullable=False),  # without its end-of-sequence token
+        pa.field("reward", pa.float64(), nullable=False),  # the validator's task reward
+        pa.field("tokens", pa.int32(), nullable=False),  # of the completion, its end-of-sequence token included
+    ],
+    metadata={"shoal.traces.version": "1"},
+)
+PROBLEM_SCHEMA = pa.schema(
+    [
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("samples", pa.int32(), nullable=False),  # that could be scored
+        pa.field("correct", pa.int32(), nullable=False),
+        pa.field("mean_tokens", pa.float64(), nullable=False),
+    ],
+    metadata={"shoal.problems.version": "1"},
+)
+
+MAX_PART_BYTES = 1 << 30
+"""A part above this is refused unread: ten thousand rows of 30,000 tokens have some hundreds of megabytes."""
+MAX_TEXT_BYTES = 4 << 20
+"""Of one prompt or completion: a million tokens."""
+BATCH_ROWS = 256
+"""Rows decoded at once, so that memory is bounded by 512 texts."""
+
+
+class BadTraces(ValueError):
+    """A file of a data set that is refused; the message names the column or the row."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One verified completion of one problem."""
+
+    problem_id: str
+    task_type: str
+    prompt: str
+    completion: str
+    reward: float
+    tokens: int
+
+
+class DatasetFile(Contract):
+    """One file of a data set."""
+
+    name: FileName
+    sha256: Sha256Hex
+    size: int = Field(ge=1, description="bytes")
+    rows: int = Field(ge=0)
+
+
+class DatasetCard(Contract):
+    """`card.json`: what the data set is, and every file of it."""
+
+    schema_version: Literal[1] = 1
+    name: DatasetName
+    run: RunName
+    licence: str = Field(max_length=253)
+    model_id: str
+    weights_digest: Sha256Hex = Field(description="of version 0, which sampled every row")
+    environment: str
+    environment_digest: Sha256Hex
+    tasks_digest: Sha256Hex
+    task_count: int = Field(ge=1)
+    samples_per_problem: int = Field(ge=1)
+    temperature: float = Field(gt=0.0)
+    filters: GenerateSettings
+    rows: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    left_out: dict[str, int] = Field(
+        default_factory=dict, description="accepted completions that were not kept, by reason"
+    )
+    problems: int = Field(ge=0, description="that were sampled")
+    problems_solved: int = Field(ge=0)
+    correct_histogram: list[int] = Field(description="problems by number of correct samples, from none to all")
+    parts: list[DatasetFile] = Field(max_length=100_000)
+    problem_files: list[DatasetFile] = Field(max_length=100_000)
+
+
+def write_traces(rows: Sequence[Trace]) -> bytes:
+    """The Parquet bytes of one part; the same rows give the same bytes. Raises BadTraces for a text above the bound."""
+    for number, row in enumerate(rows):
+        _check_trace(number, asdict(row))
+    return _write(rows, TRACE_SCHEMA)
+
+
+def read_traces(data: bytes) -> Iterator[Trace]:
+    """Rows of one part, `BATCH_ROWS` decoded at a time. Raises BadTraces."""
+    for number, row in _rows(data, TRACE_SCHEMA):
+        _check_trace(number, row)
+        yield Trace(**row)
+
+
+def write_problem_counts(rows: Sequence[ProblemCount]) -> bytes:
+    """The Parquet bytes of one file of counts."""
+    return _write(rows, PROBLEM_SCHEMA)
+
+
+def read_problem_counts(data: bytes) -> Iterator[ProblemCount]:
+    """Rows of one file of counts. Raises BadTraces."""
+    for number, row in _rows(data, PROBLEM_SCHEMA):
+        if not 0 <= row["correct"] <= row["samples"]:
+            raise BadTraces(f"row {number}: {row['correct']} of {row['samples']} samples are correct")
+        yield ProblemCount(**row)
+
+
+def _write(rows: Iterable[Any], schema: pa.Schema) -> bytes:
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+    pq.write_table(table, sink, compression="zstd", row_group_size=BATCH_ROWS)
+    return sink.getvalue()
+
+
+def _rows(data: bytes, schema: pa.Schema) -> Iterator[tuple[int, dict[str, Any]]]:
+    if len(data) > MAX_PART_BYTES:
+        raise BadTraces(f"the file has {len(data)} bytes, allowed are {MAX_PART_BYTES}")
+    number = 0
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            found = file.schema_arrow
+            if found.names != schema.names or any(found.field(f.name).type != f.type for f in schema):
+                raise BadTraces(f"columns are {found.names}, required are {schema.names} with their types")
+            # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
+            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    empty = [name for name, value in row.items() if value is None]
+                    if empty:
+                        raise BadTraces(f"row {number}: {empty[0]} is null")
+                    yield number, row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise BadTraces(f"not a readable Parquet file: {str(error)[:200]}") from error
+
+
+def _check_trace(number: int, row: dict[str, Any]) -> None:
+    for name in ("prompt", "completion"):
+        size = len(row[name].encode(errors="replace"))
+        if size > MAX_TEXT_BYTES:
+            raise BadTraces(f"row {number}: {name} has {size} bytes, allowed are {MAX_TEXT_BYTES}")

@@ -1,0 +1,95 @@
+"""Is an installed environment fit for a run? What `shoal env check` does.
+
+The environment runs in processes of its own (`probe`), twice with different hash seeds, under limits of time and memory: what hangs, dies, needs too
+much or answers differently is a fault, not an accident of ours. In: a name. Out: a `Report`.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import IO, Any
+
+MEMORY_BYTES = 2 << 30
+"""Resident, of the process that scores; workers and validators have the rest of their pod for the model."""
+HARD_MEMORY_BYTES = 8 << 30
+"""Address space: ends a process before it takes the machine with it."""
+DEFAULT_SECONDS = 300.0
+HASH_SEEDS = ("1", "2")
+"""An order that rests on hashes is the usual reason for two machines that do not agree."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """`faults` is empty when all is well; `facts` are `probe`'s."""
+
+    name: str
+    faults: tuple[str, ...]
+    facts: dict[str, Any]
+    peak_bytes: int
+
+
+def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) -> Report:
+    """Try `count` tasks of an environment; `seconds` is the time for each of two passes."""
+    faults: list[str] = []
+    passes: list[dict[str, Any]] = []
+    peak = 0
+    for hash_seed in HASH_SEEDS:
+        facts, fault, used = _one_pass(name, count, seed, seconds, hash_seed)
+        peak = max(peak, used)
+        if fault is not None:
+            faults.append(fault)
+            break
+        passes.append(facts)
+        faults += [fault for fault in facts["faults"] if fault not in faults]
+        if facts["faults"]:
+            break
+    for key, what in (("digest", "digest"), ("tasks_digest", "tasks"), ("scores_digest", "scores")):
+        if len({facts.get(key) for facts in passes}) > 1:
+            faults.append(
+                f"two processes have different {what}: look for sets, hashes, clocks and random numbers without a seed"
+            )
+    if peak > MEMORY_BYTES:
+        faults.append(f"scoring took {peak >> 20} MiB of memory, allowed are {MEMORY_BYTES >> 20}")
+    return Report(name, tuple(faults), passes[0] if passes else {}, peak)
+
+
+def _one_pass(
+    name: str, count: int, seed: int, seconds: float, hash_seed: str
+) -> tuple[dict[str, Any], str | None, int]:
+    said, complaint = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - they go with this call
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.environments.probe", name, str(count), str(seed)],
+        stdout=said,
+        stderr=complaint,
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        start_new_session=True,
+    )
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (HARD_MEMORY_BYTES, HARD_MEMORY_BYTES))
+    watched = select.poll()
+    ended = os.pidfd_open(process.pid)
+    watched.register(ended, select.POLLIN)
+    in_time = bool(watched.poll(seconds * 1000))
+    os.close(ended)
+    if not in_time:
+        os.killpg(process.pid, signal.SIGKILL)
+    # Waited for by hand: this gives the memory of this process, not of the largest that we ever had.
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    peak = used.ru_maxrss * 1024
+    if not in_time:
+        return {}, f"{count} tasks were not tried within {seconds:.0f} s: scoring must be bounded in time", peak
+    if process.returncode != 0:
+        last = _text(complaint).strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        return {}, f"it cannot be tried: {last[0][:500]}", peak
+    return json.loads(_text(said).splitlines()[-1]), None, peak
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,0 +1,130 @@
+"""Calibrating a checkpoint on tasks of an environment: prompts in, proof profile out.
+
+In: a checkpoint's folder, an environment and its tasks. Out: a `ProofProfile`. Called by `prepare` for a run's base model, with a bound on its time,
+and by `shoal calibrate`. What is measured, and how, is in `proofs.calibration`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal import telemetry
+from shoal.contracts.proof_profile import ProofProfile, read_profile
+from shoal.contracts.run import RunConfig
+from shoal.contracts.tasks import Task
+from shoal.contracts.top_points import TOP_K
+from shoal.environments.base import Environment
+from shoal.environments.tokens import prompt_tokens
+from shoal.proofs import CannotCalibrate
+
+PROMPTS = 512
+"""Tasks that prompts are made of; more sequences than that take them again, with other samples."""
+RUN_SEQUENCES = 384
+RUN_SECONDS = 30.0
+"""What prepare spends on decoding: some seconds for the demo's model. None rejected of 384 chunks bounds the rate below 1 %."""
+RUN_TOKENS = 256
+"""Tokens of a completion that prepare looks at: eight chunks. Errors hardly grow with the position."""
+RUN_BYTES = 4 << 30
+"""Weights up to which prepare calibrates by itself: a larger model would take a processor hours, and wants `shoal calibrate` on an accelerator."""
+LONGEST_PROMPT = 0.75
+"""Share of the longest sequence that a prompt may take: the rest is to be generated."""
+REPORT_EVERY = 128
+
+
+def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], folder: Path) -> ProofProfile | None:
+    """The profile of a run's base model: the one that lies in its folder, else a new one; None for a model too large to measure here.
+
+    Raises `WrongProfile` for a file that is not of this model, `CannotCalibrate` for a model or prompts that do not serve.
+    """
+    log = telemetry.get_logger()
+    width = hidden_size(folder)
+    if width < TOP_K:
+        raise CannotCalibrate(f"hidden size {width}: a proof needs {TOP_K} values of one token; take a wider model")
+    given = read_profile(folder, width)
+    if given is not None:
+        log.info("the model brings its proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
+        return given
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if size > RUN_BYTES:
+        log.warning(
+            "proofs are not calibrated: the model is too large to do so here; published thresholds apply and no dimension is masked,"
+            " run `shoal calibrate` on the model first",
+            bytes=size,
+            allowed_bytes=RUN_BYTES,
+        )
+        return None
+    from shoal.proofs.calibration import Effort  # torch takes seconds to import, and a profile that is there needs none
+
+    effort = Effort(
+        sequences=RUN_SEQUENCES,
+        max_tokens=min(RUN_TOKENS, config.sampling.max_completion_tokens),
+        seconds=RUN_SECONDS,
+        file_sequences=config.sampling.groups_per_submission * config.recipe.group_size,
+        learning_rate=config.recipe.learning_rate,
+        updates=config.recipe.optimizer_steps,
+        seed=config.seed,
+    )
+    targets = config.length_reward.targets if config.length_reward is not None else [None]
+    profile = measure(folder, environment, tasks, targets, config.recipe.max_sequence_length, effort)
+    log.info(
+        "proofs calibrated",
+        thresholds=profile.thresholds.model_dump(),
+        masked=len(profile.masked_dimensions),
+        honest_chunks=profile.size.chunks,
+        false_rejects_below=round(profile.honest.rejected_chunks.high, 5),
+        accepted={control.name: control.chunks.share for control in profile.controls},
+    )
+    return profile
+
+
+def measure(
+    folder: Path,
+    environment: Environment,
+    tasks: Sequence[Task],
+    targets: Sequence[int | None],
+    max_length: int,
+    effort: Any,
+    dtype: str = "auto",
+) -> ProofProfile:
+    """Calibrate the checkpoint in `folder` in its own type, or another `dtype`, on a GPU if there is one; `effort` is `proofs.calibration.Effort`.
+
+    Prompts ask for `targets` (tokens, or None) in turn; those that leave little room below `max_length` tokens are left out.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from shoal.proofs.calibration import calibrate
+
+    disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
+    )
+    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [
+        prompt_tokens(tokenizer, environment, task, targets[number % len(targets)])
+        for number, task in enumerate(tasks[:PROMPTS])
+    ]
+    fitting = [prompt for prompt in prompts if prompt and len(prompt) <= LONGEST_PROMPT * max_length]
+    if not fitting:
+        raise CannotCalibrate(
+            f"none of {len(prompts)} prompts takes at most {LONGEST_PROMPT:.0%} of a sequence of {max_length} tokens:"
+            " allow longer sequences"
+        )
+    room = max_length - max(len(prompt) for prompt in fitting)
+    effort = replace(effort, max_tokens=min(effort.max_tokens, room))
+    log = telemetry.get_logger()
+
+    def report(what: str, done: int, wanted: int) -> None:
+        if done % REPORT_EVERY == 0 or done == wanted:
+            log.info("calibrating proofs", doing=what, done=done, wanted=wanted)
+
+    return calibrate(model, fitting, effort, report)
+
+
+def hidden_size(folder: Path) -> int:
+    """Width of the model in `folder`, from its configuration."""
+    return int(json.loads((folder / "config.json").read_bytes())["hidden_size"])

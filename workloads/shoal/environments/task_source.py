@@ -1,0 +1,107 @@
+"""The tasks of a run, from wherever `spec.tasks` says: its environment, or a data set in the store, in a mounted folder or on a hub.
+
+In: the run's configuration and environment. Out: tasks that the environment can ask and judge, and how many rows were left out for which reason.
+Called by `prepare`, which writes them as the run's task table.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from shoal.contracts.datasets import DatasetColumns, DatasetSource
+from shoal.contracts.run import RunConfig
+from shoal.contracts.tasks import Task
+from shoal.environments.base import Environment, Unscorable
+from shoal.environments.datasets import SUFFIXES, BadDataset, Imported, from_hub, from_store, import_files, split_files
+from shoal.environments.layouts import Columns
+from shoal.storage import Store, open_below_prefix
+
+TASKS_OF_AN_ENVIRONMENT = 4096
+"""An environment makes as many tasks as it is asked for; so many when the manifest does not say."""
+
+
+class BadTaskSource(ValueError):
+    """The run's tasks cannot be had; the message begins with the field of the manifest to change."""
+
+
+def find_tasks(config: RunConfig, environment: Environment, scratch: Path) -> tuple[list[Task], dict[str, int]]:
+    """Tasks, and rows of the data set that are none by reason; `scratch` is a folder for its files. Raises BadTaskSource."""
+    source, count = config.tasks.dataset, config.tasks.count
+    if source is None:
+        try:
+            return environment.tasks(count or TASKS_OF_AN_ENVIRONMENT, config.seed), {}
+        except ValueError as error:
+            raise BadTaskSource(f"spec.tasks: {error}") from error
+    try:
+        imported = _import(source, config, scratch)
+        tasks, unfit = fitting(imported.tasks, environment, count)
+    except BadDataset as error:
+        raise BadTaskSource(f"spec.tasks.dataset: {error}") from error
+    return tasks, dict(Counter(imported.skipped) + unfit)
+
+
+def fitting(tasks: list[Task], environment: Environment, count: int | None) -> tuple[list[Task], Counter[str]]:
+    """The first `count` tasks that the environment can ask and judge. BadDataset, with the first one's reason, when there is none."""
+    kept: list[Task] = []
+    unfit: Counter[str] = Counter()
+    first = ""
+    for task in tasks:
+        if count is not None and len(kept) == count:
+            break
+        problem = _unfit(task, environment)
+        if problem is None:
+            kept.append(task)
+            continue
+        unfit[f"cannot be judged by environment {environment.name!r}"] += 1
+        first = first or problem
+    if not kept:
+        raise BadDataset(f"environment {environment.name!r} can judge none of {len(tasks)} tasks; the first: {first}")
+    return kept, unfit
+
+
+def _unfit(task: Task, environment: Environment) -> str | None:
+    """Why the environment cannot use a task, or None. An empty answer is wrong, and unscorable only where the task itself is at fault."""
+    try:
+        environment.prompt(task, None)
+    except Exception as error:  # an environment is written for its own tasks; what it makes of others is its own
+        return f"task {task.problem_id}: it has no prompt for it: {type(error).__name__}: {str(error)[:200]}"
+    scored = environment.score(task, "")
+    return scored.reason if isinstance(scored, Unscorable) else None
+
+
+def _import(source: DatasetSource, config: RunConfig, scratch: Path) -> Imported:
+    layout = _columns(source.columns) if source.columns is not None else source.layout
+    folder = scratch / "dataset"
+    if source.hugging_face is not None:
+        return from_hub(source.hugging_face, source.revision or "", source.split, folder, layout)
+    if source.object is not None:
+        store = open_below_prefix(config)
+        return from_store(store, _objects(store, source.object), folder, layout)
+    path = Path(source.path or "")
+    if path.is_file():
+        return import_files([path], layout)
+    if not path.is_dir():
+        raise BadDataset(f"path: {path} is neither file nor folder; mount the data set there")
+    return import_files(split_files(path, source.split), layout)
+
+
+def _objects(store: Store, name: str) -> list[str]:
+    """The key itself, or, of a prefix that ends in `/`, every file of tasks below it."""
+    if not name.endswith("/"):
+        return [name]
+    found = sorted(info.key for info in store.list(name) if info.key.endswith(SUFFIXES))
+    if not found:
+        raise BadDataset(
+            f"object: there is no Parquet or JSON lines file below {name}; it is looked for below storage.prefix"
+        )
+    return found
+
+
+def _columns(given: DatasetColumns) -> Columns:
+    return Columns(
+        prompt=given.prompt,
+        answer=given.answer,
+        verification_info=given.verification_info,
+        problem_id=given.problem_id,
+        task_type=given.task_type,
+        metadata=tuple(given.metadata),
+    )

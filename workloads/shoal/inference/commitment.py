@@ -1,0 +1,93 @@
+"""Whether a lease that is being generated is still worth its tokens: its step may be sealed, or the process asked to end.
+
+In: the lease, `GET /v1/step` asked again and again on a thread of its own while tokens come, the process's stop signal.
+Out: `over`, asked before each decoding step: why to abort, or None. A lease whose step still takes files is finished
+with the version that it began with, however new the weights that have come meanwhile: one row, one version. Called by
+`worker`.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
+from shoal.inference.completions import Request
+from shoal.telemetry import STOP, get_logger
+
+POLL_SECONDS = 1.0
+"""Between questions while tokens are generated: a lease that is lost costs a second of tokens more, and the orchestrator one request a node."""
+HAND_IN_SECONDS = 6.0
+"""Of the time to leave, kept for scoring, writing and uploading a file."""
+
+
+def is_sealed(step: int, info: StepInfo | None) -> bool:
+    """Whether files of `step` expire by what the orchestrator says now; while it says nothing they do not."""
+    if info is None:
+        return False
+    first = info.first_unsealed_step if info.first_unsealed_step is not None else info.latest_version
+    return step < first
+
+
+def longest_left(requests: Sequence[Request], together: int, steps_done: int) -> int:
+    """Most decoding steps that these requests can still take, `together` of them at a time, after `steps_done`."""
+    waves = math.ceil(len(requests) / together)
+    return max(0, waves * max(request.max_tokens for request in requests) - steps_done)
+
+
+class Commitment:
+    """One lease under generation; a context, within which the step counter is asked."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        requests: Sequence[Request],
+        together: int,
+        ask: Callable[[], StepInfo | None],
+        stop: threading.Event = STOP,
+    ) -> None:
+        """`together`: sequences that the engine decodes at a time. `ask` gives the open step, None when there is none or nobody answers."""
+        self._lease = lease
+        self._requests = requests
+        self._together = together
+        self._ask = ask
+        self._stop = stop
+        self._sealed = threading.Event()
+        self._ended = threading.Event()
+        self.steps = 0  # asked for so far
+        self._started = time.monotonic()
+        self._leaving_since: float | None = None
+        self._thread = threading.Thread(target=self._watch, name="step-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()  # a question under way ends by itself
+
+    def over(self) -> str | None:
+        """Why this lease is to be handed back, or None. Called before each decoding step, which it counts."""
+        now = time.monotonic()
+        if self._sealed.is_set():
+            return "sealed"
+        if self._stop.is_set():
+            if self._leaving_since is None:
+                self._leaving_since = now
+            left = self._leaving_since + LEAVE_SECONDS - HAND_IN_SECONDS - now
+            pace = (now - self._started) / max(1, self.steps)
+            if longest_left(self._requests, self._together, self.steps) * pace > left:
+                return "leaving"
+        self.steps += 1
+        return None
+
+    def _watch(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            if is_sealed(self._lease.step, self._ask()):
+                get_logger().info("step was sealed", step=self._lease.step, submission=self._lease.submission)
+                self._sealed.set()
+                return

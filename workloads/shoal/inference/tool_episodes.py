@@ -1,0 +1,85 @@
+"""Rows of an environment with tools: sample until a call, put the tool's output behind it, go on; all rows of a lease together, in rounds.
+
+In: planned rows, the environment's tools, an engine's `generate`. Out: one `Completion` a row, with a mask. Each round is a request for every row
+that goes on: its prompt is all that the row has so far, its seed that of its stretch. The rules are in `environments.episodes`; validators follow
+them from the other side. Called by `worker`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.contracts.seeds import stretch_seed
+from shoal.environments import Unscorable
+from shoal.environments.episodes import Tools
+from shoal.inference import metrics
+from shoal.inference.completions import Completion, Request
+from shoal.inference.rollouts import PlannedRow
+
+Generate = Callable[[Sequence[Request]], list[Completion]]
+"""An engine's `generate`, which ends a sequence where it pauses."""
+
+
+class ToolFailedError(RuntimeError):
+    """A tool failed, so that the row cannot go on: nobody's fault, and no file can be made of this lease."""
+
+
+@dataclass
+class _Episode:
+    row: PlannedRow
+    stretches: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    proofs: bytes = b""
+    made: Completion | None = None
+
+    def request(self) -> Request:
+        """The next stretch."""
+        first = self.row.request
+        return Request(
+            prompt_tokens=[*first.prompt_tokens, *self.tokens],
+            seed=stretch_seed(first.seed, self.stretches),
+            temperature=first.temperature,
+            max_tokens=first.max_tokens - len(self.tokens),
+        )
+
+    def add(self, made: Completion) -> None:
+        self.made = made
+        self.stretches += 1
+        self._append(made.tokens, made.logprobs, sampled=True)
+        self.proofs += made.proofs
+
+    def goes_on(self, tools: Tools) -> bool:
+        """Ask the tool if the row pauses. Raises ToolFailedError."""
+        assert self.made is not None
+        if self.made.finish_reason != "unanswered":
+            return False
+        output = tools.output(self.row.task, self.tokens, self.mask, self.row.request.max_tokens)
+        if isinstance(output, Unscorable):
+            metrics.TOOL_CALLS.labels("failed").inc()
+            raise ToolFailedError(f"task {self.row.task.problem_id}: {output.reason}")
+        metrics.TOOL_CALLS.labels("unanswered" if output is None else "answered").inc()
+        if output is None:
+            return False
+        self._append(output, [0.0] * len(output), sampled=False)
+        return True
+
+    def completion(self) -> Completion:
+        assert self.made is not None
+        return Completion(self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask)
+
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, sampled: bool) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.mask += [sampled] * len(tokens)
+
+
+def play(planned: Sequence[PlannedRow], tools: Tools, generate: Generate) -> list[Completion]:
+    """One completion a row, in their order. Raises ToolFailedError, and what `generate` raises."""
+    episodes = [_Episode(row) for row in planned]
+    going = episodes
+    while going:
+        for episode, made in zip(going, generate([episode.request() for episode in going]), strict=True):
+            episode.add(made)
+        going = [episode for episode in going if episode.goes_on(tools)]
+    return [episode.completion() for episode in episodes]

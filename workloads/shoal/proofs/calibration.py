@@ -1,0 +1,221 @@
+"""The proof profile of a model: what honest proofs differ by, thresholds from it, and how often both kinds of error happen.
+
+In: a model in its type of serving, and prompts. Out: `ProofProfile`, which belongs into the checkpoint's folder. Called by prepare for a run's base
+model and by `shoal calibrate`.
+
+Honest errors come from the difference between decoding in batches with a cache and one pass over the whole: the same numbers summed in another order.
+The thresholds are the largest honest errors times a margin, for the kernels of another engine or device differ again; never above the published
+ones. What they let through is then measured with dishonest weights and with proofs made without a forward pass.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.contracts.proof_profile import CalibrationSize, Control, HonestErrors, ProofProfile
+from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.top_points import Bool, Float32
+from shoal.contracts.toploc import ErrorTable, compare_points
+from shoal.proofs import CannotCalibrate, forgeries
+from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
+from shoal.proofs.dishonest_weights import changes, other_weights
+from shoal.proofs.forward import Decoded, decode, prefill
+from shoal.proofs.intervals import error_rate
+from shoal.proofs.masking import masked_dimensions
+
+MARGIN = 2.0
+"""Thresholds are so many times the largest honest error seen: another engine's or device's kernels are further off (docs/toploc.md)."""
+LEAST_FLOAT32 = ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0)
+"""Thresholds are at least these: a value on the border of two exponents may fall on either side on another machine, in float32 too."""
+LEAST_HALF = ProofThresholds(max_exponent_mismatches=10, max_mantissa_error_mean=2.2, max_mantissa_error_median=2.0)
+"""The same of 16-bit types. What an engine rounds between fused operations does not show within transformers: vLLM's honest proofs were
+up to 5, 1.06 and 1.0 off in bfloat16, transformers' own 3, 0.31 and 0.0. Twice vLLM's.
+"""
+BATCHES = (1, 32, 7)
+"""Sequences decoded together, in turn: another batch is another order of sums."""
+CONTROL_SEQUENCES = 256
+"""Sequences that each dishonest proof is made for, at most."""
+CONTROL_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure. `sequences` completions of up to `max_tokens` tokens, but no new ones after `seconds`."""
+
+    sequences: int
+    max_tokens: int
+    seconds: float
+    file_sequences: int
+    learning_rate: float
+    updates: int
+    seed: int = 0
+
+
+Report = Callable[[str, int, int], None]
+"""Told what is done, how much of it is, and how much there is."""
+
+
+def calibrate(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report) -> ProofProfile:
+    """Measure a Hugging Face causal language model, in evaluation mode. Raises CannotCalibrate.
+
+    The weights are changed on the way and are as before when it returns.
+    """
+    hidden_size = model.config.hidden_size
+    honest = _decoded(model, prompts, effort, report)
+    if sum(len(each.completion) for each in honest) == 0:
+        raise CannotCalibrate("no completion has a token: give other prompts")
+    report("compute again", 0, len(honest))
+    again = prefill(model, honest, 1)  # one by one, as different from batches as can be
+    masked = masked_dimensions([each.states for each in honest])
+    mask = _mask(masked, hidden_size)
+    chunks = layout([len(states) for states in again])
+    ours = points_of(again, mask)
+    errors = distance(points_of([each.states for each in honest], mask), ours)
+    thresholds = thresholds_for(errors, dtype_name(model))
+    controls = [
+        Control(
+            name=name,
+            chunks=error_rate(int(accepted.sum()), len(accepted)),
+            files=_files(~accepted, part, effort.file_sequences, passes=True),
+        )
+        for name, accepted, part in _controls(model, honest, again, mask, thresholds, effort, report)
+    ]
+    rejected = ~errors.accepted(thresholds)
+    return ProofProfile(
+        hidden_size=hidden_size,
+        dtype=dtype_name(model),
+        masked_dimensions=masked,
+        thresholds=thresholds,
+        size=CalibrationSize(
+            prover="transformers",
+            sequences=len(honest),
+            tokens=sum(len(each.completion) for each in honest),
+            chunks=len(chunks),
+            file_sequences=effort.file_sequences,
+        ),
+        honest=HonestErrors(
+            max_mismatches=int((errors.exponent_mismatches + errors.sign_mismatches).max()),
+            max_mantissa_error_mean=float(errors.mantissa_error_mean.max()),
+            max_mantissa_error_median=float(errors.mantissa_error_median.max()),
+            rejected_chunks=error_rate(int(rejected.sum()), len(rejected)),
+            rejected_files=_files(rejected, chunks, effort.file_sequences, passes=False),
+        ),
+        controls=controls,
+    )
+
+
+def thresholds_for(errors: ErrorTable, dtype: str) -> ProofThresholds:
+    """The largest honest errors with the margin, rounded up; at least those of the type of serving, at most the published thresholds."""
+    least, published = LEAST_FLOAT32 if dtype == "float32" else LEAST_HALF, ProofThresholds()
+    mismatches = int((errors.exponent_mismatches + errors.sign_mismatches).max())
+    mean, median = float(errors.mantissa_error_mean.max()), float(errors.mantissa_error_median.max())
+
+    def within(least: float, wanted: float, most: float) -> float:
+        return min(max(least, wanted), most)
+
+    return ProofThresholds(
+        max_exponent_mismatches=int(
+            within(least.max_exponent_mismatches, math.ceil(MARGIN * mismatches), published.max_exponent_mismatches)
+        ),
+        max_mantissa_error_mean=within(
+            least.max_mantissa_error_mean, math.ceil(100 * MARGIN * mean) / 100, published.max_mantissa_error_mean
+        )
+        if math.isfinite(mean)
+        else published.max_mantissa_error_mean,
+        max_mantissa_error_median=within(
+            least.max_mantissa_error_median,
+            MARGIN * median,
+            published.max_mantissa_error_median,
+        ),
+    )
+
+
+def dtype_name(model: Any) -> Any:
+    """`float32`, `bfloat16` or `float16`: the type of the model's weights. Raises CannotCalibrate for another."""
+    name = str(next(model.parameters()).dtype).removeprefix("torch.")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise CannotCalibrate(f"the weights are of type {name}; allowed: float32, bfloat16, float16")
+    return name
+
+
+def _decoded(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report) -> list[Decoded]:
+    """Sequences of the model's own, decoded in batches of several sizes. At least one batch, whatever the time."""
+    if not prompts:
+        raise CannotCalibrate("there are no prompts")
+    wanted = [prompts[number % len(prompts)] for number in range(effort.sequences)]
+    made: list[Decoded] = []
+    end = time.monotonic() + effort.seconds
+    number = turn = 0
+    while number < len(wanted) and (not made or time.monotonic() < end):
+        batch = BATCHES[turn % len(BATCHES)]
+        # Several batches of a size, so that prompts of one length find each other.
+        part = wanted[number : number + 4 * batch]
+        for group in decode(model, part, effort.max_tokens, effort.seed + turn, batch):
+            made += [each for each in group if each.completion]
+            report("decode", len(made), len(wanted))
+            if made and time.monotonic() >= end:
+                break
+        number += len(part)
+        turn += 1
+    return made
+
+
+def _controls(
+    model: Any,
+    honest: Sequence[Decoded],
+    again: Sequence[Float32],
+    mask: Bool | None,
+    thresholds: ProofThresholds,
+    effort: Effort,
+    report: Report,
+) -> Iterator[tuple[str, npt.NDArray[np.bool_], Chunks]]:
+    """Each kind of dishonest proof: name, which of its chunks pass, and what chunks these are."""
+    half = max(1, min(len(honest) // 2, CONTROL_SEQUENCES))
+    given, seen = list(honest[-half:]), list(honest[:-half]) or list(honest)
+    chunks = layout([len(each.completion) for each in given])
+    ours = points_of(again[-half:], mask)
+
+    def passes(claimed: Points) -> npt.NDArray[np.bool_]:
+        return distance(claimed, ours).accepted(thresholds)
+
+    for name, change in changes(effort.learning_rate, effort.updates).items():
+        report(name, 0, half)
+        with other_weights(model, name, change, effort.seed):
+            states = prefill(model, given, CONTROL_BATCH)
+        yield name, passes(points_of(states, mask)), chunks
+    report("proofs without a forward pass", 0, half)
+    known = [each.states for each in seen]
+    yield "dimension prior", passes(forgeries.dimension_prior(known, mask, chunks)), chunks
+    prior = forgeries.token_prior(known, [_read(each) for each in seen], [_read(each) for each in given], mask)
+    yield "token prior", passes(prior), chunks
+    claimed = points_of([each.states for each in given], mask)
+    yield "signs flipped", passes(forgeries.flipped(claimed)), chunks
+    for name, proofs in (
+        ("constant", forgeries.constants(claimed, len(chunks))),
+        ("low degree", forgeries.low_degree(claimed)),
+    ):
+        yield name, compare_points(proofs, *ours).accepted(thresholds), chunks
+
+
+def _read(each: Decoded) -> list[int]:
+    """For each row of states the token that the model read last."""
+    return [each.prompt[-1], *each.completion[:-1]]
+
+
+def _files(rejected: npt.NDArray[np.bool_], chunks: Chunks, file_sequences: int, *, passes: bool) -> Any:
+    """How many files have a rejected chunk or, with `passes`, have none."""
+    hit = by_file(rejected, chunks, file_sequences)
+    return error_rate(int((~hit if passes else hit).sum()), len(hit))
+
+
+def _mask(masked: Sequence[int], hidden_size: int) -> Bool | None:
+    if not masked:
+        return None
+    mask = np.zeros(hidden_size, dtype=np.bool_)
+    mask[list(masked)] = True
+    return mask

@@ -1,0 +1,88 @@
+"""Last hidden states of a model in transformers: as a worker has them while it decodes, and as a validator computes them again.
+
+In: a causal language model and token ids. Out: float32 states after the final norm, one row for each completion token: the state that it was drawn
+from. Called by `calibration`, which compares the two. A serving engine's kernels differ from these; `benchmarks/toploc` measures vLLM's.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from shoal.contracts.top_points import Float32
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One sequence: token ids, and the states [len(completion), hidden size] that decoding saw."""
+
+    prompt: list[int]
+    completion: list[int]
+    states: Float32
+
+
+@torch.inference_mode()
+def decode(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, seed: int, batch: int, temperature: float = 1.0
+) -> Iterator[list[Decoded]]:
+    """Sample completions with a cache of keys and values, at most `batch` prompts of one length together; yields each batch when it is done."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    by_length: dict[int, list[list[int]]] = defaultdict(list)
+    for prompt in prompts:
+        by_length[len(prompt)].append(list(prompt))  # prompts of one length need no padding
+    for group in by_length.values():
+        for start in range(0, len(group), batch):
+            yield _decode_batch(model, group[start : start + batch], max_tokens, generator, temperature)
+
+
+def _decode_batch(
+    model: Any, prompts: list[list[int]], max_tokens: int, generator: torch.Generator, temperature: float
+) -> list[Decoded]:
+    tokens = torch.tensor(prompts, device=generator.device)
+    ends = torch.tensor(_ends(model), device=generator.device)
+    cache = DynamicCache(config=model.config)
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=generator.device)
+    drawn, states = [], []
+    for _ in range(max_tokens):
+        last = model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        logits = model.lm_head(last).float()
+        tokens = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator)
+        drawn.append(tokens)
+        states.append(last.float().cpu())
+        ended |= torch.isin(tokens[:, 0], ends)
+        if ended.all():
+            break
+    rows = torch.stack(states, dim=1).numpy()
+    decoded = []
+    for prompt, completion, row in zip(prompts, torch.cat(drawn, dim=1).tolist(), rows, strict=True):
+        end = next((i for i, token in enumerate(completion) if token in _ends(model)), len(completion) - 1)
+        decoded.append(Decoded(prompt, completion[: end + 1], row[: end + 1]))
+    return decoded
+
+
+@torch.inference_mode()
+def prefill(model: Any, sequences: Sequence[Decoded], batch: int) -> list[Float32]:
+    """States of the same tokens in passes over `batch` whole sequences. Padding follows the text, where causal attention cannot see it."""
+    device = next(model.parameters()).device
+    states: list[Float32] = []
+    for start in range(0, len(sequences), batch):
+        part = sequences[start : start + batch]
+        width = max(len(each.prompt) + len(each.completion) for each in part)
+        tokens = torch.zeros((len(part), width), dtype=torch.long, device=device)
+        for row, each in enumerate(part):
+            tokens[row, : len(each.prompt) + len(each.completion)] = torch.tensor([*each.prompt, *each.completion])
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        for row, each in enumerate(part):
+            # The state at position p is what token p+1 was drawn from.
+            first = len(each.prompt) - 1
+            states.append(hidden[row, first : first + len(each.completion)].float().cpu().numpy())
+    return states
+
+
+def _ends(model: Any) -> list[int]:
+    found = model.config.eos_token_id
+    return [] if found is None else [found] if isinstance(found, int) else list(found)

@@ -1,0 +1,65 @@
+"""Which leases the worker of this pod holds, as its agent has seen them go by, and how they go back when no file will come.
+
+Comes in: leases, receipts and returns that pass the agent's socket. Goes out: `LeaseReturn`s to the orchestrator. A worker that was killed can say
+nothing any more; the next one in its place, or the agent when the pod ends, gives back what it held.
+"""
+
+import threading
+import time
+
+from shoal.contracts.protocol import Lease, LeaseReturn
+from shoal.telemetry import get_logger
+from shoal.transport import Refused, SignedClient, Unavailable
+
+RETURN_SECONDS = 2.0
+"""For one return: a lease that cannot be given back now runs out by itself."""
+LATE_SECONDS = 3600.0
+"""A lease this long over is forgotten. Its end is by the orchestrator's clock, which may differ from ours, and an upload may make it later."""
+POLL_SECONDS = 0.1
+
+
+class HeldLeases:
+    """Leases given to this pod and neither handed in nor given back. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+
+    def note(self, lease: Lease) -> None:
+        """The worker got this lease."""
+        with self._lock:
+            over = time.time() - LATE_SECONDS
+            self._leases = {name: held for name, held in self._leases.items() if held.expires_unix > over}
+            self._leases[lease.lease] = lease
+
+    def forget(self, lease: str) -> None:
+        """Its file was taken, or refused for good."""
+        with self._lock:
+            self._leases.pop(lease, None)
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._leases)
+
+    def wait_until_none(self, seconds: float) -> bool:
+        """Wait until nothing is held, for so long at most; whether that came about."""
+        ends = time.monotonic() + seconds
+        while self.names() and time.monotonic() < ends:
+            time.sleep(POLL_SECONDS)
+        return not self.names()
+
+
+def give_back(held: HeldLeases, client: SignedClient, node: str, lease: str | None) -> int:
+    """Give one lease back, or all that are held; returns how many the orchestrator took.
+
+    Whatever it answers they are held no more: one that it did not take runs out there.
+    """
+    taken = 0
+    for name in held.names() if lease is None else [lease]:
+        try:
+            client.call("POST", "/v1/returns", LeaseReturn(node=node, lease=name), deadline_seconds=RETURN_SECONDS)
+            taken += 1
+        except (Refused, Unavailable) as error:
+            get_logger().warning("lease could not be given back and will run out", lease=name, reason=str(error)[:300])
+        held.forget(name)
+    return taken

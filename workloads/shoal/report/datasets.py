@@ -1,0 +1,65 @@
+"""What a run did to tasks, for its report: the histogram of its offline filter, and the data set that a run of mode Generate wrote.
+
+`read_*` are the edge to the store; `export_dataset` copies the data set into a folder, every file as its card says.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.filtering import FilterReport
+from shoal.contracts.sft_data import DatasetCard
+from shoal.report.access import RunAccess
+from shoal.storage import NotFound, Store
+
+PAGES = ("README.md", "card.json")
+
+
+class DamagedDataset(ValueError):
+    """A file of the data set is not what its card says."""
+
+
+def read_filter(store: Store, notes: list[str]) -> FilterReport | None:
+    """`filter.json` of a run; None without an offline filter. One that is not readable is a note."""
+    try:
+        return FilterReport.from_json(store.get(keys.FILTER_REPORT))
+    except NotFound:
+        return None
+    except ValidationError as error:
+        notes.append(f"{keys.FILTER_REPORT} is not readable and was left out: {error.error_count()} mistakes")
+        return None
+
+
+def read_card(access: RunAccess) -> DatasetCard | None:
+    """The card of the run's data set; None while it is not sealed, and of a run that writes none."""
+    if access.config.mode != "Generate":
+        return None
+    try:
+        return DatasetCard.from_json(access.store.get(keys.dataset_card(access.config.generate.dataset)))
+    except NotFound:
+        return None
+
+
+def export_dataset(access: RunAccess, folder: Path) -> DatasetCard | None:
+    """Copy the run's data set into `folder`, which appears whole; None while it is not sealed. Raises DamagedDataset."""
+    card = read_card(access)
+    if card is None:
+        return None
+    place = keys.dataset(card.name)
+    fresh = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name in PAGES:
+        access.store.get_to_file(place + name, fresh / name)
+    for file in [*card.parts, *card.problem_files]:
+        access.store.get_to_file(place + file.name, fresh / file.name)
+        with (fresh / file.name).open("rb") as handle:
+            found = hashlib.file_digest(handle, "sha256").hexdigest()
+        if found != file.sha256:
+            raise DamagedDataset(f"{place}{file.name} has SHA-256 {found}, card.json says {file.sha256}")
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+    return card

@@ -1,0 +1,89 @@
+"""A process that asks sympy whether two expressions are equal; it may hang, blow up or be killed, and nobody else is hurt.
+
+Reads one JSON line a question, `[[gold, answer], ...]`, and writes one line, `[verdict, detail]`, with verdict `equal`, `unequal`, `no-gold` (ours
+cannot be read) or `error`. Started by `judge`, never imported by it. It has no timers of its own: an alarm does not stop sympy's C parts and reaches
+only a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import sys
+from typing import Any
+
+from shoal.rewards.sandbox.inside import lockdown
+
+MEMORY_BYTES = 2 << 30
+"""Address space. sympy with its parser takes 0.4 GB of it; 9^9^9 has 370 million digits and does not fit."""
+
+PRECISION_DIGITS = 6
+"""Decimals to which results that have no exact form are compared (math-verify's own default)."""
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    logging.disable(logging.CRITICAL)
+    judge = _load()
+    _lock_in()
+    answers.write("ready\n")
+    answers.flush()
+    for line in sys.stdin:
+        try:
+            reply = judge(json.loads(line))
+        except MemoryError:
+            reply = ("error", "the expressions need more memory than is allowed")
+        except RecursionError:
+            reply = ("unequal", "the answer is nested too deeply")
+        except Exception as error:  # sympy raises anything; what it does is no verdict
+            reply = ("error", f"{type(error).__name__}: {error}"[:200])
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+
+def _load() -> Any:
+    """The function that judges, warmed: the first parse of a grammar takes a second."""
+    from math_verify import parse, verify
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
+
+    def read(text: str) -> list[Any]:
+        return list(parse(f"${text}$", extraction_config=kinds, extraction_mode="first_match", parsing_timeout=None))
+
+    def judge(pairs: list[list[str]]) -> tuple[str, str]:
+        verdict = ("unequal", "not equal by sympy")
+        for gold, answer in pairs:
+            ours = [item for item in read(gold) if not isinstance(item, str)]
+            if not ours:
+                verdict = ("no-gold", "the gold answer is no expression")
+                continue
+            theirs = [item for item in read(answer) if not isinstance(item, str)]
+            if theirs and verify(ours, theirs, float_rounding=PRECISION_DIGITS, timeout_seconds=None):
+                return ("equal", "equal by sympy")
+        return verdict
+
+    for gold, answer in (
+        (r"\frac{x^2-1}{x-1}+\sqrt{8}", r"x+1+2\sqrt{2}"), (r"\{1,2\}", r"\{2,1\}"), ("(1,2]", "[1,2)"), (r"x\le 3", r"(-\infty,3]"),
+        ("1,2", "2,1"), ("x=5", "5"), ("x^2+2x+1", "(x+1)^2"),
+    ):  # fmt: skip
+        judge([[gold, answer]])
+    return judge
+
+
+def _lock_in() -> None:
+    """Limits always; the walls where the kernel has them. An answer is a text and no program, so these are a second line of defence."""
+    lockdown.limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    lockdown.limit(resource.RLIMIT_CORE, 0)
+    lockdown.limit(resource.RLIMIT_FSIZE, 0)
+    with contextlib.suppress(OSError):
+        lockdown.no_new_privileges()
+        lockdown.only_these_files([sys.prefix, sys.base_prefix, "/usr", *filter(None, sys.path)], [])
+    with contextlib.suppress(OSError):
+        lockdown.only_these_calls()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""`POST /v1/programs`: one program in, one outcome out; 503 when as many wait as can.
+
+In: `ProgramRequest`s of validators and workers, who alone can reach a runner (NetworkPolicy). Out: `ProgramOutcome`s. It holds no key, no
+configuration and no state: whoever asked asks again, here or elsewhere, when this process dies. Made by `__main__`.
+"""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import Counter, Gauge, Histogram
+from pydantic import ValidationError
+
+from shoal.contracts.programs import MAX_PROGRAM_BYTES, ProgramOutcome, ProgramRequest
+from shoal.rewards.sandbox.pool import SandboxPool
+from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
+from shoal.telemetry import get_logger
+from shoal.telemetry.health import render_metrics
+from shoal.transport.server import BodyLimit, Problem, add_problem_answers
+
+WAITING_FOR_A_SLOT = 2
+"""Programs that may wait for each slot: enough that no slot is idle, few enough that whoever waits is better off with another runner."""
+STDERR_CHARACTERS = 1 << 16
+
+PROGRAMS = Counter("shoal_runner_programs_total", "Programs judged, by how they ended.", ["ended"])
+REFUSED = Counter("shoal_runner_refused_total", "Programs turned away because every slot was taken.")
+RUNNING = Gauge("shoal_runner_in_flight", "Programs that run or wait for a slot.")
+SECONDS = Histogram(
+    "shoal_runner_program_seconds",
+    "Wall-clock seconds from request to outcome.",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+
+
+def make_app(pool: SandboxPool) -> FastAPI:
+    """The application over a pool of sandboxes."""
+    app = FastAPI(title="shoal runner", openapi_url=None)
+    app.add_middleware(BodyLimit, max_bytes=MAX_PROGRAM_BYTES)
+    add_problem_answers(app)
+    threads = ThreadPoolExecutor(pool.slots, thread_name_prefix="judge")
+    room = pool.slots * (1 + WAITING_FOR_A_SLOT)
+    running = 0
+    broken: str | None = None  # why the last program found no sandbox
+
+    @app.post("/v1/programs")
+    async def judge(request: Request) -> Response:
+        nonlocal running, broken
+        if running >= room:  # before the body is read: what cannot be judged soon takes no memory
+            REFUSED.inc()
+            raise Problem(
+                503, "Every slot is taken", f"{running} programs run or wait; ask again", {"Retry-After": "1"}
+            )
+        running += 1
+        RUNNING.set(running)
+        try:
+            program = program_of(await request.body())
+            with SECONDS.time():
+                outcome = await asyncio.get_running_loop().run_in_executor(threads, pool.run, program)
+        except SandboxFailed as error:
+            broken = str(error)
+            get_logger().error("a sandbox failed", reason=broken)
+            PROGRAMS.labels("failed").inc()
+            raise Problem(500, "The sandbox failed", str(error)) from error
+        finally:
+            running -= 1
+            RUNNING.set(running)
+        broken = None
+        PROGRAMS.labels(outcome.ended).inc()
+        return Response(answer_of(outcome), media_type="application/json")
+
+    @app.get("/readyz")
+    async def ready() -> Response:
+        return Response(broken or "ready", 503 if broken else 200, media_type="text/plain")
+
+    app.add_api_route("/healthz", _alive, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"])
+    return app
+
+
+def program_of(body: bytes) -> Program:
+    """The program that a request asks for; `Problem` 422 names what is wrong with it."""
+    try:
+        asked = ProgramRequest.from_json(body)
+        call = None
+        if asked.call is not None:
+            arguments = json.loads(asked.call.arguments_json)
+            if not isinstance(arguments, list):
+                raise ValueError(f"call.arguments_json holds a {type(arguments).__name__}; allowed: a list")
+            call = Call(asked.call.function, arguments)
+        source = asked.source.decode(errors="surrogatepass")
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise Problem(422, "This is no program", wrong) from error
+    except (ValueError, RecursionError) as error:
+        raise Problem(422, "This is no program", str(error)[:300]) from error
+    return Program(source, asked.stdin, call, Limits(**asked.limits.model_dump()))
+
+
+def answer_of(outcome: Outcome) -> bytes:
+    """The document of an outcome."""
+    return ProgramOutcome(
+        ended=outcome.ended,
+        exit_code=outcome.exit_code,
+        stdout=outcome.stdout,
+        stderr=outcome.stderr[-STDERR_CHARACTERS:],
+        cpu_seconds=outcome.cpu_seconds,
+        wall_seconds=outcome.wall_seconds,
+    ).to_json()
+
+
+async def _alive() -> Response:
+    return Response("alive", media_type="text/plain")
+
+
+async def _metrics() -> Response:
+    body, content_type = render_metrics()
+    return Response(body, media_type=content_type)

@@ -1,0 +1,19 @@
+"""Untrusted programs under the best isolation that the machine has. `run` is all that an environment needs."""
+
+from shoal.rewards.sandbox.isolation import Isolation, choose
+from shoal.rewards.sandbox.pool import SandboxPool, shared_pool, use_runners
+from shoal.rewards.sandbox.program import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed
+
+__all__ = [
+    "Call",
+    "Isolation",
+    "Limits",
+    "NoIsolation",
+    "Outcome",
+    "Program",
+    "SandboxFailed",
+    "SandboxPool",
+    "choose",
+    "shared_pool",
+    "use_runners",
+]

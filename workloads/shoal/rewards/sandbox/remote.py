@@ -1,0 +1,153 @@
+"""Programs judged in runner pods: the other side of `shoal.rewards.runner`, with the interface of a `SandboxPool`.
+
+In: programs, from any thread. Out: outcomes. A runner is asked over HTTP; one that is busy (429, 503) or away is asked again after a pause, or
+another is, until a deadline. A runner that dies with a program in it is no verdict on the program: it is run again elsewhere, a few times. What
+fails for good is `SandboxFailed`, by which nobody's score is zero. Made by `pool.use_runners`.
+"""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import httpx
+from pydantic import ValidationError
+
+from shoal.contracts.programs import MAX_OUTCOME_BYTES, ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
+from shoal.rewards.sandbox.process import MOST_WALLS, START_SECONDS
+from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
+
+SLOTS_OF_A_RUNNER = 4
+"""Programs that are sent to one runner at once; one that has fewer slots lets some wait."""
+PATIENCE_SECONDS = 120.0
+"""How long runners may be busy or away, on top of the program's own time."""
+MOST_LOSSES = 3
+"""A program whose runner was lost so many times is not asked about again: it may be the cause."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
+CONNECT_SECONDS = 5.0
+
+
+class RunnerPool:
+    """Runners by their URLs."""
+
+    def __init__(self, urls: Sequence[str], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        if not urls:
+            raise ValueError("no runner is given; give one URL or more")
+        self._urls = [url.rstrip("/") for url in urls]
+        self._patience = patience_seconds
+        self.slots = SLOTS_OF_A_RUNNER * len(self._urls)
+        # A name may stand for a pod that was replaced since: connections are not kept for long.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
+        self._http = httpx.Client(trust_env=False, limits=limits)
+
+    def run(self, program: Program) -> Outcome:
+        """Run one program to its end on some runner. SandboxFailed when none could, which says nothing about the program."""
+        return self._run(program, threading.Event())
+
+    def run_all(self, programs: Sequence[Program]) -> list[Outcome]:
+        """Outcomes in the order of the programs, `slots` of them at once. The first that fails ends the asking for the others."""
+        outcomes: dict[int, Outcome] = {}
+        problems: list[Exception] = []
+        waiting, lock, given_up = iter(enumerate(programs)), threading.Lock(), threading.Event()
+
+        def work() -> None:
+            while not given_up.is_set():
+                with lock:
+                    number, program = next(waiting, (-1, None))
+                if program is None:
+                    return
+                try:
+                    outcomes[number] = self._run(program, given_up)
+                except Exception as error:  # raised below, in the thread that asked
+                    problems.append(error)
+                    given_up.set()
+
+        # Not a pool: a process that ends must not wait for runners that are away.
+        count = min(self.slots, len(programs))
+        threads = [threading.Thread(target=work, name=f"runner-{number}", daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+        return [outcomes[number] for number in range(len(programs))]
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _run(self, program: Program, given_up: threading.Event) -> Outcome:
+        body = request_of(program)
+        longest = MOST_WALLS * program.limits.wall_seconds + START_SECONDS
+        until = time.monotonic() + longest + self._patience
+        place = random.randrange(len(self._urls))
+        pause, losses, problem = FIRST_PAUSE_SECONDS, 0, "none was asked"
+        while time.monotonic() < until:
+            url = self._urls[place % len(self._urls)]
+            place += 1
+            try:
+                status, answer = self._ask(url, body, longest + self._patience)
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+                problem = f"{url} cannot be reached ({error or type(error).__name__})"
+            except httpx.HTTPError as error:
+                losses += 1
+                problem = f"{url} was lost with the program in it ({error or type(error).__name__})"
+                if losses == MOST_LOSSES:
+                    raise SandboxFailed(
+                        f"a runner was lost {losses} times with this program in it; the last: {problem}"
+                    ) from error
+            else:
+                if status == 200:
+                    return _outcome_of(url, answer)
+                said = answer[:300].decode(errors="replace")
+                if status < 500 and status != 429:
+                    raise SandboxFailed(f"runner {url} refuses the program with {status}: {said}")
+                problem = f"{url} answers {status}: {said}"
+            if given_up.wait(pause * random.uniform(0.5, 1.5)):
+                break
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        raise SandboxFailed(f"no runner took the program within {longest + self._patience:.0f} s: {problem}")
+
+    def _ask(self, url: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """Status and body of one try; a body that is too long reads as a lost runner."""
+        headers = {"Content-Type": "application/json"}
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        answer = bytearray()
+        with self._http.stream("POST", f"{url}/v1/programs", content=body, headers=headers, timeout=timeout) as reply:
+            for part in reply.iter_bytes():
+                answer += part
+                if len(answer) > MAX_OUTCOME_BYTES:
+                    raise httpx.DecodingError(f"the answer is longer than {MAX_OUTCOME_BYTES} bytes")
+        return reply.status_code, bytes(answer)
+
+
+def request_of(program: Program) -> bytes:
+    """The document that asks for one program. SandboxFailed for a program that no runner may take."""
+    limits, call = program.limits, None
+    try:
+        if program.call is not None:
+            call = ProgramCall(function=program.call.function, arguments_json=json.dumps(program.call.arguments))
+        return ProgramRequest(
+            source=program.source.encode(errors="surrogatepass"),
+            stdin=program.stdin,
+            call=call,
+            limits=ProgramLimits(
+                cpu_seconds=limits.cpu_seconds,
+                wall_seconds=limits.wall_seconds,
+                memory_bytes=limits.memory_bytes,
+                output_bytes=limits.output_bytes,
+                threads=limits.threads,
+                open_files=limits.open_files,
+            ),
+        ).to_json()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SandboxFailed(f"the program cannot be sent to a runner: {' '.join(str(error).split())[:300]}") from error
+
+
+def _outcome_of(url: str, answer: bytes) -> Outcome:
+    try:
+        read = ProgramOutcome.from_json(answer)
+    except ValidationError as error:
+        raise SandboxFailed(f"runner {url} gave no outcome: {error.error_count()} fields are wrong") from error
+    return Outcome(read.ended, read.exit_code, read.stdout, read.stderr, read.cpu_seconds, read.wall_seconds)

@@ -1,0 +1,66 @@
+"""Chains of versions: each delta needs the version that it changes, down to one that is published in full.
+
+Pure. In: what each version is based on. Out: what must be fetched, and in which order, to have a version; and what must be kept so that this stays
+possible. Called by the client, by `versions.materialise`, by relays and origin before they drop anything, and by whoever deletes from the store.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from shoal.contracts.weights import VersionOpen
+
+MAX_CHAIN = 1000
+"""No honest chain is longer: `RunConfig.anchor_every` is at most 100. A reader gives up there."""
+
+
+class BrokenChain(ValueError):
+    """The versions do not lead to one that is published in full."""
+
+
+def base_of(record: VersionOpen) -> int | None:
+    """The version that must be here before this one can be; None for a version in full."""
+    return record.base.version if record.base is not None else None
+
+
+def next_wanted(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) -> int | None:
+    """The next older version whose opening record must be read before the way to `target` is known; None when it is known."""
+    version: int | None = target
+    while version is not None and version not in held:
+        if version not in opened:
+            return version
+        version = base_of(opened[version])
+    return None
+
+
+def plan(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) -> list[int]:
+    """Versions to fetch, oldest first, ending with `target`: from what is held, or from an anchor.
+
+    `opened` has every record that `next_wanted` asked for. Raises `BrokenChain` where a record is missing.
+    """
+    way: list[int] = []
+    version: int | None = target
+    while version is not None and version not in held:
+        if version not in opened or len(way) >= MAX_CHAIN:
+            raise BrokenChain(f"version {target} leads to version {version}, which is not known")
+        way.append(version)
+        version = base_of(opened[version])
+    return way[::-1]
+
+
+def closure(bases: Mapping[int, int | None], wanted: Iterable[int]) -> set[int]:
+    """`wanted` and all that they are based on, directly or not; a base that is not in `bases` is named too and ends its chain."""
+    found: set[int] = set()
+    for start in wanted:
+        version: int | None = start
+        while version is not None and version not in found:
+            found.add(version)
+            version = bases.get(version)
+    return found
+
+
+def must_keep(bases: Mapping[int, int | None], newest: int, also: Iterable[int] = ()) -> set[int]:
+    """Of the versions in `bases`, those that must not be deleted: the `newest` highest ones, `also`, and the whole chain of each.
+
+    So there is always at least one anchor with its whole chain.
+    """
+    kept = closure(bases, [*sorted(bases)[-newest:], *(version for version in also if version in bases)])
+    return kept & bases.keys()

@@ -1,0 +1,106 @@
+"""Lossless deltas of a shard: what changed against the same bytes of the base version, small because little changed.
+
+Pure. `encode`: XOR with the base's bytes, then byte planes (byte k of every item lies together, so that the sign and exponent bytes, which hardly
+ever change, make long runs of zero), then one zstd frame. `decode` is the inverse, bit for bit. Between two RL steps 3 to 9 % of bf16 values
+change at lr 3e-7, mostly in their lowest bits. Called by the publisher (encode) and by whoever assembles a version (decode).
+
+The bytes to decode may come from anybody: a frame must say the exact size before anything is allocated for it.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+LEVEL = 1
+"""zstd's level: on simulated bf16 weights level 3 saved 0.01 % more, and level -1 took 30 % more bytes."""
+MAX_HEADER_BYTES = 100 << 20  # what the safetensors format allows
+WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4}
+
+Bytes = bytes | bytearray | memoryview
+
+
+class BadDelta(ValueError):
+    """Bytes that are no delta of this shard."""
+
+
+def encode(new: Bytes, base: Bytes, item_size: int) -> bytes | None:
+    """The delta that turns `base` into `new` (equally long), or None when it would not be smaller than `new` itself."""
+    if len(new) != len(base):
+        raise ValueError(f"the shard has {len(new)} bytes, the base's has {len(base)}: a delta needs equal sizes")
+    changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(base, np.uint8))
+    compressed = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(
+        _to_planes(changed, item_size).data
+    )
+    return compressed if len(compressed) < len(new) else None
+
+
+def decode(data: Bytes, base: Bytes, item_size: int) -> memoryview:
+    """The shard that `encode` was given. Never holds more than twice the base's size; raises `BadDelta` for anything else."""
+    try:
+        claimed = zstandard.get_frame_parameters(data).content_size
+        if claimed != len(base):
+            raise BadDelta(f"the delta says that it unpacks to {claimed} bytes, the shard has {len(base)}")
+        planes = zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadDelta(f"the delta does not unpack: {error}") from error
+    changed = np.frombuffer(planes, np.uint8)
+    if changed.size != len(base):
+        raise BadDelta(f"the delta unpacks to {changed.size} bytes, the shard has {len(base)}")
+    return _apply(changed, np.frombuffer(base, np.uint8), item_size)
+
+
+def item_size(headers: Iterable[bytes]) -> int:
+    """Bytes of most weights in the safetensors files of which `headers` are the JSON headers; 1 where that is not known."""
+    total: dict[int, int] = {}
+    for header in headers:
+        try:
+            tensors = json.loads(header)
+            for name, tensor in tensors.items():
+                if name != "__metadata__":
+                    start, end = tensor["data_offsets"]
+                    width = WIDTHS.get(tensor["dtype"], 1)
+                    total[width] = total.get(width, 0) + int(end) - int(start)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return max(total, key=lambda width: total[width], default=1)
+
+
+def safetensors_headers(folder: Path) -> list[bytes]:
+    """The JSON headers of the safetensors files in `folder`; what is not such a file has none."""
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size <= MAX_HEADER_BYTES:
+                found.append(file.read(size))
+    return found
+
+
+def _to_planes(data: NDArray[np.uint8], item_size: int) -> NDArray[np.uint8]:
+    """Byte k of every item into plane k; bytes after the last whole item stay at the end. Where an item starts does not matter."""
+    if item_size == 1:
+        return data
+    planes, (count, end) = np.empty_like(data), _whole(data.size, item_size)
+    for k in range(item_size):
+        planes[k * count : (k + 1) * count] = data[k:end:item_size]
+    planes[end:] = data[end:]
+    return planes
+
+
+def _apply(planes: NDArray[np.uint8], base: NDArray[np.uint8], item_size: int) -> memoryview:
+    """The inverse of `_to_planes`, XORed with the base in the same pass."""
+    found, (count, end) = np.empty_like(base), _whole(base.size, item_size)
+    for k in range(item_size):
+        np.bitwise_xor(planes[k * count : (k + 1) * count], base[k:end:item_size], out=found[k:end:item_size])
+    np.bitwise_xor(planes[end:], base[end:], out=found[end:])
+    return found.data
+
+
+def _whole(size: int, item_size: int) -> tuple[int, int]:
+    """Number of whole items, and their bytes."""
+    count = size // item_size
+    return count, count * item_size

@@ -1,0 +1,136 @@
+"""Weights of the versions that sampled a step's rows, for objectives that need log-probabilities under them (computed again here, never claimed).
+
+In: host copies of each version as it is made; after a restart the run's own states, or the published versions. Out: the policy with
+an older version's weights in it, for as long as they are needed. Kept in host memory in the dtype of serving, because that is what
+sampled: half of the weights' size for each version of the asynchrony window. Called by `loop`; `update.behaviour_logprobs` asks.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from shoal import telemetry
+from shoal.contracts.run import RunConfig
+from shoal.storage import NotFound, Store
+from shoal.storage.versions import materialise
+from shoal.training.host_copy import WEIGHTS, HostCopy, local, trained
+from shoal.training.model import Policy
+from shoal.training.parallel import Ranks
+from shoal.training.state import BadState, States
+
+
+class NoBehaviour(RuntimeError):
+    """The weights of a version that sampled rows are not to be had; the message says where they were looked for."""
+
+
+class BehaviourWeights:
+    """The last `async_level` + 1 versions' trained weights, this rank's parts."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: Store,
+        states: States,
+        policy: Policy,
+        copy: HostCopy,
+        ranks: Ranks,
+        scratch: Path,
+        served: torch.dtype,
+        liveness: telemetry.Liveness,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._states = states
+        self._policy = policy
+        self._copy = copy
+        self._ranks = ranks
+        self._scratch = scratch
+        # Adapters are served merged, and are small: they are kept as they are trained.
+        self._dtype = torch.float32 if config.trainer.lora is not None else served
+        self._liveness = liveness
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    def keep(self, version: int) -> None:
+        """Remember the weights that the host copy holds as those of `version`, and forget what is older than the window."""
+        self._kept[version] = self._parts(self._copy.tensors)
+        for old in [kept for kept in self._kept if kept < version - self._config.async_level or kept > version]:
+            del self._kept[old]
+
+    @contextmanager
+    def lent(self, quiet: Callable[[], None]) -> Iterator[Callable[[int], Policy]]:
+        """Within the block: a function that gives the policy with a version's weights. Afterwards it has its own again, bit for bit.
+
+        `quiet` returns when nothing runs in the background: weights that are not in memory are read through its group.
+        The function raises NoBehaviour.
+        """
+
+        def with_weights_of(version: int) -> Policy:
+            if version not in self._kept:
+                quiet()
+                self._kept[version] = self._find(version)
+            self._copy.put_weights(self._kept[version])
+            return self._policy
+
+        try:
+            yield with_weights_of
+        finally:
+            self._copy.give_weights()
+
+    def _find(self, version: int) -> dict[str, Tensor]:
+        """From the state of the version, else from what was published."""
+        try:
+            return self._parts(self._states.read_weights(version, self._copy, self._liveness))
+        except BadState as error:
+            if self._config.trainer.lora is not None:
+                raise NoBehaviour(
+                    f"rows were sampled with version {version}: {error}; adapters cannot be told from a published version"
+                ) from error
+            telemetry.get_logger().warning(
+                "weights of a sampling version are taken from what was published", reason=str(error)
+            )
+        return self._published(version)
+
+    def _published(self, version: int) -> dict[str, Tensor]:
+        folder = self._scratch / "published"
+        key = self._config.trusted_roster().keys["trainer"]
+
+        def fetch() -> str | None:
+            try:
+                materialise(self._store, version, folder / str(version), self._config.run, key)
+            except (NotFound, ValueError) as error:
+                return str(error)
+            return None
+
+        problem = self._ranks.each_does(
+            f"version {version} to be fetched", fetch, self._liveness.progress, first_of_node=True
+        )
+        if self._ranks.any(problem is not None, "a published version"):
+            raise NoBehaviour(
+                f"rows were sampled with version {version}, of which there is no state, nor is it whole: {problem}"
+            )
+        self._copy.give_weights()  # drops what a forward pass has gathered
+        self._policy.load_weights(_checkpoint(folder / str(version)))
+        if self._ranks.all(True, "a published version to be read by all") and self._ranks.first_on_node:
+            shutil.rmtree(folder)
+        return self._parts({f"{WEIGHTS}/{name}": parameter for name, parameter in trained(self._policy)})
+
+    def _parts(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            key: local(tensor).to("cpu", self._dtype, copy=True)
+            for key, tensor in weights.items()
+            if key.startswith(f"{WEIGHTS}/")
+        }
+
+
+def _checkpoint(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors of a checkpoint by name, one file after the other, float32."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                yield name, file.get_tensor(name).float()

@@ -1,0 +1,110 @@
+"""How a version leaves the trainer: its state made durable, its checkpoint into the outbox, its report written, what is old deleted.
+The last one is put into the store as the run's result before it goes to the outbox, so that a run that is complete has its result.
+
+In: a version's host copies with what was measured. Out: objects in the store and a folder in the outbox, in this order, so that a version
+can be announced only after its state is durable. Runs in the background of every rank, one version at a time (`handover`). Called by
+`loop`.
+
+An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store: a version that has one is never
+handed over again. A step that had to be trained a second time (its state was damaged) gives the same bytes on the same number
+of ranks, and bytes that differ by rounding on another. Then the published ones stand, training goes on from its own, and the log says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import telemetry
+from shoal.contracts import keys
+from shoal.contracts.canonical import BadSignature
+from shoal.contracts.run import RunConfig
+from shoal.contracts.steps import StepMetrics
+from shoal.storage import Store
+from shoal.storage.versions import read_sealed_manifest
+from shoal.training.final import Final
+from shoal.training.objectives import needs_behaviour
+from shoal.training.outbox import Outbox
+from shoal.training.parallel import Ranks
+from shoal.training.progress import Progress
+from shoal.training.retention import delete_shards, encoded_against, old_states, old_versions, versions_with_shards
+from shoal.training.stability import History
+from shoal.training.state import States
+
+
+@dataclass(frozen=True)
+class Made:
+    """A version: host copies of all that is trained, the report of its step (None for version 0), and whether its state is still to be saved."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+    updates: int
+    metrics: StepMetrics | None
+    history: History
+    save: bool
+
+
+class Delivery:
+    """Delivers the versions of one run."""
+
+    def __init__(
+        self, config: RunConfig, store: Store, states: States, outbox: Outbox, progress: Progress, ranks: Ranks
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._states = states
+        self._outbox = outbox
+        self._progress = progress
+        self._final = Final(config, store, outbox, ranks)
+        self._ranks = ranks.in_background
+        self._trainer_key = config.trusted_roster().keys["trainer"]
+
+    def deliver(self, made: Made) -> None:
+        """Do what is still to be done for a version; all ranks call this. Whatever was done before a stop is not done again."""
+        if self._ranks.device.type == "cuda":
+            # A new thread begins on device 0: each rank's would take some hundred megabytes of the leader's device.
+            torch.cuda.set_device(self._ranks.device)
+        if made.save:
+            self._states.save(made.version, made.tensors, made.updates, made.metrics, made.history)
+        if made.version == self._config.steps:
+            self._final.put(made.tensors, made.version)
+        published = self._ranks.leader and self._store.exists(keys.version_weights(made.version))
+        if not self._ranks.broadcast(published, "whether a version is published"):
+            self._outbox.put(made.tensors, made.version)
+        elif made.save:
+            self._compare(made)
+        if self._ranks.leader:
+            if made.metrics is not None:
+                self._progress.report(made.metrics)
+            self._delete_old(made.history)
+
+    def _compare(self, made: Made) -> None:
+        """A version was made again that the world has already: say whether it came out the same."""
+        digest = self._outbox.digest(made.tensors, made.version)
+        if not self._ranks.leader:
+            return
+        log = telemetry.get_logger().bind(version=made.version)
+        try:
+            published = read_sealed_manifest(self._store, made.version, self._trainer_key).sha256
+        except (ValueError, BadSignature) as error:
+            log.error("the seal of a published version is not the trainer's, it is left as it is", reason=str(error))
+            return
+        if published == digest:
+            log.info("version was made again, with the bytes that are published")
+        else:
+            log.warning(
+                "version was made again and differs from the published one, which stands; training goes on from this one",
+                published=published,
+                made_again=digest,
+            )
+
+    def _delete_old(self, history: History) -> None:
+        sealed = self._states.sealed()
+        old = old_states(sealed, self._config, history, behaviour=needs_behaviour(self._config.recipe))
+        for version in old:
+            self._states.delete(version)
+        served = versions_with_shards(self._store)
+        bases = encoded_against(self._store, served, self._trainer_key)
+        for version in old_versions(served, set(sealed) - set(old), self._config, bases):
+            delete_shards(self._store, version)

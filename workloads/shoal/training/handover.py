@@ -1,0 +1,59 @@
+"""Work behind the trainer's back: one job at a time in a thread, whose end somebody waits for and whose errors somebody sees.
+
+In: jobs (save the state of a version, write its outbox folder, report). Out: nothing but their effects. While one runs the next step trains; a
+second one waits until the first is done, so that at most one version is in flight and host buffers may be used again. Called by `loop`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from prometheus_client import Gauge
+
+IN_FLIGHT_SECONDS = Gauge(
+    "shoal_trainer_handover_seconds", "Time that the last version took to be saved and handed over."
+)
+BLOCKED_SECONDS = Gauge(
+    "shoal_trainer_handover_blocked_seconds",
+    "Time that the last step waited for the version before it to be handed over.",
+)
+
+
+class Handover:
+    """One thread a job. Every method is called from the main thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, name: str, job: Callable[[], None]) -> None:
+        """Run `job` in the background. The one before must be `idle`."""
+        if not self.idle():
+            raise RuntimeError(f"{name} was started while {self._thread.name if self._thread else ''} still runs")
+        # A daemon: a process that is asked to stop does not wait for a long upload, what is not sealed is saved again.
+        self._thread = threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
+        self._thread.start()
+
+    def idle(self) -> bool:
+        """Whether nothing runs. Raises the error of the job that ended, in place of an answer."""
+        self.check()
+        return self._thread is None or not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise the error of the background, if there is one: it must end the process, or versions would silently stop."""
+        if self._error is not None:
+            raise self._error
+
+    def settle(self, seconds: float) -> bool:
+        """Before the process ends: give the job this long, and say whether it is done. Errors are no longer of interest."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _run(self, job: Callable[[], None]) -> None:
+        started = time.monotonic()
+        try:
+            job()
+        except BaseException as error:  # raised in the main thread by `check`
+            self._error = error
+        IN_FLIGHT_SECONDS.set(time.monotonic() - started)

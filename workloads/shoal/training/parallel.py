@@ -1,0 +1,193 @@
+"""The trainer's processes: which one this is, and how they agree.
+
+In: torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or nothing, which is a group of one. Out: `Ranks`, with a device,
+a mesh to shard over, and small agreements between all ranks. Every agreement has a deadline: a peer that hangs or is gone ends this
+process with a word on what was waited for, and the attempt that follows resumes. Called by `__main__` and `loop`.
+"""
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+Value = TypeVar("Value")
+
+COLLECTIVE_SECONDS = 600.0
+"""Longest that one rank waits for the others in one collective. All long waits (batch, store, base model) are made of many short
+agreements, so what is left is the difference between ranks within one micro-batch."""
+AGREE_SECONDS = 0.25
+"""Between two agreements of a long wait."""
+SHARD_DIMENSION = "shard"
+
+
+class PeerLost(RuntimeError):
+    """Another rank did not come to an agreement in time, or is gone; the message says which agreement."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among the trainer's: `rank` of `world`, `local_rank` on its machine; `mesh` has one dimension over all ranks.
+
+    `background` and `background_mesh` are a group of its own for the thread that saves, so that its collectives, all on the host, never meet
+    the training's; `group` is the one that the agreements below go through, the training's unless these are the ranks `in_background`.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+    mesh: DeviceMesh
+    background: dist.ProcessGroup = field(repr=False)
+    background_mesh: DeviceMesh = field(repr=False)
+    group: dist.ProcessGroup | None = field(default=None, repr=False)
+
+    @property
+    def leader(self) -> bool:
+        """One rank of all speaks to the orchestrator, seals states and writes the outbox."""
+        return self.rank == 0
+
+    @property
+    def first_on_node(self) -> bool:
+        """One rank of a machine serves health and fetches what all of that machine read from its disk."""
+        return self.local_rank == 0
+
+    @property
+    def in_background(self) -> "Ranks":
+        """The same, agreeing among the background threads."""
+        return replace(self, group=self.background)
+
+    def broadcast(self, value: Value, what: str) -> Value:
+        """The leader's value on every rank; `what` says in an error what is being agreed on. For small objects."""
+        if self.world == 1:
+            return value
+        box = [value]
+        with waiting_for(what, self.rank):
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"), group=self.group)
+        return box[0]
+
+    def any(self, flag: bool, what: str) -> bool:
+        """Whether `flag` is true on one rank at least."""
+        return flag if self.world == 1 else self._sum(int(flag), what) > 0
+
+    def all(self, flag: bool, what: str) -> bool:
+        """Whether `flag` is true on every rank."""
+        return flag if self.world == 1 else self._sum(int(flag), what) == self.world
+
+    def same(self, value: object, what: str) -> bool:
+        """Whether every rank has a value equal to the leader's."""
+        return self.world == 1 or self.all(self.broadcast(value, what) == value, what)
+
+    def each_does(
+        self, what: str, action: Callable[[], Value], beat: Callable[[], None], *, first_of_node: bool = False
+    ) -> Value | None:
+        """Run `action`, which may take longer than a collective or a sign of life may, on every rank; `beat` is called on all meanwhile.
+
+        With `first_of_node` it runs on one rank of each machine, and the others get None. An error of the action is raised where it
+        ran, and `PeerLost` elsewhere.
+        """
+        task = _Task(action) if self.first_on_node or not first_of_node else None
+        while True:
+            if task is not None:
+                task.thread.join(AGREE_SECONDS)  # ranks without a task wait for those with one in the agreements below
+            beat()
+            done = task is None or not task.thread.is_alive()
+            error = task.error if done and task is not None else None
+            if self.any(error is not None, what):
+                raise error or PeerLost(
+                    f"rank {self.rank} waited for {what}, which failed on another rank; its log says why"
+                )
+            if self.all(done, what):
+                return None if task is None else task.value
+
+    def close(self) -> None:
+        """Leave the groups; for tests, where a process has several lives."""
+        dist.destroy_process_group()
+
+    def _sum(self, value: int, what: str) -> int:
+        total = torch.tensor([value])
+        with waiting_for(what, self.rank):
+            dist.all_reduce(total, group=self.group)
+        return int(total)
+
+
+class _Task(Generic[Value]):
+    """An action in a thread, with its outcome."""
+
+    def __init__(self, action: Callable[[], Value]) -> None:
+        self.value: Value | None = None
+        self.error: BaseException | None = None
+        self._action = action
+        self.thread = threading.Thread(target=self._run, name="long-action", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.value = self._action()
+        except BaseException as error:  # raised again in the main thread
+            self.error = error
+
+
+@contextmanager
+def waiting_for(what: str, rank: int) -> Iterator[None]:
+    """Turn what torch says about a lost or hung peer into `PeerLost`, which says what was waited for."""
+    started = time.monotonic()
+    try:
+        yield
+    except (RuntimeError, pickle.UnpicklingError) as error:  # torch has no narrower kind for these
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            raise
+        raise PeerLost(
+            f"rank {rank} waited {time.monotonic() - started:.0f} s for the other ranks to agree on {what}; the deadline is"
+            f" {COLLECTIVE_SECONDS:.0f} s. One of them hangs or is gone: {str(error).strip().splitlines()[0][:200]}"
+        ) from error
+
+
+def start_ranks(
+    device: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    deadline_seconds: float = COLLECTIVE_SECONDS,
+) -> Ranks:
+    """Join the group that torchrun's environment names, or make a group of one without it.
+
+    `device` is `cpu` or `cuda`; without it an accelerator is used where there is one. Raises `PeerLost` when the other ranks do not come.
+    """
+    given = os.environ if environment is None else environment
+    rank, world, local_rank = (int(given.get(name, default)) for name, default in TORCHRUN)
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(here)
+    _stay_on_loopback(given)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    timeout = timedelta(seconds=deadline_seconds)
+    with waiting_for("who takes part", rank):
+        if world == 1:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout)
+        mesh = init_device_mesh(kind, (world,), mesh_dim_names=(SHARD_DIMENSION,))
+        background = dist.new_group(backend="gloo", timeout=timeout)
+        background_mesh = DeviceMesh.from_group(background, "cpu", mesh_dim_names=(SHARD_DIMENSION,))
+    return Ranks(rank, world, local_rank, here, mesh, background, background_mesh)
+
+
+TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+def _stay_on_loopback(given: Mapping[str, str]) -> None:
+    """On one machine every listener stays on loopback; gloo would take the address of the host's name."""
+    if given.get("SHOAL_BIND", "").startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+__all__ = ["PeerLost", "Ranks", "start_ranks", "waiting_for"]

@@ -1,0 +1,76 @@
+"""Which training states and published versions may go: only what nobody can need any more.
+
+In: what there is, and what the run's settings say. Out: numbers to delete, and their deletion from the store. The seal `weights.json` of a published
+version stays for ever, a few hundred bytes: as long as it is there no number can get other bytes. Called by `loop`, in the background.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import Signed
+from shoal.contracts.run import RunConfig
+from shoal.contracts.weights import VersionOpen
+from shoal.storage import NotFound, Store
+from shoal.storage.chains import base_of, closure
+from shoal.storage.versions import sealed_versions
+from shoal.training.stability import History, needed_states
+
+ALWAYS_SERVED = (0,)
+"""The base model as a version: an anchor that everything can be compared with."""
+
+
+def old_states(sealed: Sequence[int], config: RunConfig, history: History, *, behaviour: bool) -> list[int]:
+    """States to delete. Kept: the newest few, those that a roll-back would want, and, where old versions' log-probabilities are
+    computed again (`behaviour`), those of the whole asynchrony window with one to fall back on."""
+    window = config.async_level + 2 if behaviour else 1
+    kept = set(sealed[-max(config.trainer.kept_states, window) :])
+    # As long as a state could be taken up from which that step comes again, should the newer ones be damaged.
+    if config.roll_back is not None and config.roll_back.at_step >= min(kept, default=0):
+        kept.add(config.roll_back.to_version)
+    kept |= needed_states(history, sealed)
+    return [version for version in sealed if version not in kept]
+
+
+def old_versions(
+    served: Sequence[int], kept_states: Collection[int], config: RunConfig, bases: Mapping[int, int | None]
+) -> list[int]:
+    """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window, whatever a kept state could
+    make anew, the base model, and every version that a kept one is encoded against (`bases`)."""
+    if not served:
+        return []
+    newest = served[-1]
+    oldest_state = min((version for version in kept_states if version > newest - config.kept_versions), default=newest)
+    border = min(newest - config.async_level, oldest_state)
+    kept = {*served[-config.kept_versions :], *ALWAYS_SERVED, *(version for version in served if version >= border)}
+    kept = closure(bases, kept)
+    return [version for version in served if version not in kept]
+
+
+def versions_with_shards(store: Store) -> list[int]:
+    """Sealed versions that still have more than their seal, ascending."""
+    sealed = set(sealed_versions(store))
+    shards = {
+        number
+        for info in store.list(keys.VERSIONS)
+        if info.key.endswith(".bin") and (number := keys.parse_version(info.key.split("/")[1])) is not None
+    }
+    return sorted(sealed & shards)
+
+
+def encoded_against(store: Store, versions: Iterable[int], trainer_key: str) -> dict[int, int | None]:
+    """For each version the one that its shards are a difference to, or None."""
+    found: dict[int, int | None] = {}
+    for version in versions:
+        try:
+            record = Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
+        except NotFound:
+            continue
+        found[version] = base_of(record)
+    return found
+
+
+def delete_shards(store: Store, version: int) -> None:
+    """Remove a published version's shards and their descriptors; opening record and seal stay."""
+    for info in store.list(keys.version(version)):
+        if info.key not in (keys.version_open(version), keys.version_weights(version)):
+            store.delete(info.key)

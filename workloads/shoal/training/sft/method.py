@@ -1,0 +1,105 @@
+"""Learning from a data set: take the step's rows, make its updates, measure the loss on rows that are held out.
+
+In: the rows that prepare has made of the data set (`rows`), the settings. Out: policy and optimizer after the step, and its report. The position in
+the data is the version itself, since step `s` makes version `s + 1` and which rows it has is a function of `s` (`order`). A `method` of the loop.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from shoal import telemetry
+from shoal.contracts.sft import SftSettings
+from shoal.contracts.steps import StepMetrics
+from shoal.training.method import Report, Tools, Untrained, Workplace
+from shoal.training.metrics import bare_metrics, finite
+from shoal.training.optimizer import Optimizer, cosine_rate
+from shoal.training.sft.order import Schedule
+from shoal.training.sft.rows import Limits, TokenRows, fetch_rows, read_manifest
+from shoal.training.sft.update import Batch, Learnt, batch_of, held_out_loss, learn
+
+
+class SupervisedFineTuning:
+    """The method of `mode: SFT`."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        config, policy, ranks = place.config, place.policy, place.ranks
+        if config.sft is None:
+            raise ValueError("run.json has mode SFT and no sft; the operator's builders write both")
+        settings: SftSettings = config.sft
+        self._capacity = settings.pack_length or settings.max_sequence_length
+        manifest = read_manifest(place.store, config.run)
+        self.data: str | None = manifest.digest
+        limits = Limits(policy.vocabulary, settings.max_sequence_length)
+        learnt, held_out = (
+            fetch_rows(place.store, manifest, place.scratch / "rows", limits, ranks, place.liveness, held_out=which)
+            for which in (False, True)
+        )
+        self._rows: TokenRows = learnt
+        self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
+        self._schedule = Schedule(settings, len(learnt), config.steps, config.seed)
+        total = self._schedule.updates
+        cosine = settings.schedule == "Cosine"
+        self.optimizer = Optimizer(
+            policy.parameters(), settings, (lambda updates: cosine_rate(settings, updates, total)) if cosine else None
+        )
+        telemetry.get_logger().info(
+            "data set read", rows=len(learnt), held_out=len(held_out), updates=total, data=manifest.digest
+        )
+
+    def begin(self, tools: Tools) -> None:
+        self._beat = tools.waits.beat
+
+    def train(self, step: int) -> Report | Untrained:
+        place, progress = self._place, self._place.progress
+        chosen = [self._schedule.rows_of(update) for update in self._schedule.of_step(step)]
+        with progress.phase("update"):
+            batches = (self._batch(self._rows, indices) for indices in chosen)
+            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat)
+        loss = None
+        if self._held_out is not None:
+            with progress.phase("held_out"):
+                loss = held_out_loss(place.policy, self._held_out, self._beat)
+        epoch = self._schedule.of_step(step).stop / self._schedule.per_epoch
+        rows = sum(len(indices) for indices in chosen)
+        return lambda times: report(
+            learnt,
+            rows=rows,
+            epoch=epoch,
+            held_out_loss=loss,
+            run=place.config.run,
+            step=step,
+            attempt=place.attempt,
+            times=times,
+        )
+
+    def keep(self, version: int) -> None:
+        """Nothing here asks for an older version."""
+
+    def stop(self) -> None:
+        """Nothing runs beside the loop."""
+
+    def _batch(self, rows: TokenRows, indices: Int[np.ndarray, " some"]) -> Batch:
+        return batch_of(rows.samples(indices), self._capacity, self._place.ranks.rank, self._place.ranks.world)
+
+
+def report(learnt: Learnt, *, rows: int, epoch: float, held_out_loss: float | None, **step: Any) -> StepMetrics:
+    """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so."""
+    norms = learnt.norms or [0.0]
+    return bare_metrics(
+        **step,
+        epoch=epoch,
+        loss=finite(learnt.loss),
+        held_out_loss=held_out_loss if held_out_loss is None else finite(held_out_loss),
+        gradient_norm=float(np.mean(norms)),
+        gradient_norm_max=float(np.max(norms)),
+        skipped_updates=learnt.skipped,
+        entropy=finite(learnt.entropy),
+        rows=rows,
+        completion_tokens=learnt.completion_tokens,
+        completion_length_mean=learnt.completion_tokens / rows,
+        packing_density=learnt.packing_density,
+        learning_rate=learnt.applied[-1].learning_rate,
+    )

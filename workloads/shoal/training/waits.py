@@ -1,0 +1,72 @@
+"""Waiting together: every rank waits for the same thing, in short turns, so that none of them sits in a collective while another looks for a batch.
+
+In: a question that the leader asks. Out: its answer on every rank, or `Stopped` on every rank when one was asked to stop, or the error of the
+background. Each wait is logged, measured and has a deadline (`telemetry.wait_for`). Called by `loop`.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from shoal import telemetry
+from shoal.training.handover import Handover
+from shoal.training.parallel import Ranks
+from shoal.training.progress import Progress
+
+Value = TypeVar("Value")
+
+POLL_SECONDS = 0.25
+HANDOVER_DEADLINE_SECONDS = 2 * 3600.0
+"""Hundreds of gigabytes to an object store take tens of minutes; after two hours something is broken."""
+
+
+class Waits:
+    """The waits of one trainer."""
+
+    def __init__(self, ranks: Ranks, handover: Handover, progress: Progress, liveness: telemetry.Liveness) -> None:
+        self._ranks = ranks
+        self._handover = handover
+        self._progress = progress
+        self._liveness = liveness
+
+    def beat(self) -> None:
+        """Called after every micro-batch, equally often on all ranks. Raises `Stopped` on all when one was asked to stop."""
+        self._turn()
+        if self._ranks.any(telemetry.STOP.is_set(), "whether to stop"):
+            raise telemetry.Stopped("asked to stop while training; the step is done again from its beginning")
+
+    def leader(self, what: str, ask: Callable[[], Value | None], *, deadline_seconds: float) -> Value:
+        """The first answer of `ask` that is not None. Only the leader asks, all ranks get it."""
+
+        def poll() -> Value | None:
+            self._turn(what)
+            return self._ranks.broadcast(ask() if self._ranks.leader else None, what)
+
+        return self._wait(what, poll, deadline_seconds)
+
+    def idle(self) -> None:
+        """Until nothing runs in the background of any rank: host buffers and the background's group are free then."""
+        what = "the version before to be handed over"
+
+        def poll() -> bool | None:
+            self._turn(what)
+            return self._ranks.all(self._handover.idle(), what) or None
+
+        self._wait(what, poll, HANDOVER_DEADLINE_SECONDS)
+
+    def _wait(self, what: str, poll: Callable[[], Value | None], deadline_seconds: float) -> Value:
+        return telemetry.wait_for(
+            what,
+            poll,
+            deadline_seconds=deadline_seconds,
+            interval_seconds=POLL_SECONDS,
+            stop=None,  # ranks must stop at the same place, see `_turn`
+            liveness=self._liveness,
+        )
+
+    def _turn(self, what: str | None = None) -> None:
+        """What each turn of a wait does: signs of life, errors of the background, and, in a wait, the question whether to stop."""
+        self._liveness.progress()
+        self._progress.beat()
+        self._handover.check()
+        if what is not None and self._ranks.any(telemetry.STOP.is_set(), "whether to stop"):
+            raise telemetry.Stopped(f"asked to stop while waiting for {what}")
