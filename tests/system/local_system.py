@@ -103,9 +103,9 @@ class LocalSystem:
         return self.folder / "volumes" / f"{self.run}-store"
 
     def latest_version(self) -> int:
-        """Newest announced version, -1 before the first."""
-        progress = self.progress()
-        return -1 if progress is None or progress.latest_version is None else progress.latest_version
+        """Newest announced version, -1 before the first; waits while the orchestrator does not answer."""
+        progress: RunProgress = self.until("the orchestrator answers", self.progress)
+        return -1 if progress.latest_version is None else progress.latest_version
 
     def worker_version(self, index: int = 0) -> int:
         """Newest version that a worker holds, -1 for none."""
