@@ -5,7 +5,7 @@
 #   tools/build.sh --path minio   print the path if it is built, otherwise nothing and status 4
 #   tools/build.sh kubernetes     the same; what is printed is the folder with kube-apiserver, etcd, kubectl and the others
 #
-# A folder with a main.go and a file `names` is one program that goes by several names: it gets a folder of links.
+# The program is the `tool` of go.mod, or the folder's own main.go. One with a file `names` goes by several names: it gets a folder of links.
 # Programs are kept outside the checkout, under $XDG_CACHE_HOME/shoal/tools (default ~/.cache), named by the digest of the lock and the Go version.
 # Status 3: this machine has no Go that is new enough; the line on stderr says how to get it.
 set -euo pipefail
@@ -31,9 +31,9 @@ package=$(sed -n 's/^tool //p' go.mod)
 flags="-s -w"
 # Further flags for the linker: Helm wants to be told which Kubernetes it is made for, or it takes every cluster for 1.20.
 [[ -f flags ]] && { sources+=(flags); flags+=" $(<flags)"; }
+[[ -f main.go ]] && { sources+=(main.go); package=.; }
 if [[ -f names ]]; then
-    sources+=(main.go names)
-    package=.
+    sources+=(names)
     version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' go.mod)
     # Without it the programs call themselves v0.0.0, and a kubelet refuses to be that much older than its API server.
     flags+=" -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/client-go/pkg/version.gitVersion=$version"

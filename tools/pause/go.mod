@@ -1,0 +1,3 @@
+module shoal/tools/pause
+
+go 1.25.0
