@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from shoal import telemetry
 from shoal.broadcast.chain import find_way
@@ -45,7 +45,11 @@ MOST_ASYNC_LEVEL = 4  # `RunConfig.async_level`'s bound, used until the agent kn
 FETCHED = Counter("shoal_fetch_versions_total", "Versions that became visible in weights/.")
 GIVEN_UP = Counter("shoal_fetch_given_up_total", "Versions given up because the whole did not have its digest.")
 NEWEST = Gauge("shoal_fetch_newest_version", "Newest version in weights/, -1 when there is none.")
-SECONDS = Counter("shoal_fetch_seconds_total", "Seconds from the start of a download to its visible version.")
+SECONDS = Histogram(
+    "shoal_fetch_seconds",
+    "Time from the start of a download to its visible version; exemplars name the version.",
+    buckets=(1, 3, 10, 30, 100, 300, 600, 900, 1800, 3600),  # the paper's 62 GB took 14 minutes
+)
 
 
 class Agent:
@@ -198,7 +202,7 @@ class Fetcher:
         self._log.info("fetched", version=version, chain=len(way), seconds=round(seconds, 3))
         self._weights.forget_others(())
         self._seconds += seconds
-        SECONDS.inc(seconds)
+        SECONDS.observe(seconds, exemplar={"version": str(version)})
         FETCHED.inc()
         return True
 

@@ -111,8 +111,12 @@ class Engine:
         sequences = {name: _Sequence() for name, _ in order}
         internal = dict(order)
         while self._engine.has_unfinished_requests():
+            unfinished = self._engine.get_num_unfinished_requests()
+            metrics.RUNNING.set(min(unfinished, self.sequences))
+            metrics.WAITING.set(max(0, unfinished - self.sequences))
             reason = over()
             if reason is not None:
+                _nothing_runs()
                 self._engine.abort_request(list(sequences))
                 self._engine.collective_rpc("shoal_forget")
                 unfinished = sum(sequence.finish_reason is None for sequence in sequences.values())
@@ -129,7 +133,9 @@ class Engine:
                     ended[internal[output.request_id]] = len(sequence.tokens)
             if ended and self._proofs:
                 self._engine.collective_rpc("shoal_finish", args=(ended,))
-        proofs = self._engine.collective_rpc("shoal_take_proofs", args=(list(internal.values()),))[0]
+        _nothing_runs()
+        with metrics.PROOF_WAIT_SECONDS.time():
+            proofs = self._engine.collective_rpc("shoal_take_proofs", args=(list(internal.values()),))[0]
         return [sequences[name].completion(proofs[inner]) for name, inner in order]
 
     def record_proofs(self, on: bool) -> None:
@@ -155,6 +161,11 @@ class Engine:
             output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
         )
         return name, self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, parameters)
+
+
+def _nothing_runs() -> None:
+    metrics.RUNNING.set(0)
+    metrics.WAITING.set(0)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What a worker counts, for Prometheus on its own port and, as plain numbers, for the node's heartbeat."""
 
-from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens sampled.")
 ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
@@ -9,6 +9,24 @@ TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered,
 RETURNED = Counter("shoal_worker_returned_total", "Leases that no file came for: leaving, sealed or tool.", ["reason"])
 POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
 GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
+POLICY_LAG = Gauge("shoal_worker_policy_lag_steps", "Step being sampled for, minus the version in the engine.")
+RUNNING = Gauge("shoal_worker_running_sequences", "Sequences that are decoded together now.")
+WAITING = Gauge("shoal_worker_waiting_sequences", "Sequences that wait for a place among those.")
+SWAP_SECONDS = Histogram(
+    "shoal_worker_swap_seconds",
+    "Time that the engine took to go on with another version; exemplars name the version.",
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100),  # a tiny model on a CPU; tens of gigabytes from a slow disk
+)
+PROOF_WAIT_SECONDS = Histogram(
+    "shoal_worker_proof_wait_seconds",
+    "Time that finished completions of a request batch waited for the rest of their proofs.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+)
+COMPLETION_TOKENS = Histogram(
+    "shoal_worker_completion_length_tokens",
+    "Sampled tokens of a completion; exemplars name the step.",
+    buckets=(16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),  # to the paper's longest sequence
+)
 
 ENGINE = Gauge("shoal_engine_info", "1 for the engine that this worker runs.", ["engine", "version"])
 

@@ -148,8 +148,10 @@ class Worker:
         assert self._policy is not None
         if policy.version == self._policy.version:
             return
+        started = time.monotonic()
         with busy("swap"):
             self._engine.swap(read_checkpoint(policy.folder))
+        metrics.SWAP_SECONDS.observe(time.monotonic() - started, exemplar={"version": str(policy.version)})
         self._loaded(policy)
 
     def _loaded(self, policy: Policy) -> None:
@@ -159,6 +161,7 @@ class Worker:
 
     def _generate(self, step: StepInfo, lease: Lease, policy: Policy) -> list[Rollout]:
         assert self._engine is not None
+        metrics.POLICY_LAG.set(step.step - policy.version)
         planned = plan_submission(step, lease, self._public, self._tasks, self._render)
         started = time.monotonic()
         requests = [row.request for row in planned]
@@ -167,6 +170,8 @@ class Worker:
         tokens = sum(completion.sampled for completion in completions)
         metrics.TOKENS.inc(tokens)
         metrics.ROLLOUTS.inc(len(completions))
+        for completion in completions:
+            metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(step.step)})
         metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
         with busy("score"):
             return assemble(planned, completions, lease, self._public, policy.version, self._score)

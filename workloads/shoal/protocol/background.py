@@ -8,11 +8,9 @@ import random
 import threading
 from collections.abc import Callable
 
-from prometheus_client import Gauge
-
 from shoal.contracts import keys
 from shoal.protocol import leases, membership, recovery, work
-from shoal.protocol.progress import run_progress
+from shoal.protocol.metrics import report, report_details
 from shoal.protocol.run_state import RunState
 from shoal.protocol.verdicts import expire
 from shoal.telemetry import Liveness, get_logger
@@ -27,14 +25,6 @@ STAGED_SECONDS = 7200.0
 """A staged file older than this belongs to no grant any more: grants live for minutes, a gigabyte over a slow line for an hour."""
 INVITE_SECONDS = 1.0  # a new node waits this long at most before its invite is there
 LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadline several times
-
-STEP = Gauge("shoal_open_step", "The open step, -1 while none is open.")
-VERSION = Gauge("shoal_latest_version", "The newest announced policy version, -1 before the first.")
-FILES = Gauge("shoal_files", "Submitted files by outcome.", ["outcome"])
-NODES = Gauge("shoal_nodes", "Nodes by state.", ["state"])
-GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
-JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
-STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
 
 
 class Background:
@@ -81,6 +71,7 @@ class Background:
                 self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
+                    self._attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     self._attempt("sweep staging", lambda: sweep_staging(self._state))
             rounds += 1
@@ -140,20 +131,3 @@ def sweep_staging(state: RunState) -> int:
     for key in old:
         state.store.delete(key)
     return len(old)
-
-
-def report(state: RunState) -> None:
-    """Put the aggregates into the metrics."""
-    progress = run_progress(state)
-    STEP.set(progress.open_step if progress.open_step is not None else -1)
-    VERSION.set(progress.latest_version if progress.latest_version is not None else -1)
-    for outcome in ("accepted", "rejected", "expired", "inconclusive", "pending"):
-        FILES.labels(outcome).set(getattr(progress, f"files_{outcome}"))
-    for kind in ("accepted", "needed", "pending"):
-        GROUPS.labels(kind).set(getattr(progress, f"{kind}_groups"))
-    JUDGED.labels("kept").set(progress.groups_accepted_total)
-    JUDGED.labels("dropped").set(progress.groups_dropped_total)
-    STALLED.set(bool(progress.stalled_on_signal))
-    NODES.clear()
-    for state_name, count in progress.nodes.items():
-        NODES.labels(state_name).set(count)

@@ -30,7 +30,7 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import lease_returns, membership, progress, recovery, uploads, verdicts, work
+from shoal.protocol import lease_returns, membership, metrics, progress, recovery, uploads, verdicts, work
 from shoal.protocol.background import Background
 from shoal.protocol.redis_access import RedisNonces, connect, connect_async
 from shoal.protocol.run_state import RunState
@@ -144,7 +144,9 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
     @app.post("/v1/heartbeats")
     async def heartbeat(request: Request) -> Response:
-        return json_answer(await call(membership.heartbeat, state, await gate.speaks_for(request, Heartbeat)))
+        reply = await call(membership.heartbeat, state, await gate.speaks_for(request, Heartbeat))
+        metrics.HEARTBEATS.labels(reply.state).inc()
+        return json_answer(reply)
 
     @app.get("/v1/public")
     async def public(request: Request) -> Response:
@@ -172,7 +174,14 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
-        return json_answer(await call(work.lease_for, state, await gate.speaks_for(request, LeaseRequest)))
+        wanted = await gate.speaks_for(request, LeaseRequest)
+        try:
+            given = await call(work.lease_for, state, wanted)
+        except Problem:
+            metrics.LEASES.labels("refused").inc()
+            raise
+        metrics.LEASES.labels("granted").inc()
+        return json_answer(given)
 
     @app.post("/v1/returns")
     async def lease_return(request: Request) -> Response:
@@ -185,7 +194,11 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
     @app.post("/v1/submissions")
     async def submission(request: Request) -> Response:
-        return json_answer(await call(uploads.submit, state, await gate.speaks_for(request, SubmissionNotice)))
+        notice = await gate.speaks_for(request, SubmissionNotice)
+        receipt = await call(uploads.submit, state, notice)
+        metrics.SUBMISSIONS.labels(receipt.status).inc()
+        metrics.SUBMITTED_BYTES.inc(notice.size)
+        return json_answer(receipt)
 
 
 def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:

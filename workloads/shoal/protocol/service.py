@@ -105,8 +105,8 @@ def add_health(app: FastAPI, alive: Callable[[], str | None], ready: Callable[[]
         return answer(ready())
 
     @app.get("/metrics", include_in_schema=False)
-    def _metrics() -> Response:
-        body, content_type = render_metrics()
+    def _metrics(request: Request) -> Response:
+        body, content_type = render_metrics(request.headers.get("accept"))
         return Response(body, media_type=content_type)
 
 

@@ -60,6 +60,10 @@ class ValidationQueue:
     def size(self) -> int:
         return int(self._redis.hlen(self._jobs))
 
+    def oldest_unix(self) -> float | None:
+        """When the file that has waited longest was received; None while nothing waits."""
+        return min((job.record.received_unix for job in self.all()), default=None)
+
     def discard(self, node: str, sha256: str) -> None:
         """Take a file out, claimed or not; one that is not there is fine."""
         self._redis.zrem(self._queue, f"{node}/{sha256}")

@@ -11,7 +11,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import REGISTRY
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from shoal.contracts.run import bind_address
 
@@ -33,9 +33,10 @@ class Liveness:
         return f"last progress {time.monotonic() - self._last:.0f} s ago, limit {self.limit_seconds:.0f} s"
 
 
-def render_metrics() -> tuple[bytes, str]:
-    """Body and content type of `/metrics`."""
-    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST
+def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
+    """Body and content type of `/metrics`: OpenMetrics, which has exemplars, for who accepts it, Prometheus text for others."""
+    encode, content_type = choose_encoder(accept or "")
+    return encode(REGISTRY), content_type
 
 
 Route = Callable[[Message], tuple[int, dict[str, str], bytes]]
@@ -67,7 +68,7 @@ def serve_health(
                 reason = ready()
                 self._answer(200 if reason is None else 503, (reason or "ready").encode())
             elif self.path == "/metrics":
-                body, content_type = render_metrics()
+                body, content_type = render_metrics(self.headers.get("Accept"))
                 self._answer(200, body, content_type)
             elif self.path in further:
                 status, headers, body = further[self.path](self.headers)

@@ -9,10 +9,11 @@ import sys
 import structlog
 
 from shoal.contracts.run import pod_name
+from shoal.telemetry.disk import watch_disks
 
 
 def start(role: str) -> structlog.stdlib.BoundLogger:
-    """Configure logging of this process, once, at its entry point; returns the logger to use."""
+    """Configure logging of this process, once, at its entry point; returns the logger to use. Its volumes are measured from then on."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -31,6 +32,7 @@ def start(role: str) -> structlog.stdlib.BoundLogger:
     )
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     structlog.contextvars.bind_contextvars(role=role, pod=pod_name())
+    watch_disks()
     return structlog.get_logger()
 
 

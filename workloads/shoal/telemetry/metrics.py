@@ -4,7 +4,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, disable_created_metrics
+
+disable_created_metrics()  # a series for each counter that says when it began: nobody asks, and it doubles their number
 
 BUSY_SECONDS = Counter("shoal_busy_seconds_total", "Wall-clock seconds spent working, by phase.", ["phase"])
 WAITING = Gauge(

@@ -31,6 +31,7 @@ from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
 from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe
 from shoal.training.state import BadState, States
+from shoal.training.utilisation import utilisation_of
 from shoal.training.waits import Waits
 
 ANNOUNCE_DEADLINE_SECONDS = 3600.0
@@ -70,6 +71,7 @@ class Trainer:
         self._ranks = ranks
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
+        progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
         self._method = method_of(
             Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy)
         )

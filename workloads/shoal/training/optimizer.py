@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from prometheus_client import Gauge
 from torch.distributed.tensor import DTensor
+
+CLIPPED_NORM = Gauge("shoal_trainer_gradient_norm_clipped", "Gradient norm of the last update, after the clip.")
 
 
 @dataclass(frozen=True)
@@ -90,5 +93,6 @@ class Optimizer:
                 group["lr"] = rate
             self.adamw.step()
             self.updates += 1
+            CLIPPED_NORM.set(min(norm, self._max_grad_norm))
         self.adamw.zero_grad(set_to_none=True)
         return Applied(finite, norm, rate)

@@ -18,6 +18,7 @@ from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.stability import Signals
+from shoal.training.utilisation import Utilisation
 from shoal.transport import Refused, SignedClient, Unavailable
 
 TELL_DEADLINE_SECONDS = 2.0
@@ -40,6 +41,8 @@ LAST = {
         "length_penalty",
         "loss",
         "gradient_norm",
+        "gradient_norm_max",
+        "completion_length_mean",
         "clip_low",
         "clip_high",
         "clip_delta",
@@ -53,6 +56,18 @@ LAST = {
         "importance_capped",
     )
 }
+PHASE_SECONDS = Gauge("shoal_trainer_phase_seconds", "Time of the last finished step by phase.", ["phase"])
+STEP_SECONDS = Gauge("shoal_trainer_step_seconds", "Time from beginning to end of the last finished step.")
+IDLE = Gauge("shoal_trainer_idle_ratio", "Share of the last finished step that the trainer waited.")
+TOKEN_RATE = Gauge("shoal_trainer_tokens_per_second", "Completion tokens of the last finished step by its time.")
+FLOPS = Gauge(
+    "shoal_trainer_model_flops_per_second",
+    "6 x parameters x completion tokens by the time of the last step's updates; prompts are not counted.",
+)
+MFU = Gauge(
+    "shoal_trainer_mfu_ratio", "The same as a share of the accelerators' bf16 peak; NaN where that is not known."
+)
+PAUSED = Gauge("shoal_trainer_paused", "1 while the trainer waits for a person.")
 
 SIGNALS = {
     "gradient_norm_slope": Gauge(
@@ -91,6 +106,7 @@ class Progress:
         self._told = 0.0
         self._seconds: dict[str, float] = {}
         self.last = last
+        self.utilisation = Utilisation()
 
     def begin(self, step: int) -> None:
         """Step `step` begins: its phases count from zero."""
@@ -107,6 +123,7 @@ class Progress:
     def phase(self, name: str, note: str = "") -> Iterator[None]:
         """The block is phase `name` of the step: told with a `note` in words, timed, and counted as busy unless it is a wait."""
         self._phase, self._note = name, note
+        PAUSED.set(name == "paused")
         self._tell()
         started = time.monotonic()
         try:
@@ -138,6 +155,7 @@ class Progress:
         LEFT_OUT.inc(metrics.rows_left_out)
         for name, gauge in LAST.items():
             gauge.set(getattr(metrics, name))
+        self._measure_times(metrics)
         TOKENS.inc(metrics.completion_tokens)
         SKIPPED.inc(metrics.skipped_updates)
         self._tell()
@@ -160,6 +178,18 @@ class Progress:
             skipped_updates=metrics.skipped_updates,
             rows_left_out=metrics.rows_left_out,
         )
+
+    def _measure_times(self, metrics: StepMetrics) -> None:
+        phases, tokens = metrics.phase_seconds, metrics.completion_tokens
+        seconds = metrics.finished_unix - metrics.started_unix
+        PHASE_SECONDS.clear()
+        for name, spent in phases.items():
+            PHASE_SECONDS.labels(name).set(spent)
+        STEP_SECONDS.set(seconds)
+        IDLE.set(min(1.0, sum(phases.get(name, 0.0) for name in IDLE_PHASES) / seconds) if seconds > 0 else math.nan)
+        TOKEN_RATE.set(tokens / seconds if seconds > 0 else math.nan)
+        FLOPS.set(self.utilisation.flops_per_second(tokens, phases.get("update", 0.0)))
+        MFU.set(self.utilisation.share(tokens, phases.get("update", 0.0)))
 
     def announced_version(self) -> int | None:
         """The newest version that the orchestrator knows of; None while there is none or it is away."""
