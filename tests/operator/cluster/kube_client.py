@@ -29,6 +29,8 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
+    "PersistentVolume": ("/api/v1", "persistentvolumes"),
+    "StorageClass": ("/apis/storage.k8s.io/v1", "storageclasses"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "ReplicaSet": ("/apis/apps/v1", "replicasets"),
@@ -51,7 +53,15 @@ RESOURCES: dict[str, tuple[str, str]] = {
 }
 """Where each kind lives: prefix and plural."""
 
-CLUSTER_SCOPED = {"Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+CLUSTER_SCOPED = {
+    "Namespace",
+    "Node",
+    "PersistentVolume",
+    "StorageClass",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+}
 
 APPLY, MERGE, JSON_PATCH = (
     "application/apply-patch+yaml",

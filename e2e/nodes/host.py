@@ -1,0 +1,170 @@
+"""What the node changes on this machine, and how it is put back: kernel settings, an address, firewall chains, mounts, network namespaces, cgroups.
+
+`snapshot` lists all of these, so that a test can compare before and after. Nothing is removed that is not the node's by its name or its folder.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from e2e.nodes import layout as at
+from e2e.nodes.layout import Lacking, Layout, system_program
+
+SETTINGS = {
+    "net/ipv4/ip_forward": "1",
+    "net/bridge/bridge-nf-call-iptables": "1",
+    "fs/inotify/max_user_instances": "1024",
+}
+KUBELETS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/netfilter/nf_conntrack_max")
+"""Set by kubelet and kube-proxy themselves; remembered and put back too."""
+
+OWN_CHAINS = ("KUBE-", "CNI-", "SHOAL-")
+TABLES = ("filter", "nat", "mangle")
+
+
+def _call(*command: str, check: bool = True, text: str | None = None) -> str:
+    done = subprocess.run(
+        [system_program(command[0]), *command[1:]], input=text, capture_output=True, text=True, check=False, timeout=60
+    )
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def prepare(layout: Layout) -> None:
+    """Set the machine up for a node. What was before is written to `host.json`. Raises `Lacking` when another Kubernetes works here."""
+    memory = layout.home / "host.json"
+    if not memory.exists():
+        if strangers := own_chains():
+            raise Lacking(
+                f"another kubelet, kube-proxy or CNI works on this machine (iptables has {strangers[0]}): the node would disturb it"
+            )
+        before = {name: text for name in (*SETTINGS, *KUBELETS) if (text := _setting(name)) is not None}
+        layout.home.mkdir(parents=True, exist_ok=True)
+        memory.write_text(json.dumps(before))
+    for name, value in SETTINGS.items():
+        path = Path("/proc/sys", name)
+        if path.exists():
+            path.write_text(value)
+    if f" {at.NODE_ADDRESS}/32" not in _call("ip", "-o", "address", "show", "dev", "lo"):
+        _call("ip", "address", "add", f"{at.NODE_ADDRESS}/32", "dev", "lo")
+    # A container engine of the machine may have set the policy of FORWARD to DROP.
+    for direction in ("-i", "-o"):
+        rule = ["FORWARD", direction, at.BRIDGE, "-m", "comment", "--comment", "shoal-node", "-j", "ACCEPT"]
+        if not _succeeds("iptables", "-w", "-C", *rule):
+            _call("iptables", "-w", "-A", *rule)
+    layout.run.mkdir(parents=True, exist_ok=True)
+
+
+def restore(layout: Layout) -> None:
+    """Undo what the node's programs and `prepare` did. Call it when they have ended; a second call finds nothing to do."""
+    for _ in range(20):  # a mount may lie under another, and be busy for a moment
+        mounts = _mounts_below(layout)
+        for mount in mounts:
+            subprocess.run([system_program("umount"), "-l", mount], capture_output=True, check=False)
+        if not mounts:
+            break
+        time.sleep(0.1)
+    _remove_chains()
+    for direction in ("-i", "-o"):
+        rule = ["FORWARD", direction, at.BRIDGE, "-m", "comment", "--comment", "shoal-node", "-j", "ACCEPT"]
+        while _succeeds("iptables", "-w", "-D", *rule):
+            pass
+    _call("ip", "link", "delete", at.BRIDGE, check=False)
+    _call("ip", "address", "delete", f"{at.NODE_ADDRESS}/32", "dev", "lo", check=False)
+    for group in _pod_cgroups():
+        for folder, _, _ in os.walk(group, topdown=False):
+            try:
+                Path(folder).rmdir()
+            except OSError:  # somebody's process is in it: snapshot tells
+                pass
+    memory = layout.home / "host.json"
+    if memory.exists():
+        for name, value in json.loads(memory.read_text()).items():
+            Path("/proc/sys", name).write_text(value)
+        memory.unlink()
+    subprocess.run(["rm", "-rf", "--one-file-system", str(layout.run)], check=True, timeout=60)
+
+
+def remove_namespaces(paths: Iterable[str]) -> None:
+    """Remove network namespaces that CNI made for pods which were not taken down in order."""
+    for path in paths:
+        if Path(path).name.startswith("cni-") and Path(path).parent in (Path("/run/netns"), Path("/var/run/netns")):
+            subprocess.run([system_program("umount"), "-l", path], capture_output=True, check=False)
+            Path(path).unlink(missing_ok=True)
+
+
+def snapshot(layout: Layout) -> dict[str, list[str]]:
+    """Everything of the host that a node touches, as sorted lists: equal before and after, or something was left behind."""
+    namespaces = Path("/run/netns")
+    return {
+        "mounts": sorted(_mounts_below(layout)),
+        "namespaces": sorted(each.name for each in namespaces.iterdir()) if namespaces.exists() else [],
+        "links": sorted(line.split(": ")[1].split("@")[0] for line in _call("ip", "-o", "link").splitlines()),
+        "addresses": [at.NODE_ADDRESS] if at.NODE_ADDRESS in _call("ip", "-o", "address", "show", "dev", "lo") else [],
+        "chains": own_chains(),
+        "rules": sorted(line for line in _rules("filter") + _rules("nat") if "shoal" in line or at.BRIDGE in line),
+        "cgroups": sorted(map(str, _pod_cgroups())),
+        "settings": [f"{name}={_setting(name)}" for name in (*SETTINGS, *KUBELETS)],
+        "folders": [str(layout.run)] if layout.run.exists() else [],
+    }
+
+
+def own_chains() -> list[str]:
+    """Firewall chains that Kubernetes, CNI or our agent makes, as `table/chain`."""
+    return sorted(
+        f"{table}/{line.split()[0][1:]}"
+        for family in ("iptables", "ip6tables")
+        for table in TABLES
+        for line in _rules(table, family)
+        if line.startswith(tuple(f":{prefix}" for prefix in OWN_CHAINS))
+    )
+
+
+def _remove_chains() -> None:
+    for family in ("iptables", "ip6tables"):
+        for table in TABLES:
+            lines = _rules(table, family)
+            chains = [
+                line.split()[0][1:] for line in lines if line.startswith(tuple(f":{prefix}" for prefix in OWN_CHAINS))
+            ]
+            if not chains:
+                continue
+            # In one step: empty them all, take out the jumps from the built-in chains, then remove what nothing refers to any more.
+            jumps = [
+                line.replace("-A ", "-D ", 1)
+                for line in lines
+                if line.startswith("-A ")
+                and line.split()[1] not in chains
+                and any(f" -j {chain}" in f"{line} " or f" -g {chain}" in f"{line} " for chain in chains)
+            ]
+            text = [f"*{table}", *(f":{each} - [0:0]" for each in chains), *jumps, *(f"-X {each}" for each in chains)]
+            _call(f"{family}-restore", "-w", "--noflush", text="\n".join([*text, "COMMIT", ""]))
+
+
+def _rules(table: str, family: str = "iptables") -> list[str]:
+    return _call(f"{family}-save", "-t", table, check=False).splitlines()
+
+
+def _succeeds(*command: str) -> bool:
+    done = subprocess.run([system_program(command[0]), *command[1:]], capture_output=True, check=False, timeout=60)
+    return done.returncode == 0
+
+
+def _setting(name: str) -> str | None:
+    path = Path("/proc/sys", name)
+    return path.read_text().strip() if path.exists() else None
+
+
+def _mounts_below(layout: Layout) -> list[str]:
+    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    prefixes = (f"{layout.home}/", f"{layout.run}/")
+    return sorted((each for each in places if each.startswith(prefixes)), reverse=True)
+
+
+def _pod_cgroups() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    return [each for each in (root / "kubepods", *root.glob("*/kubepods")) if each.is_dir()]
