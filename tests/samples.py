@@ -11,7 +11,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
-from shoal.contracts.ledger import GENESIS, LedgerEntry
+from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
     CalibrationSize,
@@ -182,6 +182,8 @@ PUBLIC = PublicRun(
     environment_digest=DIGEST, tasks_digest=DIGEST, task_count=4096, group_size=16, max_sequence_length=256,
     sampling=Sampling(), length_reward=LengthReward(),
 )  # fmt: skip
+ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE)
+CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest(ENTRY), unix=ENTRY.unix)
 
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
@@ -243,7 +245,13 @@ DOCUMENTS: list[Contract] = [
         run=RUN, version=7, model="arithmetic-tiny", sha256=DIGEST, open_digest=document_digest(OPEN), shards=[DIGEST] * 3
     ),
     VersionIndex(versions=[3, 4, 5, 6, 7]),
-    LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE),
+    ENTRY, CHECKPOINT,
+    InclusionProof(
+        roster=ROSTER, entry=sign(ENTRY, ORCHESTRATOR_KEY), path=[DIGEST], checkpoint=sign(CHECKPOINT, ORCHESTRATOR_KEY)
+    ),
+    ConsistencyProof(
+        roster=ROSTER, old=sign(CHECKPOINT, ORCHESTRATOR_KEY), new=sign(CHECKPOINT, ORCHESTRATOR_KEY), path=[DIGEST]
+    ),
     ChatMessage(role="user", content="12+34="),
     Task(problem_id="add-12-34", task_type="arithmetic", prompt="12+34=", verification_info={"answer": "46"}),
     Task(problem_id="chat", task_type="chat", prompt=[ChatMessage(role="user", content="hello")]),

@@ -15,10 +15,10 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.ledger_chain import BrokenChain
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepBatch
 from shoal.protocol import recovery, verdicts
-from shoal.protocol.ledger_view import BrokenChain
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.protocol.progress import run_progress
 from shoal.storage.store import Store, open_folder
@@ -303,14 +303,14 @@ def test_racing_writers_make_one_unbroken_chain_and_record_each_fact_once(tmp_pa
 
 
 def writers_reader(writer: LedgerWriter) -> LedgerWriter:
-    reader = LedgerWriter(writer._store, "tiny", writer._key)
+    reader = LedgerWriter(writer.store, "tiny", writer.key)
     reader.load()
     return reader
 
 
 def test_a_changed_entry_breaks_the_chain(tmp_path: Path) -> None:
     writer = writers(tmp_path, 1)[0]
-    store, key = writer._store, writer._key
+    store, key = writer.store, writer.key
     for step in range(3):
         writer.append("beacon-committed", step=step, digest="b" * 64)
     signed = Signed[LedgerEntry].from_json(store.get(keys.ledger_entry(1)))

@@ -16,6 +16,9 @@ FINAL_SEAL = "models/final.json"
 UPLOADS = "uploads/"
 VERDICTS = "verdicts/"
 LEDGER = "ledger/"
+CHECKPOINTS = "checkpoints/"
+SEGMENTS = "segments/"
+ROSTER = "roster.json"
 STEPS = "steps/"
 VERSIONS = "versions/"
 TRAINER_STATE = "trainer/state/"
@@ -109,6 +112,16 @@ def step_metrics(step: int) -> str:
 
 def ledger_entry(number: int) -> str:
     return f"{LEDGER}{number:020d}.json"
+
+
+def ledger_checkpoint(size: int) -> str:
+    """The signed checkpoint over the first `size` entries of the ledger."""
+    return f"{CHECKPOINTS}{size:020d}.json"
+
+
+def ledger_segment(number: int) -> str:
+    """Entries `number * SEGMENT_ENTRIES` and so on of the ledger, one JSON document a line, compressed with zstd."""
+    return f"{SEGMENTS}{number:012d}.jsonl.zst"
 
 
 def task_table(digest: str) -> str:

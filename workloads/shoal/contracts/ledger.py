@@ -1,7 +1,8 @@
 """The ledger: an append-only, hash-chained list of signed entries in the object store.
 
 Create-if-absent gives the order; each entry names the digest of the one before, so that nothing can be changed or left out unseen. Written by the
-orchestrator; readable and checkable by anyone with read access.
+orchestrator; readable and checkable by anyone with read access. Checkpoints sign how far the ledger had come, and short proofs lead from one entry,
+or from an older checkpoint, to a checkpoint (docs/ledger.md); `ledger_audit` checks all of it.
 """
 
 from typing import Annotated, Literal
@@ -9,6 +10,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.canonical import Signed
+from shoal.contracts.identity import Roster
+from shoal.contracts.merkle import LONGEST_PATH
+
+CHECKPOINT_ENTRIES = 256
+"""A checkpoint is written whenever the ledger is a multiple of this long, and in between when it has grown and time has passed."""
+SEGMENT_ENTRIES = 1024
+"""Entries in one object of `segments/`: one read in place of a thousand. A multiple of `CHECKPOINT_ENTRIES`, so that a checkpoint vouches for it."""
 
 GENESIS = "0" * 64
 """`previous` of the first entry."""
@@ -42,3 +51,36 @@ class LedgerEntry(Contract):
     groups: int | None = Field(default=None, ge=0)
     signal_groups: int | None = None
     detail: Annotated[str, Field(max_length=4000)] = ""
+
+
+class LedgerCheckpoint(Contract):
+    """How far a ledger had come, signed by its orchestrator. It follows from the entries alone, so that several writers write the same bytes."""
+
+    run: RunName
+    size: int = Field(ge=1, description="entries covered: numbers 0 to size - 1")
+    root: Sha256Hex = Field(description="Merkle root (RFC 9162) over the canonical bytes of these entries")
+    head: Sha256Hex = Field(description="digest of the last of them, which the next one names as `previous`")
+    unix: float = Field(description="of the last of them")
+
+
+Path = Annotated[list[Sha256Hex], Field(max_length=LONGEST_PATH)]
+
+
+class InclusionProof(Contract):
+    """One entry is in the ledger that a checkpoint covers. Checked with the run's public key and nothing else."""
+
+    kind: Literal["inclusion"] = "inclusion"
+    roster: Signed[Roster]
+    entry: Signed[LedgerEntry]
+    path: Path
+    checkpoint: Signed[LedgerCheckpoint]
+
+
+class ConsistencyProof(Contract):
+    """The ledger of a later checkpoint begins with that of an earlier one: nothing was changed or taken away between the two."""
+
+    kind: Literal["consistency"] = "consistency"
+    roster: Signed[Roster]
+    old: Signed[LedgerCheckpoint]
+    new: Signed[LedgerCheckpoint]
+    path: Path

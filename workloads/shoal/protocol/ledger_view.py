@@ -7,32 +7,8 @@ idempotent whoever wrote first. Kept by `ledger_writer`; read by everything that
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
-from shoal.contracts.canonical import document_digest
-from shoal.contracts.ledger import GENESIS, LedgerEntry
-
-
-class BrokenChain(RuntimeError):
-    """An entry does not follow from the one before: the ledger was changed or a piece is missing."""
-
-
-def identity(entry: LedgerEntry) -> Hashable | None:
-    """What this entry records, if that can happen only once; None for what may happen again (a node's death)."""
-    match entry.kind:
-        case "beacon-committed" | "beacon-revealed" | "batch-sealed":
-            return (entry.kind, entry.step)
-        case "version-published":
-            return (entry.kind, entry.version)
-        case "dataset-published":
-            return (entry.kind, entry.detail)
-        case "node-joined":
-            return (entry.kind, entry.node, entry.detail)
-        case "node-evicted":
-            return (entry.kind, entry.node)
-        case "accepted" | "rejected":
-            # One file has one outcome, so both kinds share one identity.
-            return ("settled", entry.node, entry.digest)
-        case _:
-            return None
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.ledger_chain import Chain, identity
 
 
 class LedgerView:
@@ -40,8 +16,7 @@ class LedgerView:
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.next_number = 0
-        self.head = GENESIS
+        self.chain = Chain(run)
         self.identities: set[Hashable] = set()
         self.joined: dict[str, int] = {}  # node -> number of the entry of its first admission
         self.invite_nonces: dict[str, str] = {}  # used nonce -> node
@@ -64,20 +39,22 @@ class LedgerView:
         self.groups_with_signal = 0
 
     @property
+    def next_number(self) -> int:
+        return self.chain.next_number
+
+    @property
+    def head(self) -> str:
+        return self.chain.head
+
+    @property
     def latest_version(self) -> int | None:
         return max(self.versions, default=None)
 
     def apply(self, entry: LedgerEntry) -> None:
         """Fold one entry in; raises `BrokenChain` when it is not the next one of this run."""
-        if entry.run != self.run or entry.number != self.next_number or entry.previous != self.head:
-            raise BrokenChain(
-                f"ledger entry {entry.number} of run {entry.run!r} does not follow entry {self.next_number - 1} of {self.run!r}"
-                f" (its previous is {entry.previous[:12]}..., expected {self.head[:12]}...)"
-            )
+        self.chain.follow(entry)
         name = identity(entry)
         repeated = name is not None and name in self.identities
-        self.next_number += 1
-        self.head = document_digest(entry)
         if repeated:
             return  # a second record of the same fact changes nothing
         if name is not None:
