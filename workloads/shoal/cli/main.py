@@ -13,6 +13,7 @@ import typer
 
 from shoal.cli.env import app as env_app
 from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
+from shoal.cli.ledger import app as ledger_app
 
 app = typer.Typer(
     name="shoal",
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(env_app)
+app.add_typer(ledger_app)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]

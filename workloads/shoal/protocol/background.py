@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from shoal.contracts import keys
 from shoal.protocol import leases, membership, recovery, work
+from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.metrics import report, report_details
 from shoal.protocol.run_state import RunState
 from shoal.protocol.verdicts import expire
@@ -33,6 +34,7 @@ class Background:
     def __init__(self, state: RunState, discovery: SignedClient) -> None:
         self._state = state
         self._discovery = discovery
+        self._checkpoints = Checkpoints(state.ledger, state.config.roster)
         self._stop = threading.Event()
         self._rebuild = threading.Event()
         self._rebuild.set()
@@ -68,6 +70,7 @@ class Background:
                 self._attempt("end leases", lambda: work.end_overdue_leases(self._state))
                 self._attempt("settle late files", lambda: settle_late(self._state))
                 self._attempt("seal steps", self._seal)
+                self._attempt("write checkpoints", self._write_checkpoints)
                 self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
@@ -95,6 +98,9 @@ class Background:
     def _seal(self) -> None:
         for step in self._state.openable_steps():
             self._state.seal_if_full(step)
+
+    def _write_checkpoints(self) -> None:
+        self._checkpoints.write_due(self._state.clock(), complete=self._state.complete)
 
     def _inviting(self) -> None:
         while not self._stop.is_set():

@@ -1,0 +1,183 @@
+"""The verbs of `shoal ledger`: show, verify and prove what a run's ledger says, without trusting who wrote it. Thin (docs/ledger.md).
+
+Exit codes: 0 all is well, 1 the ledger or the proof is not to be believed, 2 the input was wrong or the store is away. All that a node or an
+orchestrator wrote is made harmless before it is printed.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.errors import InputWrong, RunFailed
+
+app = typer.Typer(
+    name="ledger",
+    help="The ledger of a run: read it, check it, prove what is in it. Example: shoal ledger verify arithmetic",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SOURCE]", help="Run, its folder, a copy (the folder above ledger/), or s3://BUCKET/PREFIX/RUN."
+    ),
+]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
+RunKey = Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, 64 hex digits.")]
+Join = Annotated[
+    Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run: roster and public key.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store; else AWS_ENDPOINT_URL.")
+]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(
+        "--credentials", metavar="DIR", help="Folder with accessKey and secretKey; else AWS_ACCESS_KEY_ID and so on."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON in place of text.")]
+DEFAULT_RUNS_DIR = Path("runs")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+@app.command()
+def show(
+    source: Source = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="HEX", help="Only this node; a beginning is enough.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")] = None,
+    last: Annotated[int, typer.Option("--last", min=0, help="Only so many, the newest; 0: all.")] = 0,
+    totals: Annotated[bool, typer.Option("--totals", help="What each node contributed, in place of entries.")] = False,
+    probation: Annotated[
+        int, typer.Option("--probation", min=0, help="Accepted files before which a node's work does not count.")
+    ] = 0,
+    as_json: AsJson = False,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
+) -> None:
+    """Print the entries of a ledger, or what each node contributed; everything shown was checked.
+
+    Example: shoal ledger show arithmetic --totals
+    """
+    from shoal.cli.ledger_reading import read_ledger
+    from shoal.cli.ledger_sources import open_source
+    from shoal.cli.ledger_text import chosen, entry_line, totals_lines, totals_records
+    from shoal.cli.main import _print
+
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    audit = read_ledger(opened, _say)
+    if totals:
+        if as_json:
+            _print(json.dumps(totals_records(audit.report, probation)))
+        else:
+            for line in totals_lines(audit.report, probation):
+                _print(line)
+    else:
+        for entry in chosen(audit.entries, node, kind, last):
+            _print(json.dumps(entry.model_dump(mode="json")) if as_json else entry_line(entry))
+    _fail_if_wrong(audit.report.problems)
+
+
+@app.command()
+def verify(
+    source: Source = None,
+    documents: Annotated[
+        bool, typer.Option("--documents", help="Also compare with the verdicts, batches and weights that entries name.")
+    ] = False,
+    kept: Annotated[
+        Path | None,
+        typer.Option("--kept", metavar="FILE", help="A checkpoint kept earlier: the ledger must continue it."),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FILE", help="Write the newest checkpoint, for the next --kept.")
+    ] = None,
+    as_json: AsJson = False,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
+) -> None:
+    """Check a whole ledger: roster, chain, signatures, checkpoints, and with --documents what the entries name.
+
+    Example: shoal ledger verify s3://shoal/shoal/arithmetic --endpoint https://store.example --join node.json --kept checkpoint.json
+    """
+    from shoal.cli.ledger_proofs import newest_checkpoint, read_kept
+    from shoal.cli.ledger_reading import read_ledger
+    from shoal.cli.ledger_sources import open_source
+    from shoal.cli.ledger_text import report_lines, report_record
+    from shoal.cli.main import _print
+
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    before = [read_kept(kept, opened.trust)] if kept is not None else []
+    audit = read_ledger(opened, _say, kept=before, documents=documents)
+    if as_json:
+        _print(json.dumps(report_record(audit.report, opened.trust)))
+    else:
+        for line in report_lines(audit.report, opened.trust, documents):
+            _print(line)
+    _fail_if_wrong(audit.report.problems)
+    if keep is not None:
+        keep.write_bytes(newest_checkpoint(opened, audit).to_json() + b"\n")
+
+
+@app.command()
+def proof(
+    source: Source = None,
+    entry: Annotated[
+        int | None, typer.Option("--entry", min=0, metavar="N", help="Prove that entry N is in the ledger.")
+    ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option("--since", metavar="FILE", help="Prove that the ledger continues this kept checkpoint."),
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="FILE", help="Check a proof; needs the run's key and no ledger.")
+    ] = None,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
+) -> None:
+    """Print a short proof as JSON, or check one that somebody gave you.
+
+    Example: shoal ledger proof arithmetic --entry 42 > proof.json
+
+    Example: shoal ledger proof --check proof.json --run-key 1f2e...
+    """
+    from shoal.cli.ledger_proofs import check_file, prove_entry, prove_since
+    from shoal.cli.ledger_sources import open_source
+    from shoal.cli.main import _print
+
+    if [entry is not None, since is not None, check is not None].count(True) != 1:
+        raise InputWrong("give one of --entry N, --since FILE and --check FILE")
+    if check is not None:
+        _print(check_file(check, run_key, join))
+        return
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    made = prove_entry(opened, entry, _say) if entry is not None else prove_since(opened, since or Path(), _say)
+    _print(made.to_json().decode())
+
+
+def _fail_if_wrong(problems: list[str]) -> None:
+    if problems:
+        from shoal.report.text import plain
+
+        for problem in problems[1:20]:
+            _say(plain(problem, 500))
+        more = f" (and {len(problems) - 20} more)" if len(problems) > 20 else ""
+        raise RunFailed(plain(problems[0], 500) + more)

@@ -1,0 +1,133 @@
+"""What `shoal ledger` prints: entries, totals and findings as lines and as JSON records. Pure; foreign text passes through `plain`."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from shoal.cli.ledger_sources import Trust
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.ledger_audit import AuditReport, NodeTotals
+from shoal.report.text import count, plain
+
+SHORT = 16
+"""Hex digits of a key in a line: 64 bits tell nodes apart, and to grind a key with another's beginning costs more than it gains."""
+
+
+def chosen(entries: Sequence[LedgerEntry], node: str | None, kind: str | None, last: int) -> list[LedgerEntry]:
+    """The entries asked for, in order."""
+    found = [
+        entry
+        for entry in entries
+        if (node is None or (entry.node or "").startswith(node)) and (kind is None or entry.kind == kind)
+    ]
+    return found[-last:] if last else found
+
+
+def entry_line(entry: LedgerEntry) -> str:
+    """One entry as one line."""
+    parts = [f"{entry.number:>8}", when(entry.unix), f"{entry.kind:<17}"]
+    if entry.node is not None:
+        parts.append(f"node {entry.node[:SHORT]}")
+    for name in ("step", "submission", "version", "tokens", "groups", "signal_groups"):
+        value = getattr(entry, name)
+        if value is not None:
+            parts.append(f"{name.replace('_', ' ')} {value}")
+    if entry.digest is not None:
+        parts.append(f"digest {entry.digest[:SHORT]}")
+    if entry.detail:
+        parts.append(plain(entry.detail, 200))
+    return "  ".join(parts)
+
+
+def when(unix: float) -> str:
+    """A time in UTC; `-` when it is none that a clock shows."""
+    try:
+        return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def state_of(node: NodeTotals) -> str:
+    """A node's place in the run, as the ledger has it last."""
+    if node.evicted:
+        return "slashed"
+    return "dead" if node.dead else "joined" if node.joined else "unknown"
+
+
+def _ordered(report: AuditReport) -> Iterable[tuple[str, NodeTotals]]:
+    return sorted(report.nodes.items(), key=lambda item: (-item[1].tokens, item[0]))
+
+
+def totals_lines(report: AuditReport, probation_files: int) -> list[str]:
+    """A table of nodes, largest contribution first, and the sum."""
+    lines = [f"{'node':<64}  {'state':<8}{'accepted':>9}{'rejected':>9}{'groups':>9}{'tokens':>14}{'credit':>14}"]
+    for node, totals in _ordered(report):
+        lines.append(
+            f"{node:<64}  {state_of(totals):<8}{count(totals.files_accepted):>9}{count(totals.files_rejected):>9}"
+            f"{count(totals.groups):>9}{count(totals.tokens):>14}{count(totals.credit(probation_files)):>14}"
+        )
+    credited = sum(node.credit(probation_files) for node in report.nodes.values())
+    lines.append(
+        f"{count(report.tokens)} tokens accepted, {count(credited)} credited,"
+        f" {count(report.forfeited)} forfeited by slashed nodes and credited to nobody"
+    )
+    return lines
+
+
+def totals_records(report: AuditReport, probation_files: int) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "run": report.run,
+        "tokens": report.tokens,
+        "forfeited": report.forfeited,
+        "nodes": [
+            {
+                "node": node,
+                "state": state_of(totals),
+                "files_accepted": totals.files_accepted,
+                "files_rejected": totals.files_rejected,
+                "groups": totals.groups,
+                "tokens": totals.tokens,
+                "credit": totals.credit(probation_files),
+            }
+            for node, totals in _ordered(report)
+        ],
+    }
+
+
+def report_lines(report: AuditReport, trust: Trust, documents: bool) -> list[str]:
+    """What was checked, and how far it carries."""
+    kinds = ", ".join(f"{plain(kind)} {count(number)}" for kind, number in sorted(report.kinds.items()))
+    lines = [
+        f"run {plain(report.run)}: {count(report.entries)} entries, {count(len(report.nodes))} nodes",
+        f"entries: {kinds or 'none'}",
+        f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
+        f" {count(report.entries - report.covered)} came after it",
+    ]
+    if documents:
+        lines.append(f"documents compared: {count(report.documents)}")
+    lines.append(f"trusted: run key {trust.run_key} (from {plain(trust.origin, 200)})")
+    if not trust.given:
+        lines.append(
+            "the key comes from what was checked: compare it with the one that you were given, or use --run-key"
+        )
+    lines.append(
+        "the ledger is good" if not report.problems else f"the ledger is NOT good: {len(report.problems)} findings"
+    )
+    return lines
+
+
+def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "run": report.run,
+        "good": not report.problems,
+        "entries": report.entries,
+        "nodes": len(report.nodes),
+        "kinds": dict(sorted(report.kinds.items())),
+        "checkpoints": report.checkpoints,
+        "entries_covered": report.covered,
+        "documents": report.documents,
+        "run_key": trust.run_key,
+        "run_key_given": trust.given,
+        "problems": [plain(problem, 500) for problem in report.problems],
+    }
