@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint types format lock crds bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -18,6 +18,9 @@ test: setup ## lint, types and tests; what CI runs
 
 soak: setup ## long churn, fuzzing and whole suites; not part of `make test`
 	@tools/test.sh --only-tests -m soak --timeout=7200
+
+e2e: setup ## real pods on a real cluster: a node on this machine, kind, or `E2E="--kubeconfig FILE"`; see e2e/README.md
+	@tools/e2e.sh $(E2E)
 
 lint: setup ## ruff and the import rules
 	.venv/bin/ruff check

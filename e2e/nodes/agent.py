@@ -2,8 +2,8 @@
 
     python -m e2e.nodes.agent KUBECONFIG VOLUMES
 
-Runs as root beside kube-proxy, as a user who may read pods, namespaces, policies and claims and write volumes. Each kind is watched in a thread that only says
-that something changed; the main thread then reads all anew and applies it whole. Rules of an agent that ended stay in force.
+Runs as root beside kube-proxy, as a user who may read pods, namespaces, policies and claims and write volumes. Each kind is watched in a thread
+that only says that something changed; the main thread then reads all anew and applies it whole. Rules of an agent that ended stay in force.
 """
 
 import subprocess

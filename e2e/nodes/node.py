@@ -1,7 +1,7 @@
 """The node as a whole: up, down, and what lies between. Each start begins with an empty etcd; containerd keeps its images.
 
-Used by `e2e.clusters` and by hand: `python -m e2e.nodes up`. Waits are conditions with deadlines; a program that ends while it is waited for is an error
-that quotes its log.
+Used by `e2e.clusters` and by hand: `python -m e2e.nodes up`. Waits are conditions with deadlines; a program that ends while it is waited for is an
+error that quotes its log.
 """
 
 import json
@@ -48,7 +48,7 @@ class Node:
         return all(daemon.pid is not None for daemon in self.daemons.values())
 
     def up(self) -> None:
-        """Start it, and wait until it is Ready with DNS. Raises `layout.Lacking` when this machine cannot hold one, RuntimeError with the log of what failed."""
+        """Start it, and wait until it is Ready with DNS. Raises `Lacking` when this machine cannot hold one, RuntimeError with a log otherwise."""
         check_machine()
         self.down()
         for name in ("pki", "etcd", "kubelet", "logs", "pod-logs", "volumes"):

@@ -1,9 +1,9 @@
 """NetworkPolicies of a one-node cluster as firewall rules. Pure: policies, pods and namespaces in, text for `iptables-restore --noflush` out.
 
-A packet of a new connection passes `SHOAL-POLICY`: first what its source pod may send to (chain `SHOAL-E-...`), then what its target pod may receive
-(`SHOAL-I-...`); a chain that ends without a permission drops. Pods that no policy selects have no chain. Packets of connections that stand, replies too,
-pass. What the node itself sends to a pod (probes) never comes here, as Kubernetes asks for. Addresses of Services are pods' by then (kube-proxy).
-IPv4 only, like the node.
+A packet of a new connection passes `SHOAL-POLICY`: first what its source pod may send to (chain `SHOAL-E-...`), then what its target pod may
+receive (`SHOAL-I-...`); a chain that ends without a permission drops. Pods that no policy selects have no chain. Packets of connections that stand,
+replies too, pass. What the node itself sends to a pod (probes) never comes here, as Kubernetes asks for. Addresses of Services are pods' by then
+(kube-proxy). IPv4 only, like the node.
 """
 
 import hashlib
@@ -130,12 +130,12 @@ def _peers(peers: list[Object], namespace: str, world: World) -> Iterable[tuple[
 
 def _block(block: Object) -> list[str]:
     """The networks of an ipBlock without its exceptions. IPv6 has no traffic here."""
-    kept = [ipaddress.ip_network(block["cidr"], strict=False)]
-    if kept[0].version != 4:
+    if ":" in block["cidr"]:
         return []
+    kept = [ipaddress.IPv4Network(block["cidr"], strict=False)]
     for each in block.get("except") or []:
-        hole = ipaddress.ip_network(each, strict=False)
-        rest = []
+        hole = ipaddress.IPv4Network(each, strict=False)
+        rest: list[ipaddress.IPv4Network] = []
         for network in kept:
             if not network.overlaps(hole):
                 rest.append(network)

@@ -1,0 +1,162 @@
+"""Which cluster the tests run on: one that is given, one of kind's, or a node on this machine. All are loaded with images and closed in the same way.
+
+`choose` decides by `--kubeconfig` and `E2E_CLUSTER`; without either, kind where it and Docker are there, and otherwise this machine.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Protocol
+
+from kube_client import Kube
+
+from e2e import ROOT
+from e2e.nodes import host
+from e2e.nodes.layout import SYSTEM_PATH, built_tool
+from e2e.nodes.node import Node
+
+KIND_NAME = "shoal-e2e"
+KIND_SECONDS = 600
+
+
+class Cluster(Protocol):
+    """A cluster that is up."""
+
+    kubeconfig: Path
+
+    def load(self, archives: list[Path]) -> None:
+        """Make these images known to every node."""
+
+    def close(self) -> list[str]:
+        """Take down what was started. Returns what could not be put back as it was."""
+
+
+class GivenCluster:
+    """Somebody's cluster: it has its images from its registry, and stays as it is."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def load(self, archives: list[Path]) -> None:
+        pass
+
+    def close(self) -> list[str]:
+        return []
+
+
+class LocalCluster:
+    """The node on this machine (`e2e.nodes`). One that `--keep-cluster` left behind is used again."""
+
+    def __init__(self, keep: bool) -> None:
+        self.keep = keep
+        self.node = Node()
+        self.kubeconfig = self.node.layout.kubeconfig
+        self.before: dict[str, list[str]] | None = None
+        if self.node.is_up and self._answers():
+            return
+        self.node.down()
+        self.before = host.snapshot(self.node.layout)
+        self.node.up()
+
+    def load(self, archives: list[Path]) -> None:
+        for archive in archives:
+            self.node.load(archive)
+
+    def close(self) -> list[str]:
+        if self.keep:
+            return []
+        self.node.down()
+        after = host.snapshot(self.node.layout)
+        if self.before is None:
+            return []
+        return [
+            f"{name}: {self.before[name]} became {after[name]}" for name in after if after[name] != self.before[name]
+        ]
+
+    def _answers(self) -> bool:
+        kube = Kube(self.kubeconfig)
+        try:
+            return kube.is_ready()
+        finally:
+            kube.close()
+
+
+class KindCluster:
+    """A cluster of kind's, `e2e/kind.yaml`. Nothing is pulled but kind's own node image."""
+
+    def __init__(self, keep: bool, folder: Path) -> None:
+        self.keep = keep
+        self.kubeconfig = folder / "kind.kubeconfig"
+        folder.mkdir(parents=True, exist_ok=True)
+        if KIND_NAME in self._kind("get", "clusters").split():
+            self._kind("export", "kubeconfig", "--name", KIND_NAME, "--kubeconfig", str(self.kubeconfig))
+            return
+        self._kind(
+            "create", "cluster", "--name", KIND_NAME, "--config", str(ROOT / "e2e" / "kind.yaml"),
+            "--kubeconfig", str(self.kubeconfig), "--wait", "180s",
+        )  # fmt: skip
+
+    def load(self, archives: list[Path]) -> None:
+        for archive in archives:
+            self._kind("load", "image-archive", str(archive), "--name", KIND_NAME)
+
+    def close(self) -> list[str]:
+        if not self.keep:
+            self._kind("delete", "cluster", "--name", KIND_NAME, "--kubeconfig", str(self.kubeconfig))
+        return []
+
+    @staticmethod
+    def _kind(*arguments: str) -> str:
+        done = subprocess.run(["kind", *arguments], capture_output=True, text=True, check=False, timeout=KIND_SECONDS)
+        if done.returncode != 0:
+            raise RuntimeError(f"kind {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+
+def kind_of_cluster(kubeconfig: str | None, environment: dict[str, str], programs: set[str]) -> str:
+    """`given`, `kind` or `local`. `programs` are those of kind and docker that work here. Raises ValueError for an unknown E2E_CLUSTER."""
+    wanted = environment.get("E2E_CLUSTER", "")
+    if kubeconfig:
+        if wanted:
+            raise ValueError(f"--kubeconfig and E2E_CLUSTER={wanted} name two clusters: give one of them")
+        return "given"
+    if wanted in ("local", "kind"):
+        return wanted
+    if wanted:
+        raise ValueError(
+            f"E2E_CLUSTER={wanted}: known are local (a node on this machine) and kind; for another cluster give --kubeconfig"
+        )
+    return "kind" if {"kind", "docker"} <= programs else "local"
+
+
+def choose(kubeconfig: str | None, keep: bool, folder: Path) -> Cluster:
+    """The cluster, up. Raises `Lacking` or RuntimeError with the reason, ValueError for bad settings."""
+    kind = kind_of_cluster(kubeconfig, dict(os.environ), working_programs())
+    if kind == "given":
+        return GivenCluster(Path(str(kubeconfig)).resolve())
+    return KindCluster(keep, folder) if kind == "kind" else LocalCluster(keep)
+
+
+def working_programs() -> set[str]:
+    """Which of kind and docker work here."""
+    found = {name for name in ("kind", "docker") if shutil.which(name)}
+    if "docker" in found and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0:
+        found.remove("docker")
+    return found
+
+
+def run_kubectl(kubeconfig: Path, *arguments: str, seconds: float = 120.0, text: str | None = None) -> str:
+    """What kubectl prints as the user of `kubeconfig`. Raises RuntimeError with what it complains of."""
+    done = subprocess.run(
+        [built_tool("kubernetes") / "kubectl", *arguments],
+        env={"PATH": SYSTEM_PATH, "HOME": "/nonexistent", "KUBECONFIG": str(kubeconfig)},
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

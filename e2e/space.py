@@ -1,0 +1,152 @@
+"""A namespace for one test, on a real cluster: what a test applies there, runs there and waits for.
+
+Waits have deadlines, and when one passes, the failure says what the namespace looks like. `probe_pod` is a pod of the operator's image (it has
+Python) that stays until it is deleted; `reaches` asks from inside such a pod.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kube_client import Kube
+
+from e2e.artifacts import pod_errors
+from e2e.clusters import run_kubectl
+from servers import wait_until
+
+Object = dict[str, Any]
+Value = TypeVar("Value")
+
+POD_SECONDS = 90.0
+"""From an accepted pod to a ready one, with the image there; three seconds on a quiet machine."""
+STEADY_CHECKS = 3
+"""How often in a row a thing must hold that shall hold from now on."""
+
+STAY = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
+CONNECT = """import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2).close()
+except OSError as error:
+    print(f"{type(error).__name__}: {error}")
+else:
+    print("connected")
+"""
+SERVE = """import functools, http.server
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory='/shoal/tmp')
+http.server.ThreadingHTTPServer(('', {port}), handler).serve_forever()
+"""
+
+SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 23456,  # not the image's own: any uid must do
+    "runAsGroup": 23456,
+    "fsGroup": 23456,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """A namespace under the restricted pod security standard. `image("operator")` names an image of ours as this cluster knows it."""
+
+    kube: Kube
+    name: str
+    kubeconfig: Path
+    image: Callable[[str], str]
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        """kubectl in this namespace."""
+        return run_kubectl(self.kubeconfig, "--namespace", self.name, *arguments, text=text)
+
+    def apply(self, *objects: Object) -> None:
+        """Apply objects, in this namespace."""
+        for made in objects:
+            made["metadata"]["namespace"] = self.name
+            self.kube.apply(made, force=True)
+
+    def probe_pod(
+        self, name: str, labels: dict[str, str] | None = None, *, serves: int | None = None, **spec: Any
+    ) -> Object:
+        """A pod that stays, or an HTTP server on port `serves`, named `http`. `spec` are further fields of the pod."""
+        container: Object = {
+            "name": "probe",
+            "image": self.image("operator"),
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["python", "-c", STAY if serves is None else SERVE.format(port=serves)],
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+            "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": [{"name": "tmp", "mountPath": "/shoal/tmp"}],
+        }
+        if serves is not None:
+            container["ports"] = [{"name": "http", "containerPort": serves}]
+            container["readinessProbe"] = {"tcpSocket": {"port": "http"}, "periodSeconds": 1}
+        volumes = [{"name": "tmp", "emptyDir": {}}, *spec.pop("volumes", [])]
+        container["volumeMounts"] += spec.pop("mounts", [])
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name, **(labels or {})}},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "terminationGracePeriodSeconds": 2,
+                "securityContext": SECURITY,
+                "containers": [container],
+                "volumes": volumes,
+                **spec,
+            },
+        }
+
+    def wait(self, what: str, poll: Callable[[], Value | None], seconds: float = POD_SECONDS) -> Value:
+        """The first value of `poll` that is neither None nor False; afterwards the test fails with what is wrong with the pods here."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            value = poll()
+            if value is not None and value is not False:
+                return value
+            time.sleep(0.2)
+        wrong = [text for pod in self.kube.list("Pod", self.name) for text in pod_errors(pod)]
+        return wait_until("; ".join([what, *wrong]), poll, seconds=0.0)
+
+    def wait_ready(self, *pods: str, seconds: float = POD_SECONDS) -> None:
+        """Until these pods are Ready."""
+        for name in pods:
+            found = partial(self.kube.get, "Pod", name, self.name)
+            self.wait(f"pod {name} to be Ready", lambda found=found: condition(found(), "Ready"), seconds)  # type: ignore[misc]
+
+    def address(self, pod: str) -> str:
+        """The pod's own address."""
+        found = self.kube.get("Pod", pod, self.name)
+        assert found is not None
+        return found["status"]["podIP"]
+
+    def run(self, pod: str, *command: str) -> str:
+        """What a command prints inside a pod. Raises RuntimeError when it fails."""
+        return self.kubectl("exec", pod, "--", *command).strip()
+
+    def reaches(self, pod: str, host: str, port: int) -> bool:
+        """Whether a connection from inside the pod is taken. A name that is not known raises, so that it is not mistaken for a closed door."""
+        said = self.run(pod, "python", "-c", CONNECT, host, str(port))
+        if said.startswith("gaierror"):
+            raise RuntimeError(f"{pod} does not know the name {host}: {said}")
+        return said == "connected"
+
+    def wait_reach(self, pod: str, host: str, port: int, *, can: bool, seconds: float = 30.0) -> None:
+        """Until the pod reaches, or does not reach, that port; then it must stay so for some tries."""
+        verb = "can" if can else "cannot"
+        self.wait(f"{pod} {verb} reach {host}:{port}", lambda: self.reaches(pod, host, port) is can, seconds)
+        for _ in range(STEADY_CHECKS):
+            assert self.reaches(pod, host, port) is can, f"{pod} {verb} reach {host}:{port} at first, then not so"
+
+
+def condition(found: Object | None, name: str) -> bool:
+    """Whether an object's condition is True."""
+    conditions = ((found or {}).get("status") or {}).get("conditions") or []
+    return any(each["type"] == name and each["status"] == "True" for each in conditions)
