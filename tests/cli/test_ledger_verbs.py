@@ -1,6 +1,5 @@
 """`shoal ledger` as a stranger uses it, on a copy that somebody else may have changed: what is good is proven, what is not ends with 1."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -8,27 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ledger_copies import CHEAT, ESCAPES, FILES, HONEST, changed, entry_of, make_copy, rewrite_from, store_of, verdict
 
-from samples import NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, key, run_config
+from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, key, run_config
+from servers import Minio
 from shoal.cli import ledger_reading
 from shoal.cli.main import main
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.canonical import sign
 from shoal.contracts.identity import ROLES, Roster
-from shoal.contracts.ledger import LedgerCheckpoint, LedgerEntry
+from shoal.contracts.ledger import LedgerCheckpoint
+from shoal.contracts.recipe import S3Storage
 from shoal.contracts.run import NodeConfig
-from shoal.contracts.seeds import beacon_commitment
-from shoal.contracts.steps import BatchFile, StepBatch
-from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.weights import WeightsManifest
-from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.ledger_writer import LedgerWriter
-from shoal.storage.store import Store, open_folder
-
-HONEST, CHEAT = NODE, "c" * 64
-FILES = {HONEST: "1" * 64, CHEAT: "2" * 64}
-ESCAPES = "\x1b[2J\u202eevil"
-BEACON = bytes(range(32))
+from shoal.storage.store import Store, open_s3
 
 
 @dataclass
@@ -57,69 +50,9 @@ def shoal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     return run
 
 
-def verdict(node: str, submission: int, tokens: int, *, accepted: bool) -> Verdict:
-    fields = {"run": RUN, "node": node, "lease": "ab" * 16, "step": 0, "submission": submission, "sha256": FILES[node]}
-    if not accepted:
-        return Verdict(**fields, outcome="reject", reason="sampling", evidence=ESCAPES)
-    return Verdict(
-        **fields, outcome="accept", policy_version=0, rows=1, completion_tokens=tokens,
-        rewards=[RowReward(task_reward=1.0, length_penalty=0.0, reward=1.0)],
-    )  # fmt: skip
-
-
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of a small run's store: two nodes, one of them slashed after a file of it was accepted."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    store = open_folder(folder, "", deadline_seconds=2)
-    writer = LedgerWriter(store, RUN, ORCHESTRATOR_KEY, clock=lambda: 1_795_000_000.0)
-    checkpoints = Checkpoints(writer, ROSTER)
-    writer.append("beacon-committed", step=0, digest=beacon_commitment(BEACON))
-    weights = WeightsManifest(
-        run=RUN, version=0, model="tiny", sha256="3" * 64, open_digest="4" * 64, shards=["5" * 64]
-    )
-    store.put(keys.version_weights(0), sign(weights, ROLE_KEYS["trainer"]).to_json())
-    writer.append("version-published", version=0, digest="3" * 64)
-    for number, node in enumerate((HONEST, CHEAT)):
-        writer.append("node-joined", node=node, detail=f"{number:032d}")
-    writer.append("beacon-revealed", step=0, digest=beacon_commitment(BEACON))
-    checkpoints.write_due(0.0, complete=True)
-    signed = sign(verdict(HONEST, 0, 700, accepted=True), ROLE_KEYS["validator"])
-    store.put(keys.verdict(HONEST, FILES[HONEST]), signed.to_json())
-    accept(writer, HONEST, 700)
-    batch = StepBatch(
-        run=RUN, step=0, beacon=BEACON.hex(), groups=1, groups_dropped=0,
-        files=[BatchFile(node=HONEST, submission=0, sha256=FILES[HONEST], policy_version=0, rows=1, prompt_indices=[1])],
-    )  # fmt: skip
-    store.put(keys.step_batch(0), batch.to_json())
-
-    writer.append("batch-sealed", step=0, digest=hashlib.sha256(batch.to_json()).hexdigest(), groups=1)
-    rejected = sign(verdict(CHEAT, 0, 0, accepted=False), ROLE_KEYS["validator"])
-    store.put(keys.verdict(CHEAT, FILES[CHEAT]), rejected.to_json())
-    writer.append("accepted", node=CHEAT, step=0, submission=1, digest="9" * 64, tokens=300, groups=1, signal_groups=1)
-    earlier = verdict(CHEAT, 1, 300, accepted=True).model_copy(update={"sha256": "9" * 64})
-    store.put(keys.verdict(CHEAT, "9" * 64), sign(earlier, ROLE_KEYS["validator"]).to_json())
-    writer.append(
-        "rejected", node=CHEAT, step=0, submission=0, digest=FILES[CHEAT], detail=f"sampling: {ESCAPES}"
-    )  # fmt: skip
-    writer.append("node-evicted", node=CHEAT, detail="file was rejected")
-    checkpoints.write_due(1.0, complete=True)
-    return folder
-
-
-def accept(writer: LedgerWriter, node: str, tokens: int) -> None:
-    writer.append(
-        "accepted", node=node, step=0, submission=0, digest=FILES[node], tokens=tokens, groups=2, signal_groups=1
-    )
-
-
-def store_of(copy: Path) -> Store:
-    return open_folder(copy, "", deadline_seconds=2)
-
-
-def entry_of(copy: Path, number: int) -> Signed[LedgerEntry]:
-    return Signed[LedgerEntry].from_json(store_of(copy).get(keys.ledger_entry(number)))
+    return make_copy(tmp_path / "copy")
 
 
 TRUST = ("--run-key", RUN_KEY.public)
@@ -168,23 +101,6 @@ def test_a_folder_store_is_found_below_its_prefix_and_read_without_writing(shoal
     assert sorted(path for path in deeper.rglob("*")) == before
 
 
-def changed(copy: Path, number: int, signer: object = ORCHESTRATOR_KEY, **changes: object) -> None:
-    entry = entry_of(copy, number).document.model_copy(update=changes)
-    store_of(copy).put(keys.ledger_entry(number), sign(entry, signer).to_json())  # type: ignore[arg-type]
-
-
-def rewrite_from(copy: Path, number: int, **changes: object) -> None:
-    """The orchestrator itself rewrites its history: every later entry is chained and signed again."""
-    store = store_of(copy)
-    writer = LedgerWriter(store, RUN, ORCHESTRATOR_KEY)
-    entries = [entry_of(copy, each).document for each in range(10)]
-    for each in range(10):
-        store.delete(keys.ledger_entry(each))
-    for entry in entries:
-        fields = entry.model_dump(exclude={"number", "previous", "run", "kind", "unix"}, exclude_none=True)
-        writer.append(entry.kind, **{**fields, **(changes if entry.number == number else {})})
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a changed value": (
         lambda copy: store_of(copy).put(
@@ -195,13 +111,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another signer": (lambda copy: changed(copy, 5, key(77)), "entry 5 is not signed by this run's orchestrator"),
     "a changed entry signed anew": (lambda copy: changed(copy, 5, tokens=900), "entry 6: ledger entry 6 of run"),
     "no json": (lambda copy: store_of(copy).put(keys.ledger_entry(3), b"\x00"), "entry 3 is not signed by"),
-    "a missing entry": (lambda copy: store_of(copy).delete(keys.ledger_entry(4)), "entry 4 is not there"),
+    "a missing entry": (lambda copy: (copy / keys.ledger_entry(4)).unlink(), "entry 4 is not there"),
     "a missing end": (
-        lambda copy: [store_of(copy).delete(keys.ledger_entry(number)) for number in (8, 9)],
+        lambda copy: [(copy / keys.ledger_entry(number)).unlink() for number in (8, 9)],
         "the ledger has 8 entries, and a signed checkpoint covers 10: its end is missing",
     ),
     "everything missing": (
-        lambda copy: [store_of(copy).delete(keys.ledger_entry(number)) for number in range(10)],
+        lambda copy: [(copy / keys.ledger_entry(number)).unlink() for number in range(10)],
         "the ledger has 0 entries, and a signed checkpoint covers 10",
     ),
     "a rewritten history": (
@@ -258,7 +174,7 @@ def test_a_reveal_of_another_beacon_and_pay_for_a_stranger_are_found(shoal: Shoa
 
 DOCUMENT_DAMAGE: dict[str, tuple[Callable[[Store], object], str]] = {
     "no verdict": (
-        lambda store: store.delete(keys.verdict(HONEST, FILES[HONEST])),
+        lambda store: store.local_path(keys.verdict(HONEST, FILES[HONEST])).unlink(),
         "entry 5 (accepted): the document that it names is not there",
     ),
     "more pay than was counted": (
@@ -445,3 +361,30 @@ def test_whoever_waits_long_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         progress.step()
     assert said == ["read 2 of 1,200 entries"]
+
+
+def test_a_ledger_in_an_s3_store_is_read_with_credentials_from_files_or_the_environment(
+    shoal: Shoal, copy: Path, tmp_path: Path, minio_server: Minio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access, secret = minio_server.access_key, minio_server.secret_key
+    spec = S3Storage(endpoint=minio_server.endpoint, bucket=minio_server.bucket, credentials_secret="store")
+    bucket = open_s3(spec, f"ledger/{RUN}", access, secret, deadline_seconds=20)
+    for path in copy.rglob("*.json"):
+        bucket.put(str(path.relative_to(copy)), path.read_bytes())
+    url = f"s3://{minio_server.bucket}/ledger/{RUN}"
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "accessKey").write_text(access + "\n")
+    (tmp_path / "secrets" / "secretKey").write_text(secret)
+    answer = shoal(
+        "verify", url, "--endpoint", minio_server.endpoint, "--credentials", "secrets", "--documents", *TRUST
+    )
+    assert answer.code == 0, answer.err
+    monkeypatch.setenv("AWS_ENDPOINT_URL", minio_server.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong" + secret)
+    answer = shoal("verify", url, *TRUST)
+    assert answer.code == 2
+    assert "the store refuses our credentials" in answer.err
+    assert secret not in answer.err
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    assert shoal("verify", url, *TRUST).code == 0
