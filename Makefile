@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds observability bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -41,6 +41,9 @@ crds: setup ## write crds/, docs/reference.md and the chart's permissions from o
 	$(PYTHON) -m shoal_operator.api.crd crds/ docs/reference.md
 	$(PYTHON) -m shoal_operator.install --permissions >charts/shoal/files/permissions.yaml
 
+observability: setup ## write docs/metrics.md and the chart's Grafana dashboards from the metrics that the code declares
+	$(PYTHON) -m tools.observability
+
 bench: setup ## run the benchmarks; each writes one JSON and one table
 	@for program in benchmarks/*/run.py; do \
 		test -f "$$program" || continue; echo "== $$program"; $(PYTHON) "$$program" || exit 1; done
@@ -55,6 +58,7 @@ bench-inference: setup ## what proofs cost an engine, swaps, from a new version 
 	$(PYTHON) -m benchmarks.inference
 
 bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and aria2; needs root, some fifteen minutes
+	@tools/setup.sh --with aria2c:aria2 curl:curl ip:iproute2
 	$(PYTHON) -m benchmarks.broadcast
 
 reproduce: setup ## the paper's experiments on a tiny model; runs what is missing, some 70 minutes in all

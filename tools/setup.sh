@@ -4,6 +4,9 @@
 # Called by `make demo`, `make test` and every other target that needs the environment. A second run costs nothing (a stamp in .venv holds the
 # digest of all that went in). Safe when interrupted: the stamp is written last, and an install that was cut short is done again whole. Two runs at
 # once wait for each other. Nothing is removed from the machine, and no service is stopped or disabled.
+#
+#   tools/setup.sh                                    what tests and the demo need
+#   tools/setup.sh --with aria2c:aria2 tc:iproute2    and these commands, each with the Debian package that brings it
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,7 +20,12 @@ fail() {
 }
 
 # What must be on PATH, and the Debian package that brings it.
-commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux)
+commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux promtool:prometheus)
+if [[ ${1:-} == --with ]]; then
+    commands+=("${@:2}")
+elif (($#)); then
+    fail "unknown argument $1; known is: --with COMMAND:PACKAGE ..."
+fi
 
 missing_packages() {
     local pair

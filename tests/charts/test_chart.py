@@ -80,6 +80,33 @@ def test_crds_are_the_shipped_ones_and_outlive_the_release() -> None:
     assert not any("annotations" in each["metadata"] for each in going)
 
 
+def test_dashboards_are_the_generated_ones_with_links_to_the_runbooks() -> None:
+    given = ["--set", "metrics.dashboards.enabled=true", "--set", "metrics.alerts.runbookUrl=https://wiki.example.org"]
+    maps = [
+        each
+        for each in render(*given)
+        if each["kind"] == "ConfigMap" and "grafana_dashboard" in each["metadata"]["labels"]
+    ]
+    made = {name: json.loads(text) for each in maps for name, text in each["data"].items()}
+    generated = {path.name: path.read_text() for path in (CHART / "dashboards").iterdir()}
+    assert len(made) == 6
+    assert made == {
+        name: json.loads(text.replace("@runbooks@", "https://wiki.example.org")) for name, text in generated.items()
+    }
+    assert all(len(text) < 1 << 19 for text in generated.values())  # etcd takes a mebibyte
+
+
+def test_alerts_are_the_tested_ones_with_links_to_the_runbooks() -> None:
+    given = ["--set", "metrics.alerts.enabled=true", "--set", "metrics.alerts.runbookUrl=https://wiki.example.org"]
+    [rule] = [each for each in render(*given) if each["kind"] == "PrometheusRule"]
+    text = (CHART / "files" / "alerts.yaml").read_text().replace("@runbooks@", "https://wiki.example.org")
+    assert rule["spec"] == yaml.safe_load(text)
+
+
+def test_nothing_that_needs_other_crds_is_made_unasked() -> None:
+    assert not {each["kind"] for each in render()} & {"PodMonitor", "PrometheusRule"}
+
+
 def test_every_pod_of_the_chart_is_restricted_and_holds_no_token_but_the_operator() -> None:
     pods = []
     for each in render("--set", "minio.enabled=true"):
@@ -131,6 +158,8 @@ def test_no_secret_is_in_what_is_no_secret() -> None:
         ("minio.bucket=Rollouts", "'Rollouts' does not match pattern"),
         ("minio.persistence.size=many", "'many' does not match pattern"),
         ("storage.accessKey=alone", "/storage"),
+        ("metrics.alerts.runbookUrl=https://wiki.example.org/", "does not match pattern"),
+        ("metrics.dashboards.enabled=maybe", "got string, want boolean"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_with_its_place(value: str, said: str) -> None:
