@@ -1,11 +1,14 @@
 #!/bin/sh
-# Makes /opt/shoal in the build stage of an image: a virtual environment with the packages of one role, by hash, and Shoal itself; all compiled.
+# Makes /opt/shoal in the build stage of an image: a virtual environment with the packages of one lock, by hash, and Shoal itself; all compiled.
 #
-#   images/install.sh operator
+#   images/install.sh operator                 requirements/images/operator.lock and Shoal
+#   images/install.sh runtime-cpu packages     the lock only
+#   images/install.sh shoal shoal              Shoal only, for an image whose packages lie in another one
 #
 # Runs in the root of the repository. uv, pinned by requirements/bootstrap.lock, lives in an environment of its own that stays behind.
 set -eu
-role=$1
+lock=$1
+what=${2:-both}
 export UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1 UV_NO_CACHE=1 UV_HTTP_TIMEOUT=300 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 python3 -m venv /tmp/bootstrap
@@ -16,9 +19,19 @@ index=$(/tmp/bootstrap/bin/python -m pip config get global.index-url 2>/dev/null
 
 python3 -m venv --without-pip /opt/shoal
 export VIRTUAL_ENV=/opt/shoal
-/tmp/bootstrap/bin/uv pip install -q --no-deps --require-hashes -r "requirements/images/$role.lock"
-/tmp/bootstrap/bin/uv build -q --wheel --out-dir /tmp/wheel
-/tmp/bootstrap/bin/uv pip install -q --no-deps /tmp/wheel/*.whl
+if [ "$what" != shoal ]; then
+    /tmp/bootstrap/bin/uv pip install -q --no-deps --require-hashes -r "requirements/images/$lock.lock"
+fi
+if [ "$what" != packages ]; then
+    /tmp/bootstrap/bin/uv build -q --wheel --out-dir /tmp/wheel
+    /tmp/bootstrap/bin/uv pip install -q --no-deps /tmp/wheel/*.whl
+fi
+if [ "$lock" = runtime-cpu ]; then
+    # The same torch that was tested is a CUDA build. What it opens only when it finds a GPU is half a gigabyte; what it is linked with stays.
+    site=$(echo /opt/shoal/lib/python3*/site-packages)
+    rm -rf "$site"/nvidia/*/include "$site"/nvidia/cudnn/lib/libcudnn_*.so.* "$site"/nvidia/cu13/lib/libnvrtc.alt.so.* \
+        "$site"/nvidia/cu13/lib/libnvperf_*.so* "$site"/nvidia/nvshmem/lib/*.a "$site"/nvidia/nvshmem/lib/*.bc "$site"/torch/include
+fi
 # Hashed byte code: valid whatever times a copy of the files has.
 /opt/shoal/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/shoal/lib || true # Python 2 files in some packages' tests
 rm -rf /tmp/bootstrap /tmp/wheel

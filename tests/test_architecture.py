@@ -106,10 +106,10 @@ def project() -> dict[str, object]:
 
 
 def wanted() -> list[Requirement]:
-    """Every requirement of the project and of all its extras, but for the oracle's, which has an environment and a lock of its own."""
+    """Every requirement of the project and of its extras, but for those of other environments with locks of their own: oracle, images for GPUs."""
     described = project()
     extras: dict[str, list[str]] = described["optional-dependencies"]  # type: ignore[assignment]
-    extras = {name: lines for name, lines in extras.items() if name != "oracle"}
+    extras = {name: lines for name, lines in extras.items() if name not in ("oracle", "cuda")}
     lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]  # type: ignore[misc]
     return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal"]
 

@@ -6,8 +6,10 @@
 #   tools/images.sh --base              localhost/shoal-base:bookworm, from Debian's packages, for machines without a container registry
 #
 # BUILDER=podman chooses the program, TAG=1.2.3 the tag (default: the version of the project), REPOSITORY=registry.example.org/shoal what stands
-# before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there). Settings of this machine that a
-# build needs (its certificates, apt's and pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each.
+# before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there), VARIANT=cuda the variant of runtime,
+# trainer, worker and validator (default: cpu; others are tagged 1.2.3-cuda). Settings of this machine that a build needs (its certificates, apt's and
+# pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each, and leaves archives in .cache/images for
+# `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -77,33 +79,84 @@ for file in "${PIP_CONFIG_FILE:-}" "$HOME/.config/pip/pip.conf" /etc/pip.conf; d
     [[ -s $file ]] && { grep -vE '^cert *=' "$file" >"$scratch/pip.conf" || true; secrets+=(--secret "id=pip,src=$scratch/pip.conf"); break; }
 done
 
+variant=${VARIANT:-cpu}
+[[ $variant == cpu || $variant == cuda ]] || fail "VARIANT is $variant; variants are: cpu cuda"
+arguments+=(--build-arg "VARIANT=$variant")
+suffix=
+[[ $variant == cpu ]] || suffix=-$variant
+on_runtime=" trainer worker validator "
+
+name_of() {
+    if [[ " runtime$on_runtime" == *" $1 "* ]]; then echo "$repository/$1:$tag$suffix"; else echo "$repository/$1:$tag"; fi
+}
+
 roles=("$@")
 ((${#roles[@]})) || mapfile -t roles < <(find images -mindepth 2 -name Dockerfile -printf '%h\n' | sed 's#^images/##' | sort)
+wanted=()
 for role in "${roles[@]}"; do
     [[ -f images/$role/Dockerfile ]] || fail "there is no images/$role/Dockerfile; roles are: $(ls -d images/*/ | xargs -n1 basename | xargs)"
+    # Its layers are kept: where nothing changed this costs seconds.
+    [[ $on_runtime == *" $role "* && " ${wanted[*]:-} " != *" runtime "* ]] && wanted+=(runtime)
+    [[ " ${wanted[*]:-} " == *" $role "* ]] || wanted+=("$role")
 done
 
-revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-for role in "${roles[@]}"; do
-    name=$repository/$role:$tag
-    context=.
+build() {  # $1: role
+    local role=$1 name context=. command=(build) given=("${arguments[@]}")
+    name=$(name_of "$role")
     if [[ $role == minio ]]; then
         context=.cache/images/minio
         mkdir -p "$context"
         install -m 0755 "$(tools/build.sh minio)" "$context/minio"
+        cp tools/minio/go.mod images/sbom.py "$context"
     fi
-    started=$SECONDS
+    if [[ $on_runtime == *" $role "* ]]; then
+        local runtime
+        runtime=$(name_of runtime)
+        # Names without a host are local ones, and are not looked for in a registry.
+        [[ $builder == docker || ${repository%%/*} == *.* ]] || runtime=localhost/$runtime
+        given+=(--build-arg "RUNTIME=$runtime")
+    fi
     say "building $name on ${base:-the base of its Dockerfile} with $builder"
-    build=(build)
     # In a chroot: needs no container runtime, and works where cgroups are not what a runtime wants.
-    [[ $builder == buildah ]] && build=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
-    "$builder" "${build[@]}" -q --network=host "${secrets[@]}" "${arguments[@]}" \
+    [[ $builder == buildah ]] && command=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
+    "$builder" "${command[@]}" -q --network=host "${secrets[@]}" "${given[@]}" \
         --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$name" "$context" >"$scratch/log" 2>&1 ||
         { cat "$scratch/log" >&2; fail "$name was not built"; }
+}
+
+report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
+    printf '%-40s %5d MB compressed  %4d s  %s\n' "$1" "$(($2 / 1000000))" "$((SECONDS - $3))" "$4"
+}
+
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+sharing=()
+for role in "${wanted[@]}"; do
+    started=$SECONDS
+    build "$role"
+    name=$(name_of "$role")
     archive=.cache/images/$role.tar
-    case $builder in
-        buildah) rm -f "$archive"; buildah push -q "$name" "docker-archive:$archive:$name" ;;
-        *) "$builder" save -o "$archive" "$name" ;;
-    esac
-    printf '%-40s %5d MB compressed  %4d s  %s\n' "$name" "$(($(gzip -1 <"$archive" | wc -c) / 1000000))" "$((SECONDS - started))" "$archive"
+    if [[ $role == runtime ]]; then
+        say "$name is built, $((SECONDS - started)) s"
+    elif [[ $on_runtime == *" $role "* ]]; then
+        sharing+=("$name")
+        say "$name is built, $((SECONDS - started)) s"
+    else
+        case $builder in
+            buildah) rm -f "$archive"; buildah push -q "$name" "docker-archive:$archive:$name" ;;
+            *) "$builder" save -o "$archive" "$name" ;;
+        esac
+        report "$name" "$(gzip -1 <"$archive" | wc -c)" "$started" "$archive"
+    fi
 done
+
+((${#sharing[@]})) || exit 0
+started=$SECONDS
+archive=.cache/images/runtime$suffix.tar
+if [[ $builder == buildah ]]; then
+    # An archive of buildah's holds one image; this one holds all of them, and each compressed layer once.
+    for name in "${sharing[@]}"; do buildah push -q "$name" "oci:$scratch/layout:$name"; done
+    python3 images/pack.py "$scratch/layout" "$archive"
+else
+    "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${sharing[@]}"
+    for name in "${sharing[@]}"; do report "$name" "$("$builder" save "$name" | gzip -1 | wc -c)" "$started" "$archive"; done
+fi

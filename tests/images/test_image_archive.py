@@ -1,0 +1,79 @@
+"""images/pack.py: images of one OCI layout in one archive, shared layers once."""
+
+import hashlib
+import importlib.util
+import json
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def packer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("images_pack", ROOT / "images" / "pack.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def put(layout: Path, content: bytes) -> dict[str, str]:
+    digest = hashlib.sha256(content).hexdigest()
+    folder = layout / "blobs" / "sha256"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / digest).write_bytes(content)
+    return {"digest": f"sha256:{digest}"}
+
+
+def make_layout(layout: Path, images: dict[str, list[bytes]]) -> None:
+    index = []
+    for name, layers in images.items():
+        manifest = {
+            "config": put(layout, json.dumps({"of": name}).encode()),
+            "layers": [put(layout, each) for each in layers],
+        }
+        named = {"annotations": {"org.opencontainers.image.ref.name": name}} if name else {}
+        index.append(put(layout, json.dumps(manifest).encode()) | named)
+    (layout / "index.json").write_text(json.dumps({"manifests": index}))
+
+
+def test_a_shared_layer_is_in_the_archive_once_and_every_image_names_it(packer: ModuleType, tmp_path: Path) -> None:
+    base, own = b"b" * 3_000_000, b"o" * 1_000_000
+    make_layout(tmp_path / "layout", {"shoal/trainer:1": [base, own], "shoal/worker:1": [base]})
+    archive = tmp_path / "runtime.tar"
+    lines = packer.pack(tmp_path / "layout", archive)
+    with tarfile.open(archive) as tar:
+        members = tar.getnames()
+        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        layers = [tar.extractfile(path).read() for path in manifest[0]["Layers"]]  # type: ignore[union-attr]
+    assert len(members) == len(set(members)) == 1 + 2 + 2
+    assert layers == [base, own]
+    assert [image["RepoTags"] for image in manifest] == [["shoal/trainer:1"], ["shoal/worker:1"]]
+    assert manifest[1]["Layers"] == manifest[0]["Layers"][:1]
+    # With this file in it, containerd would look for an index instead of the manifest.
+    assert "oci-layout" not in members
+    assert [" ".join(line.split()) for line in lines] == [
+        "shoal/trainer:1 4 MB compressed",
+        "shoal/worker:1 3 MB compressed",
+        f"2 images, 4 MB together: {archive}",
+    ]
+
+
+def test_an_image_without_a_name_is_refused_and_leaves_no_archive(packer: ModuleType, tmp_path: Path) -> None:
+    make_layout(tmp_path / "layout", {"": [b"x"]})
+    with pytest.raises(ValueError, match="has no name"):
+        packer.pack(tmp_path / "layout", tmp_path / "out.tar")
+    assert list(tmp_path.glob("out.tar*")) == []
+
+
+def test_a_layer_that_is_missing_is_an_error_and_leaves_no_archive(packer: ModuleType, tmp_path: Path) -> None:
+    make_layout(tmp_path / "layout", {"shoal/trainer:1": [b"layer"]})
+    (tmp_path / "layout" / "blobs" / "sha256" / hashlib.sha256(b"layer").hexdigest()).unlink()
+    with pytest.raises(FileNotFoundError):
+        packer.pack(tmp_path / "layout", tmp_path / "out.tar")
+    assert list(tmp_path.glob("out.tar*")) == []
