@@ -13,6 +13,7 @@ import yaml
 
 from helm import CHART, render, run_helm
 from servers import ROOT
+from shoal_operator.children.names import PORTS
 from shoal_operator.install import USER_ID, chart_permissions, objects
 
 GOLDEN = ROOT / "tests" / "charts" / "golden"
@@ -101,6 +102,24 @@ def test_alerts_are_the_tested_ones_with_links_to_the_runbooks() -> None:
     [rule] = [each for each in render(*given) if each["kind"] == "PrometheusRule"]
     text = (CHART / "files" / "alerts.yaml").read_text().replace("@runbooks@", "https://wiki.example.org")
     assert rule["spec"] == yaml.safe_load(text)
+
+
+def test_prometheus_is_let_into_runs_by_the_ports_that_it_scrapes() -> None:
+    given = ["--set", "metrics.runMonitor.enabled=true", "--set", "metrics.runMonitor.prometheusNamespace=monitoring"]
+    made = render(*given, "--set", "operator.namespaces={a,b}")
+    policies = [each for each in made if each["metadata"]["name"] == "shoal-metrics"]
+    assert [each["metadata"]["namespace"] for each in policies] == ["a", "b"]
+    [monitor] = [each for each in made if each["metadata"]["name"] == "shoal-runs"]
+    scraped = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
+    assert set(scraped) == {*PORTS} - {"redis", "nginx"}
+    for policy in policies:
+        [rule] = policy["spec"]["ingress"]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+        let_in = {
+            number for each in rule["ports"] for number in range(each["port"], each.get("endPort", each["port"]) + 1)
+        }
+        assert let_in == {PORTS[name] for name in scraped}
+    assert not [each for each in render(given[0], given[1]) if each["metadata"]["name"] == "shoal-metrics"]
 
 
 def test_nothing_that_needs_other_crds_is_made_unasked() -> None:
