@@ -12,6 +12,16 @@ for who accepts it, with exemplars that name the step or the policy version. Nam
 (`metrics.runMonitor`) adds `namespace`, `run`, `component`, `pod` and `container`; queries of the dashboards and alerts rest on these.
 
 Alerts over them are in [runbooks](runbooks/README.md), dashboards in `charts/shoal/dashboards/`.
+
+On a cluster with the Prometheus operator and Grafana's sidecar:
+
+```
+helm upgrade shoal charts/shoal --reuse-values --set metrics.podMonitor.enabled=true --set metrics.runMonitor.enabled=true \\
+    --set metrics.runMonitor.prometheusNamespace=monitoring --set metrics.alerts.enabled=true --set metrics.dashboards.enabled=true
+```
+
+Each node's series are told by the orchestrator, not by the node: strangers' machines are not scraped. On one machine `shoal up` reads the same pages
+into `runs/<name>/metrics.jsonl`, and each port can be scraped by a Prometheus of your own.
 """
 
 

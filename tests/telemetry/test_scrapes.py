@@ -1,0 +1,98 @@
+"""What a scrape gets: OpenMetrics with exemplars for who accepts it, Prometheus text for others, and the room on a pod's volumes."""
+
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from servers import Loopback
+from shoal.report.sampler import parse_metrics
+from shoal.telemetry import Liveness, disk, render_metrics, serve_health
+from shoal.telemetry.disk import DiskSpace
+
+ACCEPTS_BOTH = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+"""What Prometheus sends."""
+
+
+@pytest.fixture
+def seconds() -> object:
+    from shoal.inference import metrics
+
+    return metrics.SWAP_SECONDS
+
+
+def test_who_accepts_openmetrics_gets_it_with_exemplars(seconds) -> None:  # type: ignore[no-untyped-def]
+    seconds.observe(0.05, exemplar={"version": "7"})
+    body, content_type = render_metrics(ACCEPTS_BOTH)
+    assert content_type.startswith("application/openmetrics-text")
+    [family] = [each for each in parse_openmetrics(body.decode()) if each.name == "shoal_worker_swap_seconds"]
+    assert {"version": "7"} in [sample.exemplar.labels for sample in family.samples if sample.exemplar]
+
+
+@pytest.mark.parametrize("accept", [None, "", "*/*", "text/html"])
+def test_others_get_prometheus_text_without_them(seconds, accept: str | None) -> None:  # type: ignore[no-untyped-def]
+    seconds.observe(0.05, exemplar={"version": "7"})
+    body, content_type = render_metrics(accept)
+    assert content_type.startswith("text/plain")
+    assert "shoal_worker_swap_seconds" in {family.name for family in parse_text(body.decode())}
+    assert parse_metrics(body.decode())["shoal_worker_swap_seconds_count"] >= 1  # as `shoal up` reads it
+
+
+def test_no_series_says_when_a_counter_was_made() -> None:
+    assert b"_created" not in render_metrics(ACCEPTS_BOTH)[0]
+
+
+def test_a_health_server_listens_to_what_the_scraper_accepts(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = loopback.address()
+    monkeypatch.setenv("SHOAL_BIND", address)
+    server = serve_health(9105, Liveness(60), lambda: None)
+    try:
+        with httpx.Client(trust_env=False, base_url=f"http://{address}:9105") as client:
+            plain, open_ = client.get("/metrics"), client.get("/metrics", headers={"Accept": ACCEPTS_BOTH})
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert plain.headers["Content-Type"].startswith("text/plain")
+    assert open_.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert open_.text.endswith("# EOF\n")
+
+
+def test_volumes_that_a_pod_has_are_measured_and_others_are_not(tmp_path: Path) -> None:
+    for name in ("www", "outbox", "secrets"):
+        (tmp_path / name).mkdir()
+    size, free = DiskSpace(tmp_path).collect()
+    assert [sample.labels["folder"] for sample in size.samples] == ["outbox", "www"]
+    found = os.statvfs(tmp_path)
+    assert {sample.value for sample in size.samples} == {found.f_blocks * found.f_frsize}
+    assert all(0 < sample.value <= found.f_blocks * found.f_frsize for sample in free.samples)
+
+
+def test_a_pod_without_volumes_has_no_series(tmp_path: Path) -> None:
+    assert [family.samples for family in DiskSpace(tmp_path / "nowhere").collect()] == [[], []]
+
+
+def test_volumes_are_registered_once_however_often_a_process_starts_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").mkdir()
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    monkeypatch.setattr(disk, "_watching", watching := [])
+    already = [each for each in list(REGISTRY._collector_to_names) if isinstance(each, DiskSpace)]
+    for each in already:
+        REGISTRY.unregister(each)
+    try:
+        disk.watch_disks()
+        disk.watch_disks()
+        assert len(watching) == 1
+        assert REGISTRY.get_sample_value("shoal_disk_size_bytes", {"folder": "weights"})
+    finally:
+        for each in watching:
+            REGISTRY.unregister(each)
+        for each in already:
+            REGISTRY.register(each)
