@@ -1,13 +1,14 @@
 """`python -m benchmarks.inference`: what proofs cost an engine, how long a swap takes, how soon a new version is worked with.
 
-Writes `benchmarks/results/inference.json` and prints a table; some five minutes on a quiet machine. `proof_overhead` is
-the share of tokens per second that proofs cost, the median over pairs of rounds on the wide model (`engine.SHAPES`). On
-the demo's tiny model a percent of a token's time is a microsecond, so that the machine's noise is larger than what is
-looked for: the cost alone, in CPU microseconds a token, stands beside. Each engine has a process of its own.
+Writes `benchmarks/results/inference.json` and prints a table; some eight minutes on a quiet machine. `proof_overhead` is
+the share of tokens per second that proofs cost, the median over pairs of rounds on the wide model (`engine.SHAPES`), with
+the interval that the pairs allow. A machine whose speed moves by several percent between two rounds cannot show one
+percent in this way: the cost alone, in CPU microseconds a token, stands beside. Each engine has a process of its own.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -51,6 +52,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second_with": round(1 / per_token("with", "seconds"), 1),
         "tokens_per_second_without": round(1 / per_token("without", "seconds"), 1),
         "overhead": round(statistics.median(wall), 4),
+        "overhead_interval_95": [round(each, 4) for each in median_interval(wall)],
         "overhead_of_each_pair": [round(each, 4) for each in wall],
         "cpu_overhead": round(statistics.median(cpu), 4),
         "cpu_overhead_of_each_pair": [round(each, 4) for each in cpu],
@@ -59,6 +61,21 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         "cpu_share_of_proofs_alone": round(alone / per_token("without", "cpu_seconds"), 4),
         "swap_seconds": round(statistics.median(measured["swaps"]), 4),
     }
+
+
+def median_interval(values: Sequence[float], wanted: float = 0.95) -> tuple[float, float]:
+    """The narrowest pair of order statistics that holds the median with at least this probability, whatever the distribution.
+
+    Between the k-th smallest and the k-th largest of n lies the median with 1 - 2 P(Binomial(n, 1/2) < k). With fewer than
+    six values no pair reaches 95 %: the extremes are given.
+    """
+    ordered, outside, cut = sorted(values), 0.0, 0
+    for index in range(len(ordered) // 2):
+        outside += 2 * math.comb(len(ordered), index) / 2 ** len(ordered)
+        if outside > 1 - wanted:
+            break
+        cut = index
+    return ordered[cut], ordered[-1 - cut]
 
 
 def run_chain() -> dict[str, Any]:
@@ -89,6 +106,8 @@ def main() -> None:
     chain = run_chain()
     figures = {
         "proof_overhead": engines[HEADLINE]["overhead"],
+        "proof_overhead_interval_95": engines[HEADLINE]["overhead_interval_95"],
+        "proof_cpu_share": engines[HEADLINE]["cpu_share_of_proofs_alone"],
         "swap_seconds": engines[HEADLINE]["swap_seconds"],
         "first_token_after_version_seconds": round(chain["waiting"]["median"], 3),
         "first_token_after_version_busy_seconds": round(chain["busy"]["median"], 3),

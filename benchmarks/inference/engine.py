@@ -42,7 +42,7 @@ class Shape:
 
 SHAPES = {
     "demo": Shape(hidden_size=128, layers=3, head_size=32, vocabulary=258, sequences=48, tokens=192, rounds=12),
-    "wide": Shape(hidden_size=1024, layers=8, head_size=64, vocabulary=4096, sequences=48, tokens=64, rounds=5),
+    "wide": Shape(hidden_size=1024, layers=8, head_size=64, vocabulary=4096, sequences=24, tokens=64, rounds=14),
 }
 """The model of `examples/arithmetic` with the rows of one of its files, decoded for longer than its task takes; and one
 with layers of a size at which Python's share of a step is small, as it is on every model that is worth the name.
