@@ -22,6 +22,10 @@ from shoal.contracts.proof_profile import (
     ProofTerms,
 )
 from shoal.contracts.protocol import (
+    Challenge,
+    ChallengeAnswer,
+    ChallengeRequest,
+    ChallengeResult,
     ClaimRequest,
     DatasetAnnouncement,
     DatasetProgress,
@@ -188,6 +192,9 @@ CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
     Registered(node=NODE, invited=True),
+    ChallengeRequest(node=NODE), ChallengeResult(seconds=3.5, gflops=40.0),
+    Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
+    ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
     FinalModel(run=RUN, version=70, model_id="arithmetic-tiny", files={"config.json": DIGEST}),
     SftManifest(
         run=RUN, source="/data", completion_tokens=9,

@@ -11,6 +11,7 @@ from protocol_stack import GROUPS, Node, Stack, environment, node_config, verdic
 
 from servers import Loopback, Server, wait_until
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
 from shoal.protocol import node_key
@@ -22,8 +23,11 @@ from shoal.transport.server import Problem
 class Pod:
     """A pool pod with its agent."""
 
-    def __init__(self, stack: Stack, folder: Path, address: str) -> None:
+    def __init__(self, stack: Stack, folder: Path, address: str, code: str = "") -> None:
         self.home = folder
+        if code:
+            (folder / "secrets").mkdir(parents=True)
+            (folder / "secrets" / "invite_code").write_text(code)
         for name in ("config", "key", "run", "tmp", "weights"):
             (folder / name).mkdir(parents=True)
         (folder / "config" / "node.json").write_bytes(node_config(stack).to_json())
@@ -62,13 +66,33 @@ class Pod:
 def new_pod(tmp_path: Path, loopback: Loopback) -> Iterator[Callable[[Stack], Pod]]:
     pods: list[Pod] = []
 
-    def start(stack: Stack) -> Pod:
-        pods.append(Pod(stack, tmp_path / f"pod{len(pods)}", loopback.address()))
+    def start(stack: Stack, code: str = "") -> Pod:
+        pods.append(Pod(stack, tmp_path / f"pod{len(pods)}", loopback.address(), code))
         return pods[-1]
 
     yield start
     for pod in pods:
         pod.agent.stop()
+
+
+def test_a_strangers_agent_brings_its_code_and_shows_what_the_pool_asks_for(
+    new_stack: Callable[..., Stack], new_pod: Callable[..., Pod]
+) -> None:
+    code = "5c" * 32
+    terms = PoolTerms(
+        name="pool",
+        open=True,
+        requirements=Requirements(gflops=1),
+        admission=Admission(codes=[PrivateKey.from_seed(bytes.fromhex(code)).public]),
+    )
+    stack = new_stack(pools=[terms])
+    stack.announce(0)
+    without, pod = new_pod(stack), new_pod(stack, code)
+    wait_until("the agent with the code to be a member", pod.is_healthy)
+    said = (pod.home / "log").read_text()
+    assert "challenge computed" in said
+    assert "challenge passed" in said
+    assert without.state().state == "Discovered"
 
 
 def test_an_agent_joins_and_hands_a_file_in(stack: Stack, new_pod: Callable[[Stack], Pod]) -> None:

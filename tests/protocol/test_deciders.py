@@ -274,12 +274,13 @@ def decided(
     digest: str = "d" * 64,
     by: str = "validator-1",
     alone: bool = False,
+    votes: int = 1,
 ) -> Decision:
-    return decide(found, digest, opinions, validator=by, alone=alone, sealed=sealed, window=(2, 4))
+    return decide(found, digest, opinions, validator=by, alone=alone, sealed=sealed, window=(2, 4), votes=votes)
 
 
-def opinion(reason: RejectReason, digest: str = "e" * 64) -> OpinionNote:
-    return OpinionNote(validator="validator-0", reason=reason, digest=digest)
+def opinion(reason: RejectReason, digest: str = "e" * 64, by: str = "validator-0") -> OpinionNote:
+    return OpinionNote(validator=by, reason=reason, digest=digest)
 
 
 @pytest.mark.parametrize("reason", sorted(set(get_args(RejectReason)) - STATISTICAL))
@@ -310,6 +311,20 @@ def test_two_different_statistical_reasons_do_not_agree() -> None:
     assert decided(verdict("reject", "token_sampling"), notes).kind == "second-opinion"
     notes.append(opinion("token_sampling", "f" * 64))
     assert decided(verdict("reject", "computation"), notes).kind == "record"
+
+
+@pytest.mark.parametrize("reason", get_args(RejectReason))
+def test_with_k_votes_every_reject_needs_k_validators_that_agree(reason: RejectReason) -> None:
+    found = verdict("reject", reason)
+    notes = [opinion(reason, f"{number:064d}", f"validator-{number}") for number in range(3)]
+    for before in range(2):
+        assert decided(found, notes[:before], by="validator-9", votes=3).kind == "second-opinion"
+    assert decided(found, notes[:2], by="validator-9", votes=3).kind == "record"
+    assert decided(found, notes[:2], by="validator-1", votes=3, alone=True) == Decision(
+        "again", "2 of 3 validators found the same; others must be asked"
+    )
+    others: RejectReason = "format" if reason != "format" else "bounds"
+    assert decided(verdict("reject", others), notes[:2], by="validator-9", votes=3).kind == "second-opinion"
 
 
 def test_an_accept_after_a_statistical_reject_stands() -> None:

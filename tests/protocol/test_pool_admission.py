@@ -2,9 +2,20 @@
 
 import pytest
 
-from shoal.contracts.pools import PoolTerms, Requirements, is_own_pod, membership_proof, pool_ticket
-from shoal.contracts.protocol import Hardware, Registration
-from shoal.protocol.invites import why_not
+from shoal.contracts.canonical import Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import (
+    Admission,
+    CodeClaim,
+    PoolTerms,
+    Requirements,
+    claim_with_code,
+    is_own_pod,
+    membership_proof,
+    pool_ticket,
+)
+from shoal.contracts.protocol import Hardware, KnownNode, Registration
+from shoal.protocol.invites import address_block, too_many_at, why_not
 
 NODE = "a" * 64
 RUN_SECRET = b"0123456789abcdef"
@@ -67,3 +78,87 @@ def test_a_wrong_proof_makes_no_own_pod(proof: str) -> None:
 )
 def test_a_strangers_machine_must_have_what_the_pool_requires(change: dict[str, object], problem: str) -> None:
     assert refusal("open", GOOD_MACHINE.model_copy(update=change)) == problem
+
+
+# Allowlists and invite codes
+
+CODE = "5c" * 32
+CODE_KEY = PrivateKey.from_seed(bytes.fromhex(CODE)).public
+
+
+def admitted(admission: Admission, node: str = NODE, code: Signed[CodeClaim] | None = None) -> str:
+    registration = Registration(
+        node=node, run="tiny", pool="open", software_version="test", hardware=GOOD_MACHINE, code=code
+    )
+    return why_not(registration, [PoolTerms(name="open", open=True, admission=admission)], own_pod=False)
+
+
+def test_a_pool_with_a_list_takes_listed_machines_only() -> None:
+    listed = Admission(nodes=[NODE])
+    assert admitted(listed) == ""
+    assert (
+        admitted(listed, "b" * 64) == "pool 'open' is open to listed machines only, and bbbbbbbbbbbb... is not listed"
+    )
+
+
+def test_a_pool_with_codes_takes_whoever_has_one_and_whoever_is_listed() -> None:
+    both = Admission(nodes=["b" * 64], codes=[CODE_KEY])
+    assert admitted(both, "b" * 64) == ""
+    assert admitted(both, code=claim_with_code(f" {CODE}\n", "tiny", "open", NODE)) == ""
+    assert admitted(both) == "pool 'open' wants an invite code, and none was given"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        claim_with_code("5d" * 32, "tiny", "open", NODE),
+        claim_with_code(CODE, "tiny", "open", "b" * 64),
+        claim_with_code(CODE, "tiny", "other", NODE),
+        claim_with_code(CODE, "another", "open", NODE),
+        claim_with_code("5d" * 32, "tiny", "open", NODE).model_copy(update={"signer": CODE_KEY}),
+    ],
+    ids=["another code", "overheard from another node", "of another pool", "of another run", "a forged signer"],
+)
+def test_a_code_that_is_not_this_nodes_own_does_not_admit(claim: Signed[CodeClaim]) -> None:
+    assert admitted(Admission(codes=[CODE_KEY]), code=claim) == (
+        "pool 'open' wants an invite code, and the one given is not good"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "zz", "5c" * 31, "5c" * 33])
+def test_what_is_no_code_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="an invite code is 64 hex digits"):
+        claim_with_code(text, "tiny", "open", NODE)
+
+
+# Machines of one address
+
+
+def at(address: str, node: str, pool: str = "open") -> KnownNode:
+    registration = Registration(node=node, run="tiny", pool=pool, software_version="test", hardware=GOOD_MACHINE)
+    return KnownNode(registration=registration, address=address, seen_unix=1.0)
+
+
+@pytest.mark.parametrize(
+    ("address", "block"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("testclient", "testclient"),
+        ("", ""),
+    ],
+)
+def test_a_household_is_one_address(address: str, block: str) -> None:
+    assert address_block(address) == block
+
+
+def test_many_keys_from_one_address_do_not_fill_a_pool() -> None:
+    known = [at("192.0.2.7", f"{number:064x}") for number in range(3)] + [at("192.0.2.8", "9" * 64)]
+    inside = {known[0].registration.node, known[1].registration.node}
+    assert too_many_at(known[2], known, inside, 2)
+    assert not too_many_at(known[2], known, inside, 3)
+    assert not too_many_at(known[3], known, inside, 2), "another address"
+    assert not too_many_at(known[1], known, inside, 2), "a member that comes back does not count itself"
+    assert not too_many_at(at("192.0.2.7", "8" * 64, "other"), known, inside, 2), "another pool"
+    assert not too_many_at(known[2], known, inside, 0), "0 is no limit"

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import RunName, SpecModel
-from shoal.contracts.pools import EngineSettings, Requirements
+from shoal.contracts.pools import Admission, EngineSettings, Requirements
 from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 
@@ -25,6 +25,9 @@ class PoolFields(SpecModel):
     )
     requirements: Requirements = Field(
         default_factory=Requirements, description="What a machine must have to be invited, by its own account."
+    )
+    admission: Admission = Field(
+        default_factory=Admission, description="Which strangers' machines may join, when the pool is open."
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
     weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")

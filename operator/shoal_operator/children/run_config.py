@@ -53,12 +53,22 @@ def pool_terms(run: TrainingRun, references: References) -> Sequence[PoolTerms]:
     if run.spec.mode == "SFT":
         return []
     own = [
-        PoolTerms(name=pool.name, open=pool.open, requirements=pool.requirements, gpus=pool.gpu.count)
+        PoolTerms(
+            name=pool.name,
+            open=pool.open,
+            requirements=pool.requirements,
+            admission=pool.admission,
+            gpus=pool.gpu.count,
+        )
         for pool in run.spec.inference_pools
     ]
     others = [
         PoolTerms(
-            name=pool.spec.pool, open=pool.spec.open, requirements=pool.spec.requirements, gpus=pool.spec.gpu.count
+            name=pool.spec.pool,
+            open=pool.spec.open,
+            requirements=pool.spec.requirements,
+            admission=pool.spec.admission,
+            gpus=pool.spec.gpu.count,
         )
         for pool in sorted(references.pools, key=lambda pool: (pool.spec.open, pool.metadata.name))
     ]

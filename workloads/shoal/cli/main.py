@@ -14,6 +14,7 @@ import typer
 from shoal.cli.env import app as env_app
 from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 from shoal.cli.ledger import app as ledger_app
+from shoal.cli.node import app as node_app
 
 app = typer.Typer(
     name="shoal",
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(env_app)
 app.add_typer(ledger_app)
+app.add_typer(node_app)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]

@@ -48,6 +48,11 @@ class PrivateKey:
         return cls(key)
 
     @classmethod
+    def from_seed(cls, seed: bytes) -> "PrivateKey":
+        """The key of a 32-byte seed (RFC 8032); raises ValueError for another length."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
     def load(cls, path: Path) -> "PrivateKey":
         return cls.from_pem(path.read_bytes())
 

@@ -3,7 +3,11 @@
 Like `recipe.py`, these models are both parts of the CRDs and parts of the files that processes read (`node.json`, `run.json`).
 
 A pod of a pool proves that it is one by its pool's ticket, a secret that the operator derives from the run secret and that only its agent has; the
-orchestrator derives the same. Who has no ticket is a stranger, and may join open pools only. A ticket admits; it lends no trust.
+orchestrator derives the same. Who has no ticket is a stranger, and may join open pools only, under the pool's `Admission`. A ticket admits; it lends
+no trust.
+
+An invite code is the seed of an Ed25519 key. The pool lists its public half, and whoever has the code signs which node is to join which pool:
+nothing in the manifest is secret, and what travels is of no use to another node.
 """
 
 import hashlib
@@ -13,7 +17,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, RunName, SpecModel
+from shoal.contracts.base import Contract, NodeId, RunName, SpecModel
+from shoal.contracts.canonical import BadSignature, Signed, sign
+from shoal.contracts.identity import PrivateKey
 from shoal.contracts.recipe import ShortText
 
 Sampler = Literal["vllm-cpu"]
@@ -55,6 +61,37 @@ class Requirements(SpecModel):
     cpus: int = Field(0, ge=0, le=4096, description="Cores at least.")
     memory_gib: int = Field(0, ge=0, le=1 << 20, description="Memory at least, in GiB.")
     disk_gib: int = Field(0, ge=0, le=1 << 24, description="Free disk at least, in GiB.")
+    gflops: int = Field(
+        0,
+        ge=0,
+        le=4000,
+        description="Arithmetic at least, in 10^9 operations a second, as a timed challenge measures it when a machine joins; 0: none is set.",
+    )
+
+
+class Admission(SpecModel):
+    """Which strangers' machines may join an open pool. With neither nodes nor codes: any; else those that are listed or have a code."""
+
+    nodes: list[NodeId] = Field([], max_length=10_000, description="Public keys of machines that may join.")
+    codes: list[NodeId] = Field(
+        [],
+        max_length=10_000,
+        description="Public halves of invite codes (`shoal node code`); a machine that has one may join.",
+    )
+    nodes_per_address: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Machines of the pool from one address at most (IPv6: one /64), as discovery sees it; 0: no limit.",
+    )
+
+
+class CodeClaim(Contract):
+    """Signed with an invite code: this node is to join this pool."""
+
+    run: RunName
+    pool: RunName
+    node: NodeId
 
 
 class PoolTerms(Contract):
@@ -63,6 +100,7 @@ class PoolTerms(Contract):
     name: RunName
     open: bool = Field(default=False, description="strangers' machines may join")
     requirements: Requirements = Requirements()
+    admission: Admission = Admission()
     gpus: int = Field(default=0, ge=0, le=1024, description="of each engine; with none, it is vLLM on a CPU")
 
     @property
@@ -86,6 +124,25 @@ def is_own_pod(run_secret: bytes, pool: str, node: str, proof: str | None) -> bo
     if proof is None:
         return False
     return hmac.compare_digest(proof, membership_proof(pool_ticket(run_secret, pool), node))
+
+
+def claim_with_code(code: str, run: str, pool: str, node: str) -> Signed[CodeClaim]:
+    """What a machine with an invite code (64 hex digits) says; raises ValueError when it is no code."""
+    try:
+        key = PrivateKey.from_seed(bytes.fromhex(code.strip()))
+    except ValueError as error:
+        raise ValueError("an invite code is 64 hex digits") from error
+    return sign(CodeClaim(run=run, pool=pool, node=node), key)
+
+
+def code_fits(claim: Signed[CodeClaim] | None, admission: Admission, run: str, pool: str, node: str) -> bool:
+    """Whether a claim was signed with one of the pool's codes for just this node."""
+    if claim is None or claim.signer not in admission.codes:
+        return False
+    try:
+        return claim.verified(claim.signer) == CodeClaim(run=run, pool=pool, node=node)
+    except BadSignature:
+        return False
 
 
 def terms_of(pools: Sequence[PoolTerms], pool: str) -> PoolTerms | None:

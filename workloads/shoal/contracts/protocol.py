@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import DatasetName
-from shoal.contracts.pools import Sampler
+from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
@@ -49,6 +49,7 @@ class Registration(Contract):
     software_version: ShortText
     hardware: Hardware
     proof: Sha256Hex | None = Field(default=None, description="of a pool's own pod (contracts/pools.py)")
+    code: Signed[CodeClaim] | None = Field(default=None, description="of a machine with an invite code")
 
 
 class Registered(Contract):
@@ -79,6 +80,38 @@ class Invite(Contract):
     orchestrator_url: Url
     nonce: LeaseId
     expires_unix: int = Field(ge=0)
+
+
+class ChallengeRequest(Contract):
+    """An invited node is ready to show what it can compute."""
+
+    node: NodeId
+
+
+class Challenge(Contract):
+    """Work of `contracts/challenge.py`, to be answered once and within `limit_seconds` of the moment it was given out."""
+
+    challenge: LeaseId
+    node: NodeId
+    seed: Sha256Hex
+    lanes: int = Field(ge=1, le=1024)
+    depth: int = Field(ge=1, le=65_536)
+    limit_seconds: float = Field(gt=0.0, le=3600.0)
+
+
+class ChallengeAnswer(Contract):
+    """The product, base64 of one byte an entry: as long whatever the work was."""
+
+    node: NodeId
+    challenge: LeaseId
+    product: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$", max_length=400_000)]
+
+
+class ChallengeResult(Contract):
+    """The product is right and came in time."""
+
+    seconds: float = Field(ge=0.0)
+    gflops: float = Field(ge=0.0, description="10^9 operations a second, the way to and from the node included")
 
 
 class Heartbeat(Contract):

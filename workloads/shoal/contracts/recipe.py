@@ -284,6 +284,12 @@ class Validation(SpecModel):
     slashing: Literal["Evict", "Discard"] = Field(
         "Evict", description="What a rejected file costs its node: its place in the run for ever, or that file only."
     )
+    slash_votes: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Validators that must find the same before a reject stands; with 1, statistical ones still need a second finding.",
+    )
     claim_seconds: int = Field(
         60, ge=1, le=3600, description="A claimed file that gets no verdict for so long is given to another validator."
     )

@@ -4,11 +4,12 @@ The orchestrator reads registrations from discovery, decides with `wants_invite`
 heartbeat, where `check_invite` judges it. An invite is single use: its nonce goes to the ledger when it is used.
 """
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Collection, Sequence
 
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import BadSignature, Signed
-from shoal.contracts.pools import PoolTerms, terms_of
+from shoal.contracts.pools import PoolTerms, code_fits, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, Registration
 from shoal.protocol.node_states import EXCLUDED
 from shoal.protocol.records import NodeRecord
@@ -53,6 +54,12 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
         return ""  # the admin chose its resources
     if not terms.open:
         return f"pool {registration.pool!r} is not open to strangers' machines"
+    admission, run, node = terms.admission, registration.run, registration.node
+    if (admission.nodes or admission.codes) and node not in admission.nodes:
+        if not admission.codes:
+            return f"pool {registration.pool!r} is open to listed machines only, and {node[:12]}... is not listed"
+        if not code_fits(registration.code, admission, run, registration.pool, node):
+            return f"pool {registration.pool!r} wants an invite code, and {'the one given is not good' if registration.code else 'none was given'}"
     hardware, wanted = registration.hardware, terms.requirements
     for what, have, want in (
         ("GPUs", hardware.gpus, wanted.gpus),
@@ -65,6 +72,33 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
     if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
         return f"pool {registration.pool!r} wants a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}"
     return ""
+
+
+def address_block(address: str) -> str:
+    """What counts as one address: an IPv4 address, or the /64 of an IPv6 address, which one household has whole."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 6 and found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
+
+
+def too_many_at(known: KnownNode, all_known: Sequence[KnownNode], inside: Collection[str], limit: int) -> bool:
+    """Whether so many other nodes of the pool are `inside` (invited, or members) from this node's address already. `limit` 0: never."""
+    block, pool, node = address_block(known.address), known.registration.pool, known.registration.node
+    return (
+        0
+        < limit
+        <= sum(
+            each.registration.node in inside
+            and each.registration.node != node
+            and each.registration.pool == pool
+            and address_block(each.address) == block
+            for each in all_known
+        )
+    )
 
 
 def make_invite(known: KnownNode, terms: InviteTerms, *, nonce: str, now_unix: float) -> Invite:

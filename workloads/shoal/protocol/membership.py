@@ -8,7 +8,7 @@ import math
 import secrets
 
 from shoal.contracts.canonical import sign
-from shoal.contracts.pools import is_own_pod
+from shoal.contracts.pools import is_own_pod, terms_of
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
     Exclusions,
@@ -20,7 +20,8 @@ from shoal.contracts.protocol import (
     Url,
 )
 from shoal.contracts.relay_token import encode
-from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, wants_invite, why_not
+from shoal.protocol import capability_check
+from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, too_many_at, wants_invite, why_not
 from shoal.protocol.leases import is_open
 from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
 from shoal.protocol.records import NodeRecord
@@ -88,6 +89,7 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
         )
     except BadInvite as error:
         raise Problem(403, "Invite is not valid", str(error)) from error
+    capability_check.require_answer(state, invite, record)
     state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
     if state.view.invite_nonces.get(invite.nonce) != beat.node:
         raise Problem(403, "Invite is not valid", "this invite was used before; register at discovery for a new one")
@@ -99,9 +101,11 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
 
 def send_invites(state: RunState, discovery: SignedClient) -> int:
     """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
-    known_nodes = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+    answer = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+    known_nodes = answer.nodes if answer is not None else []
     addresses, invited = state.config.addresses, 0
-    for known in known_nodes.nodes if known_nodes is not None else []:
+    inside: set[str] | None = None
+    for known in known_nodes:
         node = known.registration.node
         record = state.nodes.get(node)
         if node in state.view.evicted or not wants_invite(known, record, state.config.run):
@@ -110,6 +114,17 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         if refusal := why_not(known.registration, state.config.pools, own_pod=own_pod):
             _note_refusal(state, known, record, refusal)
             continue
+        terms_here = terms_of(state.config.pools, known.registration.pool)
+        limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
+        if limit:
+            if inside is None:
+                inside = {each.node for each in state.nodes.all() if each.state == "Invited" or each.state in MEMBERS}
+            if too_many_at(known, known_nodes, inside, limit):
+                _note_refusal(
+                    state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
+                )
+                continue
+            inside.add(node)
         url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
         terms = InviteTerms(run=state.config.run, orchestrator_url=url)
         invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())

@@ -18,6 +18,8 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
+    ChallengeAnswer,
+    ChallengeRequest,
     ClaimRequest,
     DatasetAnnouncement,
     Heartbeat,
@@ -30,7 +32,17 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import lease_returns, membership, metrics, progress, recovery, uploads, verdicts, work
+from shoal.protocol import (
+    capability_check,
+    lease_returns,
+    membership,
+    metrics,
+    progress,
+    recovery,
+    uploads,
+    verdicts,
+    work,
+)
 from shoal.protocol.background import Background
 from shoal.protocol.redis_access import RedisNonces, connect, connect_async
 from shoal.protocol.run_state import RunState
@@ -147,6 +159,16 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
         reply = await call(membership.heartbeat, state, await gate.speaks_for(request, Heartbeat))
         metrics.HEARTBEATS.labels(reply.state).inc()
         return json_answer(reply)
+
+    @app.post("/v1/challenges")
+    async def challenge(request: Request) -> Response:
+        wanted = await gate.speaks_for(request, ChallengeRequest)
+        return json_answer(await call(capability_check.give, state, wanted))
+
+    @app.post("/v1/challenge-answers")
+    async def challenge_answer(request: Request) -> Response:
+        answer = await gate.speaks_for(request, ChallengeAnswer)
+        return json_answer(await call(capability_check.receive, state, answer))
 
     @app.get("/v1/public")
     async def public(request: Request) -> Response:

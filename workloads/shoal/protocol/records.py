@@ -29,6 +29,8 @@ class NodeRecord(Contract):
         default=0.0, description="discovery's time of the registration that the last invite answered"
     )
     invite_nonce: str = ""
+    capable_nonce: str = Field(default="", description="nonce of the invite under which its challenge was answered")
+    gflops: float = Field(default=0.0, description="as that challenge measured them")
     invite_expires_unix: float = 0.0
     policy_version: int | None = None
     abandoned_leases: int = 0

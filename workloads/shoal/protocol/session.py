@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.pools import membership_proof
+from shoal.contracts.pools import CodeClaim, claim_with_code, membership_proof
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     Heartbeat,
@@ -23,7 +23,7 @@ from shoal.contracts.protocol import (
     Registration,
 )
 from shoal.contracts.run import AgentState, NodeConfig, PublicRun, home
-from shoal.protocol import hardware
+from shoal.protocol import capability, hardware
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -34,6 +34,9 @@ DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop sta
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
 """Pauses between failed attempts to join double up to this: a run that comes back finds its nodes within seconds, and is not flooded."""
+CHALLENGE_PAUSE_SECONDS = (
+    120.0  # a machine that is too slow now is seldom fast enough soon, and each try costs the run a check
+)
 SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
 MAX_METRICS = 64  # the contract's bound of a heartbeat
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
@@ -41,6 +44,10 @@ LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 class MustJoinError(Exception):
     """The run does not know this node (any more): register again."""
+
+
+class ChallengeFailedError(Exception):
+    """The pool asks for more than this machine showed; it may have been busy, so the loop tries again after a while."""
 
 
 class ExcludedError(Exception):
@@ -124,6 +131,9 @@ class Session:
                 while not stop.wait(1.0):
                     self.liveness.progress()
                 return
+            except ChallengeFailedError as error:
+                get_logger().warning("not admitted", reason=str(error), next_try_seconds=CHALLENGE_PAUSE_SECONDS)
+                wait = CHALLENGE_PAUSE_SECONDS
             except Exception as error:  # whatever a peer did, the node keeps trying, slower each time
                 get_logger().warning("cannot join yet", error=f"{type(error).__name__}: {str(error)[:300]}")
                 wait, pause = pause, min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -140,6 +150,18 @@ class Session:
             return None
         return membership_proof(bytes.fromhex(ticket.strip()), self.key.public)
 
+    def _code(self) -> Signed[CodeClaim] | None:
+        """What an invite code in `secrets/invite_code` says of this node, or None without one."""
+        try:
+            code = (home() / "secrets" / "invite_code").read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            return claim_with_code(code, self.config.run, self.config.pool, self.key.public)
+        except ValueError as error:
+            get_logger().error("the invite code is not used", problem=str(error), file="secrets/invite_code")
+            return None
+
     def _join(self, stop: threading.Event) -> Signed[Invite]:
         """Register and wait for a good invite."""
         self._set_state("Discovered")
@@ -150,6 +172,7 @@ class Session:
             software_version=software_version(),
             hardware=hardware.detect(home()),
             proof=self._proof(),
+            code=self._code(),
         )
         self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
         get_logger().info("registered, waiting for an invite", node=self.key.public)
@@ -217,6 +240,9 @@ class Session:
                 "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
             )
         except Refused as refused:
+            if refused.status == 428 and invite is not None:
+                self._show_capability()
+                return self._beat(invite)
             if refused.title in EXCLUDED:
                 raise ExcludedError("Evicted" if refused.title == "Evicted" else "Banned", refused.detail) from refused
             if refused.status == 403:
@@ -237,6 +263,17 @@ class Session:
                 }
             )
         return reply
+
+    def _show_capability(self) -> None:
+        """Answer the pool's challenge; one that is refused means a new registration, later."""
+        assert self._orchestrator is not None  # set with the invite
+        self.liveness.progress()
+        try:
+            shown = capability.show(self._orchestrator, self.key.public)
+        except Refused as refused:
+            raise ChallengeFailedError(f"this machine did not pass the pool's challenge: {refused}") from refused
+        self.liveness.progress()
+        get_logger().info("challenge passed", seconds=round(shown.seconds, 2), gflops=round(shown.gflops, 1))
 
     def _learn_run(self) -> None:
         """Ask once what the run is; while its tasks are not ready the next heartbeat asks again."""

@@ -42,19 +42,29 @@ def decide(
     alone: bool,
     sealed: bool,
     window: tuple[int, int],
+    votes: int = 1,
 ) -> Decision:
     """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
-    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one.
+    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one. With `votes` above 1
+    every reject needs so many validators that agree, and one never counts twice.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
     if verdict.outcome == "reject":
-        if verdict.reason not in STATISTICAL:
+        statistical = verdict.reason in STATISTICAL
+        if not statistical and votes == 1:
             return Decision("record")
         if any(note.digest == digest for note in opinions):
             return Decision("repeated")
+        if votes > 1:
+            before = {note.validator for note in opinions if note.reason == verdict.reason}
+            if len(before | {validator}) >= votes:
+                return Decision("record")
+            if validator in before:
+                return Decision("again", f"{len(before)} of {votes} validators found the same; others must be asked")
+            return Decision("second-opinion")
         agreed = any(note.reason == verdict.reason and (alone or note.validator != validator) for note in opinions)
         return Decision("record") if agreed else Decision("second-opinion")
     if sealed:
@@ -94,6 +104,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             alone=state.clock() >= job.prefer_another_until_unix,
             sealed=verdict.step in state.view.sealed,
             window=state.schedule.version_window(verdict.step),
+            votes=state.config.validation.slash_votes,
         )
         get_logger().info(
             "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,

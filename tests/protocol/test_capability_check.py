@@ -1,0 +1,190 @@
+"""The challenge at the door: who is asked, what passes, and every way to get in without computing."""
+
+from pathlib import Path
+
+import pytest
+from protocol_stack import RUN
+from run_states import Orchestrator
+
+from servers import Redis
+from shoal.contracts import challenge as arithmetic
+from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, Invite
+from shoal.protocol import capability_check
+from shoal.protocol.capability import show
+from shoal.protocol.records import NodeRecord
+from shoal.transport.server import Problem
+
+GFLOPS = 500
+NONCE = "ab" * 16
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> Orchestrator:
+    # The work itself is tested in tests/contracts/test_challenge.py; here little of it is enough.
+    monkeypatch.setattr(capability_check, "plan", lambda gflops: (1, 2, 5.0))
+    pools = [PoolTerms(name="pool", open=True, requirements=Requirements(gflops=GFLOPS)), PoolTerms(name="own")]
+    return Orchestrator(tmp_path, redis_server.url, pools=pools)
+
+
+def invited(run: Orchestrator, *, outside: bool | None = True, nonce: str = NONCE, node: str = "") -> Signed[Invite]:
+    """A node that was invited as the orchestrator does it."""
+    node = node or PrivateKey.generate().public
+    invite = run.invite(node).document.model_copy(update={"nonce": nonce})
+    run.state.nodes.put(NodeRecord(node=node, state="Invited", pool="pool", outside=outside, invite_nonce=nonce))
+    return sign(invite, run.role_keys["orchestrator"])
+
+
+def ask(run: Orchestrator, node: str) -> Challenge:
+    return capability_check.give(run.state, ChallengeRequest(node=node))
+
+
+def solved(challenge: Challenge) -> str:
+    work = arithmetic.Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
+    return arithmetic.encode_answer(arithmetic.solve(work))
+
+
+def answer(run: Orchestrator, challenge: Challenge, product: str, node: str = "") -> float:
+    given = ChallengeAnswer(node=node or challenge.node, challenge=challenge.challenge, product=product)
+    return capability_check.receive(run.state, given).gflops
+
+
+def refused(run: Orchestrator, invite: Signed[Invite]) -> str:
+    with pytest.raises(Problem) as caught:
+        run.beat(invite.document.node, invite)
+    return f"{caught.value.status} {caught.value.title}"
+
+
+def test_a_strangers_machine_joins_after_the_right_product_in_time(run: Orchestrator) -> None:
+    invite = invited(run)
+    node = invite.document.node
+    assert refused(run, invite) == "428 Challenge first"
+    challenge = ask(run, node)
+    product = solved(challenge)
+    run.clock.now += 2.0
+    assert answer(run, challenge, product) == pytest.approx(arithmetic.FLOP_PER_PRODUCT / 2.0 / 1e9)
+    assert run.beat(node, invite) == "Healthy"
+
+
+def test_a_pools_own_pod_is_not_asked(run: Orchestrator) -> None:
+    invite = invited(run, outside=False)
+    with pytest.raises(Problem, match="No challenge is due"):
+        ask(run, invite.document.node)
+    assert run.beat(invite.document.node, invite) == "Healthy"
+
+
+def test_a_node_that_is_not_known_any_more_registers_again_in_place_of_slipping_in(run: Orchestrator) -> None:
+    invite = invited(run, outside=None)
+    assert refused(run, invite) == "403 Invite is not valid"
+    run.redis.delete(f"{run.state.prefix}:nodes")
+    assert refused(run, invite) == "403 Invite is not valid"
+
+
+def test_a_wrong_product_does_not_open_the_door_and_is_answered_once(run: Orchestrator) -> None:
+    invite = invited(run)
+    challenge = ask(run, invite.document.node)
+    right = solved(challenge)
+    wrong = arithmetic.encode_answer(bytes(arithmetic.ANSWER_BYTES))
+    with pytest.raises(Problem, match="403 Wrong product: the product is wrong"):
+        answer(run, challenge, wrong)
+    with pytest.raises(Problem, match="409 No such challenge"):
+        answer(run, challenge, right)
+    assert refused(run, invite) == "428 Challenge first"
+
+
+@pytest.mark.parametrize(("text", "words"), [("A", "not base64"), ("AAAA", "has 262144 bytes, this has 3")])
+def test_an_answer_that_is_no_product_is_refused_in_words(run: Orchestrator, text: str, words: str) -> None:
+    challenge = ask(run, invited(run).document.node)
+    with pytest.raises(Problem, match=words):
+        answer(run, challenge, text)
+
+
+def test_a_right_product_that_comes_late_does_not_count(run: Orchestrator) -> None:
+    invite = invited(run)
+    challenge = ask(run, invite.document.node)
+    product = solved(challenge)
+    run.clock.now += challenge.limit_seconds + 0.1
+    with pytest.raises(Problem, match=r"403 Too slow: the answer took 5\.1 s, 5\.0 s are allowed"):
+        answer(run, challenge, product)
+    assert refused(run, invite) == "428 Challenge first"
+
+
+def test_an_answer_is_taken_once_and_from_its_own_node_only(run: Orchestrator) -> None:
+    first, second = invited(run), invited(run, nonce="cd" * 16)
+    challenge = ask(run, first.document.node)
+    product = solved(challenge)
+    with pytest.raises(Problem, match="409 No such challenge"):
+        answer(run, challenge, product, node=second.document.node)
+    answer(run, challenge, product)
+    with pytest.raises(Problem, match="409 No such challenge"):
+        answer(run, challenge, product)
+    assert refused(run, second) == "428 Challenge first"
+
+
+def test_a_new_challenge_replaces_the_old_and_has_another_seed(run: Orchestrator) -> None:
+    node = invited(run).document.node
+    old, new = ask(run, node), ask(run, node)
+    assert old.seed != new.seed
+    product = solved(old)
+    with pytest.raises(Problem, match="409 No such challenge"):
+        answer(run, old, product)
+
+
+def test_what_was_shown_under_one_invite_does_not_count_for_the_next(run: Orchestrator) -> None:
+    first = invited(run)
+    node = first.document.node
+    challenge = ask(run, node)
+    answer(run, challenge, solved(challenge))
+    record = run.state.nodes.require_known(node)
+    run.state.nodes.put(record.model_copy(update={"invite_nonce": "cd" * 16}))
+    later = first.document.model_copy(update={"nonce": "cd" * 16})
+    assert refused(run, sign(later, run.role_keys["orchestrator"])) == "428 Challenge first"
+
+
+def test_challenges_for_one_invite_are_few(run: Orchestrator) -> None:
+    node = invited(run).document.node
+    for _ in range(capability_check.MOST_TRIES):
+        ask(run, node)
+    with pytest.raises(Problem, match="429 Too many challenges") as caught:
+        ask(run, node)
+    assert caught.value.headers == {"Retry-After": "60"}
+
+
+def test_a_crowd_at_the_door_is_put_off_and_loses_nothing(run: Orchestrator) -> None:
+    challenge = ask(run, invited(run).document.node)
+    product = solved(challenge)
+    for _ in range(capability_check.MOST_WAITING):
+        capability_check._waiting.acquire()
+    try:
+        with pytest.raises(Problem, match="503 Many answers at once"):
+            answer(run, challenge, product)
+    finally:
+        for _ in range(capability_check.MOST_WAITING):
+            capability_check._waiting.release()
+    assert answer(run, challenge, product) > 0
+
+
+def test_strangers_to_the_run_are_given_no_challenge(run: Orchestrator) -> None:
+    with pytest.raises(Problem, match="403 Not admitted"):
+        ask(run, PrivateKey.generate().public)
+
+
+def test_the_agents_side_computes_what_the_orchestrator_takes(run: Orchestrator) -> None:
+    invite = invited(run)
+    node = invite.document.node
+
+    class Direct:
+        """The client's place: calls the orchestrator's functions."""
+
+        def call(self, method: str, path: str, body: object, reply: type, **_: float) -> object:
+            assert method == "POST"
+            if path == "/v1/challenges":
+                return capability_check.give(run.state, body)  # type: ignore[arg-type]
+            assert path == "/v1/challenge-answers"
+            return capability_check.receive(run.state, body)  # type: ignore[arg-type]
+
+    assert show(Direct(), node).gflops > 0  # type: ignore[arg-type]
+    assert run.beat(node, invite) == "Healthy"
+    assert invite.document.run == RUN

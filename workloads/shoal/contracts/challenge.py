@@ -1,0 +1,162 @@
+"""A timed challenge that shows what a machine computes: chains of matrix products modulo a small prime, checked by Freivalds' method. Pure.
+
+Comes in: a seed and how much work. Goes out: the product (by whoever is asked) and whether a product is right (by who asked). There are `lanes`
+chains of `depth` matrices each, and the answer is the sum of the lanes' products: `SIZE` x `SIZE` numbers, as long whatever the work was.
+Freivalds (1977): for a random vector r, (A B) r = A (B r) takes two products with a vector instead of one of matrices, and a wrong product passes
+with a chance of at most 1 / p. With `VECTORS` of them that is 3e-11, for 1 / 100 of the work.
+
+All values are whole numbers below `PRIME`, so that every sum stays below 2^24: float32 is exact in any order of addition, and so are tensor cores,
+which multiply in bfloat16 or TF32 and add in float32. A right answer is therefore right to the bit on every device.
+"""
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+SIZE = 512
+PRIME = 127
+"""The largest prime with (PRIME - 1)^2 * SIZE < 2^24."""
+BASES = 16
+"""Matrices made from the seed; those of the chains are these, turned in rows and columns: 16 * 512 * 512 of them, each cheap to have."""
+VECTORS = 5
+FLOP_PER_PRODUCT = 2 * SIZE**3
+MOST_PRODUCTS = 16_384
+"""4.4 * 10^12 operations: what an 8-core machine does in ten seconds, and a second or so of checking."""
+LANES = 16  # products side by side: enough to fill a GPU, little memory
+WORK_SECONDS = 3.0
+"""Work that takes a machine so long which is just fast enough: long against the way to it."""
+ALLOWANCE_SECONDS = 3.0
+"""For the way there and back, 350 kB of answer, and making the matrices."""
+ANSWER_BYTES = SIZE * SIZE
+
+Values = npt.NDArray[np.float32]
+Product = Callable[[Values, Values], Values]
+
+
+class BadProduct(ValueError):
+    """An answer that is no product, or a wrong one."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked: `lanes` chains of `depth` matrices from `seed` (32 bytes)."""
+
+    seed: bytes
+    lanes: int
+    depth: int
+
+    @property
+    def flop(self) -> int:
+        """Operations of the straight way, the first matrix of a chain being free."""
+        return self.lanes * (self.depth - 1) * FLOP_PER_PRODUCT
+
+
+def plan(gflops: int) -> tuple[int, int, float]:
+    """Lanes, depth and seconds allowed for a machine that must do `gflops` (1 to 4000, 10^9 operations a second)."""
+    products = min(max(int(gflops * 1e9 * WORK_SECONDS / FLOP_PER_PRODUCT), LANES), MOST_PRODUCTS)
+    depth = -(-products // LANES) + 1
+    seconds = LANES * (depth - 1) * FLOP_PER_PRODUCT / (gflops * 1e9)
+    return LANES, depth, seconds + ALLOWANCE_SECONDS
+
+
+def base_matrices(seed: bytes) -> Values:
+    """The matrices that all others are made of, (BASES, SIZE, SIZE), from SHAKE-256 of the seed."""
+    stream = hashlib.shake_256(b"shoal/challenge/v1\0matrices" + seed).digest(BASES * SIZE * SIZE)
+    return (np.frombuffer(stream, np.uint8) % PRIME).astype(np.float32).reshape(BASES, SIZE, SIZE)
+
+
+def turns(work: Work) -> npt.NDArray[np.int64]:
+    """For each matrix of each chain its base and by how much its rows and columns are turned, (lanes, depth, 3)."""
+    count = work.lanes * work.depth * 3
+    stream = hashlib.shake_256(b"shoal/challenge/v1\0turns" + work.seed).digest(count * 2)
+    drawn = np.frombuffer(stream, "<u2").astype(np.int64).reshape(work.lanes, work.depth, 3)
+    return drawn % np.array([BASES, SIZE, SIZE])
+
+
+def solve(work: Work, multiply: Product | None = None) -> bytes:
+    """The answer: the sum over lanes of their products modulo `PRIME`, row by row, one byte each.
+
+    `multiply` takes stacks (lanes, SIZE, SIZE) and gives their products modulo `PRIME`; without one, numpy does.
+    """
+    bases, drawn = base_matrices(work.seed), turns(work)
+    product = multiply or multiply_here
+
+    def matrices(place: int) -> Values:
+        return np.stack([np.roll(bases[g], (s, t), axis=(0, 1)) for g, s, t in drawn[:, place]])
+
+    running = matrices(0)
+    for place in range(1, work.depth):
+        running = product(running, matrices(place))
+    total = running.astype(np.int64).sum(axis=0) % PRIME
+    return total.astype(np.uint8).tobytes()
+
+
+def multiply_here(left: Values, right: Values) -> Values:
+    """Products of two stacks on this machine's processor."""
+    return np.mod(left @ right, PRIME, dtype=np.float32)
+
+
+def check(work: Work, answer: bytes, draw: Callable[[int], bytes] = secrets.token_bytes) -> None:
+    """Raise `BadProduct` unless `answer` is the product. `draw` gives random bytes, which the answering side must not be able to guess."""
+    claimed = parse_answer(answer)
+    vectors = random_vectors(draw)
+    bases, drawn = base_matrices(work.seed), turns(work)
+    total = np.zeros((SIZE, VECTORS), np.float64)
+    for lane in drawn:
+        found = vectors
+        for g, s, t in lane[::-1]:
+            # A matrix turned by (s, t), times v, is the matrix times v turned back by t, turned by s.
+            found = np.roll(bases[g] @ np.roll(found, -t, axis=0), s, axis=0) % PRIME
+        total += found
+    if not np.array_equal((claimed @ vectors) % PRIME, (total % PRIME).astype(np.float32)):
+        raise BadProduct("the product is wrong")
+
+
+def parse_answer(answer: bytes) -> Values:
+    """The matrix of an answer, (SIZE, SIZE); raises `BadProduct`."""
+    if len(answer) != ANSWER_BYTES:
+        raise BadProduct(f"a product has {ANSWER_BYTES} bytes, this has {len(answer)}")
+    values = np.frombuffer(answer, np.uint8)
+    if int(values.max()) >= PRIME:
+        raise BadProduct(f"a product's values are below {PRIME}")
+    return values.astype(np.float32).reshape(SIZE, SIZE)
+
+
+def random_vectors(draw: Callable[[int], bytes]) -> Values:
+    """Uniform values below `PRIME`, (SIZE, VECTORS); bytes that would make them uneven are drawn again."""
+    wanted, found = SIZE * VECTORS, np.empty(0, np.uint8)
+    while len(found) < wanted:
+        drawn = np.frombuffer(draw(wanted), np.uint8) & 0x7F
+        found = np.concatenate([found, drawn[drawn < PRIME]])
+    return found[:wanted].astype(np.float32).reshape(SIZE, VECTORS)
+
+
+def encode_answer(answer: bytes) -> str:
+    """Base64, as it travels."""
+    return base64.b64encode(answer).decode()
+
+
+def decode_answer(text: str) -> bytes:
+    """The inverse; raises `BadProduct`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadProduct("the product is not base64") from error
+
+
+def torch_multiply(torch: Any, device: str) -> Product:
+    """Products on a device of torch, exact with TF32 and bfloat16 cores too. `torch` is handed in, so that nothing here needs it."""
+
+    def multiply(left: Values, right: Values) -> Values:
+        product = torch.from_numpy(left).to(device) @ torch.from_numpy(right).to(device)
+        found: Values = torch.remainder(product, PRIME).cpu().numpy()
+        return found
+
+    return multiply

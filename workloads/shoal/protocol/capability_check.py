@@ -1,0 +1,138 @@
+"""The capability check at the door, on the orchestrator's side: gives out challenges, times them, and says who may join.
+
+Comes in: requests of invited nodes. Goes out: a `Challenge` with a seed of ours, then `ChallengeResult` or a refusal. A challenge is bound to its
+node and to the invite that it holds, lives in Redis, is answered once, and is timed on our clock from the moment it is given out. Only strangers'
+machines in pools whose requirements name `gflops` are asked. What it shows is that something computed that fast for this key at that moment, not
+whose machine it was (docs/ledger.md).
+"""
+
+import secrets
+import threading
+
+from pydantic import Field
+
+from shoal.contracts.base import Contract
+from shoal.contracts.challenge import BadProduct, Work, check, decode_answer, plan
+from shoal.contracts.pools import terms_of
+from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
+from shoal.protocol.records import NodeRecord
+from shoal.protocol.run_state import RunState
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+MOST_TRIES = 3
+"""Challenges for one invite: a machine that was busy may try again, and checking costs us a second each."""
+TRIES_SECONDS = 600  # longer than an invite lives
+
+MOST_WAITING = 4
+_waiting = threading.BoundedSemaphore(MOST_WAITING)
+_checking = threading.Lock()
+"""One product is checked at a time and few wait for it: a crowd at the door must take neither the processor nor the threads from those who work."""
+
+
+class GivenChallenge(Contract):
+    """A challenge in Redis."""
+
+    challenge: Challenge
+    invite_nonce: str
+    given_unix: float = Field(ge=0.0)
+
+
+def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
+    """What a node's machine must show, 10^9 operations a second; 0 for pods of a pool's own and pools that ask for nothing."""
+    if record is None or record.outside is False:
+        return 0
+    terms = terms_of(state.config.pools, record.pool)
+    return terms.requirements.gflops if terms is not None and terms.open else 0
+
+
+def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -> None:
+    """Raise `Problem` 428 unless the node has shown what its pool asks for under this invite, and 403 when it is not known what to ask."""
+    terms = terms_of(state.config.pools, invite.pool)
+    if terms is None or not terms.open or terms.requirements.gflops == 0:
+        return
+    if record is None or record.outside is None:
+        # Redis was lost after the invite: whether this is an own pod is known again with its next registration.
+        raise Problem(
+            403, "Invite is not valid", "the invite is not known any more; register at discovery for a new one"
+        )
+    if record.outside and record.capable_nonce != invite.nonce:
+        raise Problem(
+            428,
+            "Challenge first",
+            f"pool {invite.pool!r} wants {terms.requirements.gflops} gflops: POST /v1/challenges, then /v1/challenge-answers",
+        )
+
+
+def give(state: RunState, request: ChallengeRequest) -> Challenge:
+    """A new challenge, in place of one that was not answered; raises `Problem` 409 when none is due, 429 after too many."""
+    record = state.nodes.require_known(request.node)
+    gflops = wanted_gflops(state, record)
+    if record.state != "Invited" or gflops == 0 or record.capable_nonce == record.invite_nonce:
+        raise Problem(
+            409, "No challenge is due", f"node {request.node[:12]}... is {record.state} and need show nothing now"
+        )
+    counter = f"{state.prefix}:challenge-tries:{record.invite_nonce}"
+    tries = int(state.redis.incr(counter))
+    state.redis.expire(counter, TRIES_SECONDS)
+    if tries > MOST_TRIES:
+        raise Problem(
+            429,
+            "Too many challenges",
+            f"{MOST_TRIES} were given out for this invite; register at discovery for a new one when the machine is idle",
+            {"Retry-After": "60"},
+        )
+    lanes, depth, limit = plan(gflops)
+    challenge = Challenge(
+        challenge=secrets.token_hex(16),
+        node=request.node,
+        seed=secrets.token_hex(32),
+        lanes=lanes,
+        depth=depth,
+        limit_seconds=limit,
+    )
+    given = GivenChallenge(challenge=challenge, invite_nonce=record.invite_nonce, given_unix=state.clock())
+    state.redis.set(_key(state, request.node), given.to_json(), ex=int(limit) + TRIES_SECONDS)
+    return challenge
+
+
+def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
+    """Judge an answer, the only one to its challenge; raises `Problem` 403 if wrong or late, 409 if nothing waits for it, 503 in a crowd."""
+    now = state.clock()
+    record = state.nodes.require_known(answer.node)
+    if not _waiting.acquire(blocking=False):
+        raise Problem(503, "Many answers at once", "nothing is lost: send the answer again", {"Retry-After": "1"})
+    try:
+        return _judge(state, record, answer, now)
+    finally:
+        _waiting.release()
+
+
+def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, now: float) -> ChallengeResult:
+    data = state.redis.getdel(_key(state, answer.node))
+    given = GivenChallenge.from_json(data) if data is not None else None
+    if given is None or given.challenge.challenge != answer.challenge or given.invite_nonce != record.invite_nonce:
+        raise Problem(409, "No such challenge", "it was answered, replaced, or never given out: ask for a new one")
+    challenge, seconds = given.challenge, max(now - given.given_unix, 1e-3)
+    if seconds > challenge.limit_seconds:
+        raise Problem(
+            403,
+            "Too slow",
+            f"the answer took {seconds:.1f} s, {challenge.limit_seconds:.1f} s are allowed for this pool",
+        )
+    work = Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
+    try:
+        product = decode_answer(answer.product)
+        with _checking:
+            check(work, product)
+    except BadProduct as error:
+        get_logger().warning("challenge failed", node=answer.node, problem=str(error))
+        raise Problem(403, "Wrong product", str(error)) from error
+    gflops = work.flop / seconds / 1e9
+    state.nodes.change(record, capable_nonce=given.invite_nonce, gflops=gflops)
+    get_logger().info("challenge answered", node=answer.node, seconds=round(seconds, 2), gflops=round(gflops, 1))
+    return ChallengeResult(seconds=seconds, gflops=gflops)
+
+
+def _key(state: RunState, node: str) -> str:
+    return f"{state.prefix}:challenge:{node}"
