@@ -22,17 +22,19 @@ Value = TypeVar("Value")
 
 POD_SECONDS = 90.0
 """From an accepted pod to a ready one, with the image there; three seconds on a quiet machine."""
-STEADY_CHECKS = 3
+STEADY_TRIES = 3
 """How often in a row a thing must hold that shall hold from now on."""
 
 STAY = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
 CONNECT = """import socket, sys
-try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2).close()
-except OSError as error:
-    print(f"{type(error).__name__}: {error}")
-else:
-    print("connected")
+host, port, tries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+for _ in range(tries):
+    try:
+        socket.create_connection(address, timeout=1).close()
+        print('yes')
+    except OSError:
+        print('no')
 """
 SERVE = """import functools, http.server
 handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory='/shoal/tmp')
@@ -132,18 +134,20 @@ class Space:
         return self.kubectl("exec", pod, "--", *command).strip()
 
     def reaches(self, pod: str, host: str, port: int) -> bool:
-        """Whether a connection from inside the pod is taken. A name that is not known raises, so that it is not mistaken for a closed door."""
-        said = self.run(pod, "python", "-c", CONNECT, host, str(port))
-        if said.startswith("gaierror"):
-            raise RuntimeError(f"{pod} does not know the name {host}: {said}")
-        return said == "connected"
+        """Whether a connection from inside the pod is taken. Raises RuntimeError for a name that is not known: that is no closed door."""
+        return self._connections(pod, host, port, 1) == ["yes"]
 
     def wait_reach(self, pod: str, host: str, port: int, *, can: bool, seconds: float = 30.0) -> None:
         """Until the pod reaches, or does not reach, that port; then it must stay so for some tries."""
         verb = "can" if can else "cannot"
-        self.wait(f"{pod} {verb} reach {host}:{port}", lambda: self.reaches(pod, host, port) is can, seconds)
-        for _ in range(STEADY_CHECKS):
-            assert self.reaches(pod, host, port) is can, f"{pod} {verb} reach {host}:{port} at first, then not so"
+        self.wait(f"pod {pod} {verb} reach {host}:{port}", lambda: self.reaches(pod, host, port) is can, seconds)
+        seen = self._connections(pod, host, port, STEADY_TRIES)
+        assert seen == ["yes" if can else "no"] * STEADY_TRIES, (
+            f"{pod} {verb} reach {host}:{port} at first, then {seen}"
+        )
+
+    def _connections(self, pod: str, host: str, port: int, tries: int) -> list[str]:
+        return self.run(pod, "python", "-c", CONNECT, host, str(port), str(tries)).split()
 
 
 def condition(found: Object | None, name: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.nodes import layout as at
@@ -21,6 +20,10 @@ SETTINGS = {
 KUBELETS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/netfilter/nf_conntrack_max")
 """Set by kubelet and kube-proxy themselves; remembered and put back too."""
 
+NAMESPACE_SECONDS = 5.0
+"""For a network namespace to be let go of."""
+NAMESPACES = (Path("/run/netns"), Path("/var/run/netns"))
+CNI_NOTES = Path("/var/lib/cni/results")
 OWN_CHAINS = ("KUBE-", "CNI-", "SHOAL-")
 TABLES = ("filter", "nat", "mangle")
 
@@ -73,6 +76,9 @@ def restore(layout: Layout) -> None:
         rule = ["FORWARD", direction, at.BRIDGE, "-m", "comment", "--comment", "shoal-node", "-j", "ACCEPT"]
         while _succeeds("iptables", "-w", "-D", *rule):
             pass
+    remove_namespaces()
+    for line in _call("ip", "-o", "link", "show", "master", at.BRIDGE, check=False).splitlines():
+        _call("ip", "link", "delete", line.split(": ")[1].split("@")[0], check=False)
     _call("ip", "link", "delete", at.BRIDGE, check=False)
     _call("ip", "address", "delete", f"{at.NODE_ADDRESS}/32", "dev", "lo", check=False)
     for group in _pod_cgroups():
@@ -89,17 +95,39 @@ def restore(layout: Layout) -> None:
     subprocess.run(["rm", "-rf", "--one-file-system", str(layout.run)], check=True, timeout=60)
 
 
-def remove_namespaces(paths: Iterable[str]) -> None:
-    """Remove network namespaces that CNI made for pods which were not taken down in order."""
-    for path in paths:
-        if Path(path).name.startswith("cni-") and Path(path).parent in (Path("/run/netns"), Path("/var/run/netns")):
-            subprocess.run([system_program("umount"), "-l", path], capture_output=True, check=False)
-            Path(path).unlink(missing_ok=True)
+def remove_namespaces() -> None:
+    """Remove the network namespaces that CNI made for pods which were not taken down in order, by CNI's own notes of our network."""
+    for note in CNI_NOTES.glob(f"{at.NETWORK_NAME}-*"):
+        container = note.name.removeprefix(f"{at.NETWORK_NAME}-").partition("-")[0]
+        for path in _noted_namespaces(note):
+            _remove_namespace(path)
+        for each in (CNI_NOTES / f"cni-loopback-{container}-lo", note):
+            each.unlink(missing_ok=True)
+
+
+def _noted_namespaces(note: Path) -> set[Path]:
+    try:
+        interfaces = (json.loads(note.read_text()).get("result") or {}).get("interfaces") or []
+    except ValueError:  # cut short
+        return set()
+    paths = {Path(each["sandbox"]) for each in interfaces if each.get("sandbox")}
+    return {path for path in paths if path.name.startswith("cni-") and path.parent in NAMESPACES}
+
+
+def _remove_namespace(path: Path) -> None:
+    """Gives up after a while: `snapshot` tells of what is left."""
+    end = time.monotonic() + NAMESPACE_SECONDS
+    while path.exists() and time.monotonic() < end:
+        subprocess.run([system_program("umount"), "-l", str(path)], capture_output=True, check=False)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:  # busy until the kernel has let go of the mount
+            time.sleep(0.1)
 
 
 def snapshot(layout: Layout) -> dict[str, list[str]]:
     """Everything of the host that a node touches, as sorted lists: equal before and after, or something was left behind."""
-    namespaces = Path("/run/netns")
+    namespaces = NAMESPACES[0]
     return {
         "mounts": sorted(_mounts_below(layout)),
         "namespaces": sorted(each.name for each in namespaces.iterdir()) if namespaces.exists() else [],
@@ -109,7 +137,7 @@ def snapshot(layout: Layout) -> dict[str, list[str]]:
         "rules": sorted(line for line in _rules("filter") + _rules("nat") if "shoal" in line or at.BRIDGE in line),
         "cgroups": sorted(map(str, _pod_cgroups())),
         "settings": [f"{name}={_setting(name)}" for name in (*SETTINGS, *KUBELETS)],
-        "folders": [str(layout.run)] if layout.run.exists() else [],
+        "folders": [str(each) for each in (layout.run, *CNI_NOTES.glob(f"{at.NETWORK_NAME}-*")) if each.exists()],
     }
 
 

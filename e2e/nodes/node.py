@@ -4,7 +4,6 @@ Used by `e2e.clusters` and by hand: `python -m e2e.nodes up`. Waits are conditio
 error that quotes its log.
 """
 
-import json
 import shutil
 import signal
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from kube_client import Kube
+from kube_client import Kube, Refused, path_of
 
 from e2e import ROOT
 from e2e.nodes import host, images, manifests, settings
@@ -33,6 +32,9 @@ ORDER = (
 )
 UP_SECONDS = 120.0
 """For one step of the start; all of it takes some 25 s on two quiet cores."""
+
+PODS_SECONDS = 30.0
+"""For all pods to end, at the end."""
 
 
 class Node:
@@ -66,7 +68,10 @@ class Node:
 
     def down(self) -> None:
         """End everything and put the machine back as it was. Nothing to do is fine."""
-        for name in ("agent", "kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager"):
+        for name in ("kube-scheduler", "kube-controller-manager"):
+            self.daemons[name].stop()
+        self._end_pods()
+        for name in ("agent", "kubelet", "kube-proxy"):
             self.daemons[name].stop()
         self._end_containers()
         for name in ("containerd", "kube-apiserver", "etcd"):
@@ -135,27 +140,32 @@ class Node:
                 )
             time.sleep(0.1)
 
+    def _end_pods(self) -> None:
+        """Let the kubelet end all pods, so that CNI takes down what it made for each. Whatever does not go is killed afterwards."""
+        if any(self.daemons[name].pid is None for name in ("etcd", "kube-apiserver", "containerd", "kubelet")):
+            return
+        kube = Kube(self.layout.kubeconfig)
+        end = time.monotonic() + PODS_SECONDS
+        try:
+            for pod in kube.list("Pod"):
+                where = path_of("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
+                kube.call("DELETE", where, {"gracePeriodSeconds": 1})
+            while kube.list("Pod") and time.monotonic() < end:
+                time.sleep(0.2)
+        except (Refused, httpx.TransportError):  # an API server that does not answer: the containers are killed
+            pass
+        finally:
+            kube.close()
+
     def _end_containers(self) -> None:
-        """Kill and remove every container of this containerd, and the network namespaces of pods."""
+        """Kill and remove every container of this containerd."""
         if self.daemons["containerd"].pid is None:
             return
-        namespaces = set()
-        for container in images.ctr(self.layout, "containers", "list", "-q", check=False).split():
-            namespaces |= _network_namespaces(images.ctr(self.layout, "containers", "info", container, check=False))
         for task in images.ctr(self.layout, "tasks", "list", "-q", check=False).split():
             images.ctr(self.layout, "tasks", "kill", "-a", "-s", str(int(signal.SIGKILL)), task, check=False)
             images.ctr(self.layout, "tasks", "delete", "-f", task, check=False)
         for container in images.ctr(self.layout, "containers", "list", "-q", check=False).split():
             images.ctr(self.layout, "containers", "delete", container, check=False)
-        host.remove_namespaces(namespaces)
-
-
-def _network_namespaces(text: str) -> set[str]:
-    try:
-        spaces = json.loads(text)["Spec"]["linux"]["namespaces"]
-    except (ValueError, KeyError):
-        return set()
-    return {each["path"] for each in spaces if each["type"] == "network" and each.get("path")}
 
 
 def _condition(found: dict | None, name: str) -> bool:

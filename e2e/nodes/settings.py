@@ -117,7 +117,7 @@ def pod_network(layout: Layout) -> Object:
         "ipam": addresses,
     }
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return {"cniVersion": "0.4.0", "name": "shoal", "plugins": [bridge, ports]}
+    return {"cniVersion": "0.4.0", "name": at.NETWORK_NAME, "plugins": [bridge, ports]}
 
 
 def kubelet(layout: Layout, credentials: Credentials) -> Object:
