@@ -158,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kopf.run(
             registry=handlers.registry(manager, configuration),
             standalone=True,
+            # Otherwise kopf asks the system for the name of the user, and that of an image has none.
+            identity=chosen.identity,  # type: ignore[arg-type]  # a NewType that kopf does not export
             clusterwide=not chosen.namespaces,
             namespaces=chosen.namespaces,
         )
