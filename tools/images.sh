@@ -95,7 +95,6 @@ roles=("$@")
 wanted=()
 for role in "${roles[@]}"; do
     [[ -f images/$role/Dockerfile ]] || fail "there is no images/$role/Dockerfile; roles are: $(ls -d images/*/ | xargs -n1 basename | xargs)"
-    # Its layers are kept: where nothing changed this costs seconds.
     [[ $on_runtime == *" $role "* && " ${wanted[*]:-} " != *" runtime "* ]] && wanted+=(runtime)
     [[ " ${wanted[*]:-} " == *" $role "* ]] || wanted+=("$role")
 done
@@ -128,14 +127,24 @@ report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
     printf '%-40s %5d MB compressed  %4d s  %s\n' "$1" "$(($2 / 1000000))" "$((SECONDS - $3))" "$4"
 }
 
+# The runtime of the same files is not built again: to see that nothing changed, buildah would read all its gigabytes.
+runtime_inputs=$(cat images/runtime/Dockerfile images/install.sh requirements/bootstrap.lock "requirements/images/runtime-$variant.lock" <(echo "$base") | sha256sum)
+runtime_known=$repository/runtime:${variant}-${runtime_inputs:0:16}
+
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 sharing=()
 for role in "${wanted[@]}"; do
     started=$SECONDS
-    build "$role"
     name=$(name_of "$role")
     archive=.cache/images/$role.tar
+    if [[ $role == runtime ]] && "$builder" inspect --type image "$runtime_known" >/dev/null 2>&1; then
+        "$builder" tag "$runtime_known" "$name"
+        say "$name is there already"
+        continue
+    fi
+    build "$role"
     if [[ $role == runtime ]]; then
+        "$builder" tag "$name" "$runtime_known"
         say "$name is built, $((SECONDS - started)) s"
     elif [[ $on_runtime == *" $role "* ]]; then
         sharing+=("$name")
@@ -154,7 +163,7 @@ started=$SECONDS
 archive=.cache/images/runtime$suffix.tar
 if [[ $builder == buildah ]]; then
     # An archive of buildah's holds one image; this one holds all of them, and each compressed layer once.
-    for name in "${sharing[@]}"; do buildah push -q "$name" "oci:$scratch/layout:$name"; done
+    for name in "${sharing[@]}"; do buildah push -q --compression-level 1 "$name" "oci:$scratch/layout:$name"; done
     python3 images/pack.py "$scratch/layout" "$archive"
 else
     "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${sharing[@]}"

@@ -7,20 +7,24 @@ for type checkers do not.
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
 OURS = ("shoal", "shoal_operator")
 
 
+@cache
 def source_of(module: str) -> Path | None:
-    """The file of a module of ours, or None when the name is none of a module."""
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+    """The file of a module, found without importing anything, or None when the name is none of a module written in Python."""
+    top, *rest = module.split(".")
+    spec = PathFinder.find_spec(top)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(folder).joinpath(*rest)
+        for candidate in (path / "__init__.py", path.with_suffix(".py")):
+            if candidate.is_file():
+                return candidate
+    return None
 
 
 def _is_guard(node: ast.AST) -> bool:
@@ -30,6 +34,11 @@ def _is_guard(node: ast.AST) -> bool:
         caught = " ".join(ast.unparse(each.type) for each in node.handlers if each.type is not None)
         return "ImportError" in caught or "ModuleNotFoundError" in caught
     return False
+
+
+@cache
+def _imported(path: Path, package: str) -> tuple[str, ...]:
+    return tuple(_imports(ast.parse(path.read_text()), package))
 
 
 def _imports(node: ast.AST, package: str) -> Iterator[str]:
@@ -64,7 +73,7 @@ def closure(entry: str) -> tuple[set[str], dict[str, set[str]]]:
         # A package is imported before its modules.
         waiting += [module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1)]
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        for name in _imports(ast.parse(path.read_text()), package):
+        for name in _imported(path, package):
             top = name.partition(".")[0]
             if top in OURS:
                 waiting.append(name)
@@ -75,8 +84,5 @@ def closure(entry: str) -> tuple[set[str], dict[str, set[str]]]:
 
 def is_runnable(entry: str) -> bool:
     """Whether `python -m entry` finds something to run, ours or not."""
-    top, _, _ = entry.partition(".")
-    if top in OURS:
-        path = source_of(f"{entry}.__main__") or source_of(entry)
-        return path is not None and path.name != "__init__.py"
-    return PathFinder.find_spec(top) is not None and find_spec(entry) is not None
+    path = source_of(f"{entry}.__main__") or source_of(entry)
+    return path is not None and path.name != "__init__.py"
