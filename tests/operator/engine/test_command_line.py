@@ -1,6 +1,7 @@
 """`python -m shoal_operator`: help with an example, clear words for wrong input, and no torch."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,24 @@ def test_each_process_has_an_identity_of_its_own() -> None:
     one, two = options(given), options(given)
     assert one.namespaces == ["a", "b"]
     assert one.identity != two.identity
+
+
+def test_kopf_is_told_who_we_are_and_does_not_ask_the_system_for_a_user_that_an_image_does_not_have(
+    tmp_path: Path,
+) -> None:
+    """`getpass.getuser` raises for a uid without a name, which ended every operator in a pod at its start."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\n"
+        "users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+    )
+    code = (
+        "import kopf, sys\n"
+        "kopf.run = lambda **given: print(given['identity'])\n"
+        "from shoal_operator.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = run("-c", code, "--namespace", "research", "--kubeconfig", str(path))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r".+_[0-9a-f]{8}\n", done.stdout)
