@@ -37,7 +37,6 @@ ALLOWANCE_SECONDS = 3.0
 ANSWER_BYTES = SIZE * SIZE
 
 Values = npt.NDArray[np.float32]
-Product = Callable[[Values, Values], Values]
 
 
 class BadProduct(ValueError):
@@ -80,27 +79,33 @@ def turns(work: Work) -> npt.NDArray[np.int64]:
     return drawn % np.array([BASES, SIZE, SIZE])
 
 
-def solve(work: Work, multiply: Product | None = None) -> bytes:
-    """The answer: the sum over lanes of their products modulo `PRIME`, row by row, one byte each.
-
-    `multiply` takes stacks (lanes, SIZE, SIZE) and gives their products modulo `PRIME`; without one, numpy does.
-    """
+def solve(work: Work) -> bytes:
+    """The answer, by numpy: the sum over lanes of their products modulo `PRIME`, row by row, one byte each."""
     bases, drawn = base_matrices(work.seed), turns(work)
-    product = multiply or multiply_here
 
     def matrices(place: int) -> Values:
         return np.stack([np.roll(bases[g], (s, t), axis=(0, 1)) for g, s, t in drawn[:, place]])
 
     running = matrices(0)
     for place in range(1, work.depth):
-        running = product(running, matrices(place))
+        running = np.mod(running @ matrices(place), PRIME, dtype=np.float32)
     total = running.astype(np.int64).sum(axis=0) % PRIME
     return total.astype(np.uint8).tobytes()
 
 
-def multiply_here(left: Values, right: Values) -> Values:
-    """Products of two stacks on this machine's processor."""
-    return np.mod(left @ right, PRIME, dtype=np.float32)
+def solve_with_torch(work: Work, torch: Any, device: str) -> bytes:
+    """The same answer on a device of torch: the matrices are turned there too. `torch` is handed in, so that nothing here needs it."""
+    bases, drawn = torch.from_numpy(base_matrices(work.seed)).to(device), turns(work).tolist()
+
+    def matrices(place: int) -> Any:
+        return torch.stack([torch.roll(bases[g], (s, t), dims=(0, 1)) for g, s, t in (lane[place] for lane in drawn)])
+
+    running = matrices(0)
+    for place in range(1, work.depth):
+        running = torch.remainder(running @ matrices(place), PRIME)
+    total = torch.remainder(running.sum(dim=0), PRIME).to(torch.uint8)
+    found: bytes = total.cpu().numpy().tobytes()
+    return found
 
 
 def check(work: Work, answer: bytes, draw: Callable[[int], bytes] = secrets.token_bytes) -> None:
@@ -149,14 +154,3 @@ def decode_answer(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadProduct("the product is not base64") from error
-
-
-def torch_multiply(torch: Any, device: str) -> Product:
-    """Products on a device of torch, exact with TF32 and bfloat16 cores too. `torch` is handed in, so that nothing here needs it."""
-
-    def multiply(left: Values, right: Values) -> Values:
-        product = torch.from_numpy(left).to(device) @ torch.from_numpy(right).to(device)
-        found: Values = torch.remainder(product, PRIME).cpu().numpy()
-        return found
-
-    return multiply

@@ -1,9 +1,11 @@
 """The capability check on the node's side: takes a challenge, computes it with what the machine has, and answers. Called by `session`."""
 
 import time
+from collections.abc import Callable
 
-from shoal.contracts.challenge import Product, Work, encode_answer, solve, torch_multiply
+from shoal.contracts.challenge import LANES, Work, encode_answer, solve, solve_with_torch
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult
+from shoal.protocol import hardware
 from shoal.telemetry import get_logger
 from shoal.transport import SignedClient, Unavailable
 
@@ -11,24 +13,33 @@ LARGEST_DEPTH = 4096
 """Four times what an orchestrator of ours asks for: a node does not compute for ever because somebody says so."""
 
 
-def best_multiply() -> Product | None:
-    """The GPU's product where torch and a GPU are there, else None: numpy's."""
+def best_solver() -> Callable[[Work], bytes]:
+    """The GPU, warmed up, where torch and a GPU are there; else numpy."""
+    if not hardware.NVIDIA.is_dir():
+        return solve  # torch takes seconds to import, and could not do better
     try:
         import torch
     except ImportError:
-        return None
-    return torch_multiply(torch, "cuda") if torch.cuda.is_available() else None
+        return solve
+    if not torch.cuda.is_available():
+        return solve
+
+    def on_gpu(work: Work) -> bytes:
+        return solve_with_torch(work, torch, "cuda")
+
+    on_gpu(Work(bytes(32), lanes=LANES, depth=2))  # loads the driver's libraries, which takes seconds
+    return on_gpu
 
 
 def show(client: SignedClient, node: str) -> ChallengeResult:
     """Take and answer a challenge; raises `Refused` when the orchestrator does not take the answer, `Unavailable` when it is away."""
-    multiply = best_multiply()  # before the clock runs
+    solver = best_solver()  # before the clock runs
     challenge = client.call("POST", "/v1/challenges", ChallengeRequest(node=node), Challenge, deadline_seconds=10.0)
-    if challenge is None or challenge.node != node or challenge.depth > LARGEST_DEPTH:
+    if challenge is None or challenge.node != node or challenge.depth > LARGEST_DEPTH or challenge.lanes > LANES:
         raise Unavailable("the orchestrator gave no challenge that can be meant for this node")
     begun = time.monotonic()
-    product = solve(Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth), multiply)
-    get_logger().info("challenge computed", seconds=round(time.monotonic() - begun, 2), on_gpu=multiply is not None)
+    product = solver(Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth))
+    get_logger().info("challenge computed", seconds=round(time.monotonic() - begun, 2), on_gpu=solver is not solve)
     answer = ChallengeAnswer(node=node, challenge=challenge.challenge, product=encode_answer(product))
     result = client.call(
         "POST", "/v1/challenge-answers", answer, ChallengeResult, deadline_seconds=60.0, timeout_seconds=30.0
