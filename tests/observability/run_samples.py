@@ -15,7 +15,8 @@ from tools.observability.catalogue import PARTS, _own, families, values_of
 
 from shoal.contracts.steps import StepMetrics
 from shoal_operator.engine.kinds import Key
-from shoal_operator.engine.metrics import Metrics
+from shoal_operator.engine.metrics import Gauges, Metrics
+from shoal_operator.engine.queue import WorkQueue
 
 MINUTES = 120
 KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -106,7 +107,9 @@ def operators_own() -> list[Metric]:
     metrics.reconciled(key, "success", 0.02)
     metrics.reconciled(key, "error", 0.02)
     metrics.requested("PATCH", 200)
-    return [family for family in metrics.registry.collect() if not family.name.startswith(("python_", "process_"))]
+    metrics.registry.register(Gauges(WorkQueue(metrics), [], lambda: True, lambda: 0.0))
+    ours = (family for family in metrics.registry.collect() if not family.name.startswith(("python_", "process_")))
+    return [family for family in ours if family.samples]
 
 
 def trainers_own() -> list[Metric]:
