@@ -82,8 +82,7 @@ def test_when_the_leading_pod_is_deleted_the_other_leads(release: Release) -> No
     release.space.wait("two Ready pods again", lambda: len(release.ready_pods()) == 2)
 
 
-def test_a_run_that_is_applied_gets_its_children_and_a_status(release: Release) -> None:
-    """No pod of it is waited for: that is the story of a run, with the images of every role."""
+def test_an_object_of_ours_that_is_applied_gets_a_status_that_says_what_is_missing(release: Release) -> None:
     release.install()
     space = release.space
     space.apply(
@@ -91,7 +90,7 @@ def test_a_run_that_is_applied_gets_its_children_and_a_status(release: Release) 
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "RelayServer",
             "metadata": {"name": "lonely"},
-            "spec": {"runRef": {"name": "nobody"}},
+            "spec": {"run": "nobody"},
         }
     )
 
