@@ -2,7 +2,7 @@
 
     python -m benchmarks.broadcast                      a checkpoint of 1 GB; some ten minutes, 2 cores that are otherwise idle
     python -m benchmarks.broadcast --megabytes 100      smaller; start-up times weigh more
-    python -m benchmarks.broadcast --only deltas        a part: links, uneven, holders, cpu, deltas, end-to-end (several may be named)
+    python -m benchmarks.broadcast --only deltas        a part: links, slow-links, uneven, holders, cpu, deltas, end-to-end (several may be named)
     python -m benchmarks.broadcast --out DIR            write there and not to the checkout's results
 
 Parts that this machine cannot measure (no root, no namespaces, no aria2) are left out with a line; one that fails says so and the others go on. Parts
@@ -27,8 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "broadcast.json"
 PAGE = ROOT / "docs" / "broadcast.md"
-PARTS = ("links", "uneven", "holders", "cpu", "deltas", "end-to-end")
+PARTS = ("links", "slow-links", "uneven", "holders", "cpu", "deltas", "end-to-end")
 CACHE = ROOT / ".cache" / "reproduce"
+SLOW_SHARE = 0.4
+"""Of size and rates: the same times, with this share of the work for the processors that thirteen hosts have in common."""
 UNEVEN_SHARE = 0.2  # of the checkpoint: at 20 Mb/s a gigabyte would take seven minutes
 HOLDERS_SHARE, CPU_SHARE, END_TO_END_SHARE = 0.2, 0.4, 0.25  # ratios, which need no gigabyte
 DELTA_STEPS = 4
@@ -78,6 +80,8 @@ def _part(part: str, size: int, *, peers: bool) -> dict[str, Any]:
     match part:
         case "links":
             return _links(size, peers=peers)
+        case "slow-links":
+            return _slow_links(int(size * SLOW_SHARE))
         case "uneven":
             return _uneven(int(size * UNEVEN_SHARE))
         case "holders":
@@ -143,6 +147,26 @@ def _links(size: int, *, peers: bool) -> dict[str, Any]:
         return found
     finally:
         made.close()
+
+
+def _slow_links(size: int) -> dict[str, Any]:
+    """Ours once more, size and rates smaller by the same share: what is left above one link's time is the protocol's, not the processors'."""
+    from benchmarks.broadcast import links
+
+    made = links.stage(size, (links.CLIENT_MBIT * SLOW_SHARE,) * links.CLIENTS, origin_and_relay_share=SLOW_SHARE)
+    try:
+        source = made.folder / "source"
+        source.mkdir()
+        file = links.random_file(source / "model.safetensors", size)
+        one = links.one_link_seconds(made, file)
+        total = max(_ours(made, file).clients)
+    finally:
+        made.close()
+    return {
+        "slow_links_share": SLOW_SHARE,
+        "slow_links_seconds": round(total, 2),
+        "total_over_one_slow_link": round(total / one, 3),
+    }
 
 
 def _ours(made: Any, file: Path) -> Any:

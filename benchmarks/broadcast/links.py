@@ -41,14 +41,23 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def stage(size: int, client_mbit: tuple[float, ...] = (CLIENT_MBIT,) * CLIENTS, relay_count: int = RELAYS) -> Stage:
-    """Links are symmetrical. Folders lie in memory when there is room, so that thirteen hosts do not share one disk."""
+def stage(
+    size: int,
+    client_mbit: tuple[float, ...] = (CLIENT_MBIT,) * CLIENTS,
+    relay_count: int = RELAYS,
+    origin_and_relay_share: float = 1.0,
+) -> Stage:
+    """Links are symmetrical. Folders lie in memory when there is room, so that thirteen hosts do not share one disk.
+
+    `origin_and_relay_share`: of the rates of these links; the clients' are given.
+    """
     in_memory = SHARED_MEMORY.is_dir() and _free_memory() > ROOM * COPIES * size
     folder = Path(tempfile.mkdtemp(prefix="shb", dir=SHARED_MEMORY if in_memory else DISK))
     network = Network()
     try:
-        origin = network.host("origin", ORIGIN_MBIT, ORIGIN_MBIT)
-        relays = [network.host(f"relay{number}", RELAY_MBIT, RELAY_MBIT) for number in range(relay_count)]
+        origin = network.host("origin", *[ORIGIN_MBIT * origin_and_relay_share] * 2)
+        relay_mbit = RELAY_MBIT * origin_and_relay_share
+        relays = [network.host(f"relay{number}", relay_mbit, relay_mbit) for number in range(relay_count)]
         clients = [network.host(f"client{number}", rate, rate) for number, rate in enumerate(client_mbit)]
     except BaseException:
         network.close()
