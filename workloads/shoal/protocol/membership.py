@@ -89,6 +89,9 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
         )
     except BadInvite as error:
         raise Problem(403, "Invite is not valid", str(error)) from error
+    if record is not None and record.outside and record.invite_nonce != invite.nonce:
+        # What was decided of a stranger's machine (its pool, what it must show) was decided with the newest one.
+        raise Problem(403, "Invite is not valid", "a newer invite was given; register at discovery for another")
     capability_check.require_answer(state, invite, record)
     state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
     if state.view.invite_nonces.get(invite.nonce) != beat.node:
@@ -111,7 +114,8 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         if node in state.view.evicted or not wants_invite(known, record, state.config.run):
             continue
         own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
-        if refusal := why_not(known.registration, state.config.pools, own_pod=own_pod):
+        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod) or _why_not_moved(known, record)
+        if refusal:
             _note_refusal(state, known, record, refusal)
             continue
         terms_here = terms_of(state.config.pools, known.registration.pool)
@@ -128,31 +132,43 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
         terms = InviteTerms(run=state.config.run, orchestrator_url=url)
         invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
-        try:
-            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(invite, state.key), deadline_seconds=5.0)
-        except Refused as refused:  # the registration ended meanwhile
-            get_logger().info("invite not delivered", node=node, problem=str(refused))
-            continue
-        state.nodes.change(
+        # Before the node can have the invite: it is judged by this record when it comes.
+        record = state.nodes.change(
             record or NodeRecord(node=node),
             "invited",
             pool=known.registration.pool,
             outside=not own_pod,
             refused="",
-            answered_seen_unix=known.seen_unix,
             invite_nonce=invite.nonce,
             invite_expires_unix=float(invite.expires_unix),
         )
+        try:
+            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(invite, state.key), deadline_seconds=5.0)
+        except Refused as refused:  # the registration ended meanwhile
+            get_logger().info("invite not delivered", node=node, problem=str(refused))
+            continue
+        state.nodes.change(record, answered_seen_unix=known.seen_unix)
         invited += 1
     return invited
+
+
+def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
+    """Why a member cannot have an invite to another pool: what it holds was given, and is judged, by the terms of its own."""
+    pool = known.registration.pool
+    if record is None or record.state not in MEMBERS or record.pool in ("", pool):  # "": not known since Redis was lost
+        return ""
+    return f"a member of another pool, {record.pool!r}; it may change to {pool!r} when it has left"
 
 
 def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
     """Say once for each reason why a machine is not invited. Its next registration is looked at again: the pool may be open by then."""
     record = record or NodeRecord(node=known.registration.node)
-    if record.refused != refusal:
-        get_logger().info("node is not invited", node=record.node, reason=refusal)
-        state.nodes.put(record.model_copy(update={"refused": refusal, "pool": known.registration.pool}))
+    if record.refused == refusal:
+        return
+    get_logger().info("node is not invited", node=record.node, reason=refusal)
+    # The pool of a node that is inside, or was, decides what is asked of it: a registration that is refused changes nothing there.
+    pool = known.registration.pool if record.state == "Discovered" else record.pool
+    state.nodes.change(record, refused=refusal, pool=pool)
 
 
 def reap(state: RunState) -> None:

@@ -1,0 +1,156 @@
+"""Invites as the orchestrator's rounds give them: what a registration may change of a node that is inside already, and what it may not."""
+
+from pathlib import Path
+
+import pytest
+from protocol_stack import RUN
+from run_states import Orchestrator
+
+from servers import Redis
+from shoal.contracts.canonical import Signed
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
+from shoal.protocol import membership
+from shoal.protocol.records import NodeRecord
+from shoal.transport.server import Problem
+
+MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
+POOLS = [
+    PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
+    PoolTerms(name="easy", open=True),
+    PoolTerms(name="closed"),
+]
+
+
+class Book:
+    """Discovery's place: registrations, and the invites that were left."""
+
+    def __init__(self, run: Orchestrator) -> None:
+        self._run = run
+        self._seen = 0.0
+        self.rows: dict[str, KnownNode] = {}
+        self.invites: dict[str, Signed[Invite]] = {}
+
+    def call(self, method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
+        if method == "GET":
+            assert reply is KnownNodes
+            return KnownNodes(nodes=list(self.rows.values()))
+        assert isinstance(body, Signed)
+        self.invites[path.split("/")[3]] = body
+        return None
+
+    def register(self, node: str, pool: str = "pool", address: str = "192.0.2.7") -> None:
+        self._seen += 1.0
+        registration = Registration(node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE)
+        self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self._seen)
+
+    def round(self) -> int:
+        return membership.send_invites(self._run.state, self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    return Orchestrator(tmp_path, redis_server.url, pools=POOLS)
+
+
+@pytest.fixture
+def book(run: Orchestrator) -> Book:
+    return Book(run)
+
+
+def known(run: Orchestrator, node: str) -> NodeRecord:
+    record = run.state.nodes.get(node)
+    assert record is not None
+    return record
+
+
+def member(run: Orchestrator, book: Book, pool: str = "easy") -> str:
+    node = PrivateKey.generate().public
+    book.register(node, pool)
+    assert book.round() == 1
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    return node
+
+
+def test_an_invited_node_is_asked_what_its_invites_pool_wants_whatever_it_registers_for_next(
+    run: Orchestrator, book: Book
+) -> None:
+    node = PrivateKey.generate().public
+    book.register(node, "pool")
+    assert book.round() == 1
+    book.register(node, "closed")
+    assert book.round() == 0
+    assert known(run, node).pool == "pool"
+    assert known(run, node).refused == "pool 'closed' is not open to strangers' machines"
+    with pytest.raises(Problem, match="428 Challenge first"):
+        run.beat(node, book.invites[node])
+
+
+def test_a_refused_registration_leaves_a_member_in_its_pool(run: Orchestrator, book: Book) -> None:
+    node = member(run, book)
+    book.register(node, "closed")
+    assert book.round() == 0
+    assert (known(run, node).pool, known(run, node).state) == ("easy", "Healthy")
+
+
+def test_a_refused_stranger_is_kept_with_the_pool_that_it_wanted(run: Orchestrator, book: Book) -> None:
+    node = PrivateKey.generate().public
+    book.register(node, "closed")
+    assert book.round() == 0
+    assert (known(run, node).pool, known(run, node).state) == ("closed", "Discovered")
+
+
+def test_a_member_changes_its_pool_only_when_it_has_left(run: Orchestrator, book: Book) -> None:
+    node = member(run, book)
+    book.register(node, "pool")
+    assert book.round() == 0
+    assert known(run, node).refused == "a member of another pool, 'easy'; it may change to 'pool' when it has left"
+    assert known(run, node).pool == "easy"
+    run.clock.now += 3600.0
+    membership.reap(run.state)
+    assert known(run, node).state == "Dead"
+    assert book.round() == 1, "the same registration is answered as soon as it may be"
+    assert (known(run, node).pool, known(run, node).state, known(run, node).refused) == ("pool", "Invited", "")
+
+
+def test_a_member_whose_pool_was_forgotten_with_redis_is_invited_to_what_it_names(
+    run: Orchestrator, book: Book
+) -> None:
+    node = member(run, book)
+    run.lose_redis()
+    assert known(run, node).pool == ""
+    book.register(node, "easy")
+    assert book.round() == 1
+    assert run.beat(node, book.invites[node]) == "Healthy"
+
+
+def test_only_the_newest_invite_admits_a_strangers_machine(run: Orchestrator, book: Book) -> None:
+    node = PrivateKey.generate().public
+    book.register(node, "easy")
+    assert book.round() == 1
+    easy = book.invites[node]
+    book.register(node, "pool")
+    assert book.round() == 1
+    with pytest.raises(Problem, match="403 Invite is not valid: a newer invite was given; register at discovery"):
+        run.beat(node, easy)
+    assert known(run, node).state == "Invited"
+    with pytest.raises(Problem, match="428 Challenge first"):
+        run.beat(node, book.invites[node])
+
+
+def test_a_node_that_comes_at_once_is_known_by_its_new_invite(run: Orchestrator, book: Book) -> None:
+    node = member(run, book)
+    deliver, states = book.call, []
+
+    def and_come(method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
+        answer = deliver(method, path, body, reply)
+        if method == "PUT":
+            states.append(run.beat(node, book.invites[node]))
+        return answer
+
+    book.call = and_come  # type: ignore[method-assign]
+    book.register(node, "easy")
+    assert book.round() == 1
+    assert states == ["Healthy"]
+    assert book.round() == 0, "the registration was answered"
