@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
 roles=(operator protocol redis minio)
 
+for tool in kubernetes helm; do tools/build.sh "$tool" >/dev/null; done # kubectl is one of the first's programs
 if [[ " $* " != *" --kubeconfig"* ]]; then
     cluster=${E2E_CLUSTER:-}
     if [[ -z $cluster ]]; then
@@ -16,10 +17,9 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
         tools/node.sh
         if ! command -v buildah >/dev/null && ! command -v podman >/dev/null && ! { command -v docker >/dev/null && docker info >/dev/null 2>&1; }; then
             echo "e2e: installing buildah and mmdebstrap with apt-get, to build images" >&2
+            DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 update
             DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends buildah mmdebstrap >/dev/null
         fi
-    else
-        for tool in kubernetes helm; do tools/build.sh "$tool" >/dev/null; done
     fi
     # An image is as new as the sources that may go into it.
     for role in "${roles[@]}"; do

@@ -109,6 +109,8 @@ def test_prometheus_is_let_into_runs_by_the_ports_that_it_scrapes() -> None:
     made = render(*given, "--set", "operator.namespaces={a,b}")
     policies = [each for each in made if each["metadata"]["name"] == "shoal-metrics"]
     assert [each["metadata"]["namespace"] for each in policies] == ["a", "b"]
+    apart = render(*given, "--set", "operator.namespaces={a,b}", "--set", "storage.namespaces={b,c}")
+    assert {each["metadata"]["namespace"] for each in apart if each["metadata"]["name"] == "shoal-metrics"} == {*"abc"}
     [monitor] = [each for each in made if each["metadata"]["name"] == "shoal-runs"]
     scraped = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
     assert set(scraped) == {*PORTS} - {"redis", "nginx"}

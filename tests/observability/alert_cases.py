@@ -33,8 +33,8 @@ def _verdicts(accept: str, reject: str) -> Series:
     return {f'{name}outcome="accept",reason=""}}': accept, f'{name}outcome="reject",reason="computation"}}': reject}
 
 
-def _disk(free: str) -> Series:
-    name = f'{{{SYNC},folder="www"}}'
+def _disk(free: str, folder: str = "www") -> Series:
+    name = f'{{{SYNC},folder="{folder}"}}'
     return {f"shoal_disk_free_bytes{name}": free, f"shoal_disk_size_bytes{name}": "1000x180"}
 
 
@@ -49,8 +49,8 @@ def _newest(versions: Series, complete: str) -> Series:
     return {**versions, f"shoal_run_complete{{{ORCHESTRATOR}}}": complete}
 
 
-VERSION = f"shoal_latest_version{{{ORCHESTRATOR}}}"
-AFTER_RESTART = f"shoal_latest_version{{{REPLACED}}}"
+PROGRESS = f"shoal_run_progress{{{ORCHESTRATOR}}}"
+AFTER_RESTART = f"shoal_run_progress{{{REPLACED}}}"
 ENTRIES = f"shoal_ledger_entries{{{ORCHESTRATOR}}}"
 PENDING = f'shoal_files{{{ORCHESTRATOR},outcome="pending"}}'
 ERRORS = f"controller_runtime_reconcile_errors_total{{{OPERATOR},controller="
@@ -99,18 +99,18 @@ CASES: dict[str, list[Case]] = {
     ],
     "ShoalNoProgress": [
         Case(
-            _newest({VERSION: "7x300"}, "0x300"),
-            _newest({VERSION: "0+1x60 60x240"}, "0x100 1x200"),  # it is complete
+            _newest({PROGRESS: "7x300"}, "0x300"),
+            _newest({PROGRESS: "0+1x60 60x240"}, "0x100 1x200"),  # it is complete
             _labels(RUN),
             200,
         ),
         Case(  # the orchestrator was replaced meanwhile
-            {VERSION: "7x120 _x180", AFTER_RESTART: "_x120 7x180"},
-            {VERSION: "7x120 _x180", AFTER_RESTART: "_x120 8x180"},
+            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 7x180"},
+            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 8x180"},
             _labels(RUN),
             200,
         ),
-        Case(_newest({VERSION: "-1x300"}, "0x300"), _newest({VERSION: "0x100"}, "0x100"), _labels(RUN), 130),
+        Case(_newest({PROGRESS: "0x300"}, "0x300"), _newest({PROGRESS: "1x100"}, "0x100"), _labels(RUN), 130),
     ],
     "ShoalTrainerStarving": [
         Case(
@@ -157,7 +157,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "ShoalDiskFilling": [
         Case(_disk("40x180"), _disk("500x180"), {**_labels(SYNC), "folder": "www"}, 90),
-        Case(_disk("290-1x180"), _disk("900-5x120"), {**_labels(SYNC), "folder": "www"}, 90),  # full in three hours
+        Case(  # full in three hours; a relay's www fills to its limit, and stops there
+            _disk("290-1x180", "outbox"), _disk("290-1x180"), {**_labels(SYNC), "folder": "outbox"}, 90
+        ),
+        Case(_disk("290-1x180", "outbox"), _disk("900-5x120", "outbox"), {**_labels(SYNC), "folder": "outbox"}, 90),
     ],
     "ShoalPartDown": [
         Case(
@@ -171,7 +174,12 @@ CASES: dict[str, list[Case]] = {
             {f'{LEADS}"a"}}': "1x30 0x90", f'{LEADS}"b"}}': "0x120"},
             {f'{LEADS}"a"}}': "1x30 0x90", f'{LEADS}"b"}}': "0x30 1x90"},
             {"namespace": "shoal-system"},
-        )
+        ),
+        Case(  # none answers any more
+            {f'{LEADS}"a"}}': "1x30 _x90", f'{LEADS}"b"}}': "0x30 _x90"},
+            {f'{LEADS}"a"}}': "1x30 _x90", f'{LEADS}"b"}}': "0x30 1x90"},
+            {"namespace": "shoal-system"},
+        ),
     ],
     "ShoalOperatorFailing": [
         Case(

@@ -46,19 +46,49 @@ def test_the_ledger_and_the_run_are_told(run: Orchestrator) -> None:
     assert told("shoal_nodes", state="Healthy") == 1.0
 
 
-def test_silence_of_a_node_is_told_under_the_beginning_of_its_key(run: Orchestrator) -> None:
+def joined(run: Orchestrator, *, outside: bool = False) -> str:
+    """A node of the run's own, or a stranger."""
     node = run.join()
+    record = run.state.nodes.get(node)
+    assert record is not None
+    run.state.nodes.change(record, outside=outside)
+    return node
+
+
+def test_steps_of_a_run_that_announces_nothing_more_are_progress(run: Orchestrator) -> None:
+    run.announce(0)
+    metrics.report(run.state)
+    before = told("shoal_run_progress")
+    run.state.view.sealed[0] = "0" * 64
+    metrics.report(run.state)
+    assert before == 1.0
+    assert told("shoal_run_progress") == 2.0
+
+
+def test_silence_of_a_node_is_told_under_the_beginning_of_its_key(run: Orchestrator) -> None:
+    node = joined(run)
     run.clock.now += 7
     metrics.report_details(run.state)
     assert series(metrics.NODE_SILENCE) == {node[: metrics.NODE_LABEL_LENGTH]: pytest.approx(7, abs=1)}
 
 
-def test_of_many_nodes_those_heard_of_last_are_shown(run: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_has_no_series_until_a_file_of_it_is_accepted(run: Orchestrator) -> None:
+    ours, stranger = joined(run), joined(run, outside=True)
+    metrics.report_details(run.state)
+    assert series(metrics.NODE_SILENCE).keys() == {ours[: metrics.NODE_LABEL_LENGTH]}
+    run.state.view.accepted_in_a_row[stranger] = 1
+    metrics.report_details(run.state)
+    assert series(metrics.NODE_SILENCE).keys() == {each[: metrics.NODE_LABEL_LENGTH] for each in (ours, stranger)}
+
+
+def test_of_many_nodes_those_with_the_most_accepted_files_are_shown(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "SHOWN_NODES", 2)
     nodes = []
-    for _ in range(4):
-        nodes.append(run.join())
-        run.clock.now += 1
+    for accepted in range(4):
+        nodes.append(joined(run))
+        run.state.view.accepted_in_a_row[nodes[-1]] = accepted
     metrics.report_details(run.state)
     assert series(metrics.NODE_SILENCE).keys() == {node[: metrics.NODE_LABEL_LENGTH] for node in nodes[2:]}
 

@@ -33,7 +33,7 @@ def test_who_accepts_openmetrics_gets_it_with_exemplars(seconds) -> None:  # typ
     assert {"version": "7"} in [sample.exemplar.labels for sample in family.samples if sample.exemplar]
 
 
-@pytest.mark.parametrize("accept", [None, "", "*/*", "text/html"])
+@pytest.mark.parametrize("accept", [None, "", "*/*", "text/html", "application/openmetrics-text;version=abc"])
 def test_others_get_prometheus_text_without_them(seconds, accept: str | None) -> None:  # type: ignore[no-untyped-def]
     seconds.observe(0.05, exemplar={"version": "7"})
     body, content_type = render_metrics(accept)

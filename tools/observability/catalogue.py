@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Modules that declare metrics, by the container that imports them (docs/architecture.md; the collector runs in mode Generate)."""
 
-NODES_SHOWN = "at most 64 nodes, those heard of last"
+NODES_SHOWN = "at most 64 nodes: the run's own, then strangers by accepted files"
 LABELS: dict[str, tuple[str, str]] = {
     "phase": ("what the process works on", "fixed words in the code"),
     "for_what": ("what is waited for, in words", "fixed phrases in the code"),

@@ -224,7 +224,7 @@ NODES = Board(
             Panel("Heartbeats a second", {"{{run}} {{state}}": rate("shoal_heartbeats_total", by="state")}, "ops"),
             Panel("Leases a second", {"{{run}} {{outcome}}": rate("shoal_leases_total", by="outcome")}, "ops", runbook="ShoalWorkersIdle"),
         ),
-        "Those heard of last, 64 at most": (
+        "The run's own and strangers with accepted files, 64 at most": (
             Panel("Silence", {"{{node}} {{pool}}": one("shoal_node_silence_seconds", by="node, pool")}, "s", "Dead after 30 s."),
             Panel("Tokens a second", {"{{node}} {{pool}}": one("shoal_node_tokens_per_second", by="node, pool")}, "short",
                   "As the node claims; nothing rests on it."),

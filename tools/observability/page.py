@@ -20,6 +20,9 @@ helm upgrade shoal charts/shoal --reuse-values --set metrics.podMonitor.enabled=
     --set metrics.runMonitor.prometheusNamespace=monitoring --set metrics.alerts.enabled=true --set metrics.dashboards.enabled=true
 ```
 
+Prometheus is let into the runs of `operator.namespaces` and `storage.namespaces`, and where neither is set into the release's own: a run elsewhere
+needs a NetworkPolicy like `shoal-metrics` in its namespace.
+
 Each node's series are told by the orchestrator, not by the node: strangers' machines are not scraped. On one machine `shoal up` reads the same pages
 into `runs/<name>/metrics.jsonl`, and each port can be scraped by a Prometheus of your own.
 """

@@ -93,6 +93,12 @@ class Relay:
         self._sources = Sources(self._upstream, random.Random(config.seed))
         self._behind_since: float | None = None
         self._log = telemetry.get_logger()
+        LAG.set_function(self.lag_seconds)  # asked when it is read: a turn lasts as long as a version's transfer
+
+    def lag_seconds(self) -> float:
+        """For how long upstream has had a version that is not whole here; 0 when there is none."""
+        since = self._behind_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def turn(self) -> bool:
         """Look upstream and try to bring the most wanted version here; True when that was done, so that there may be more to do.
@@ -184,7 +190,6 @@ class Relay:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = time.monotonic()
-        LAG.set(0.0 if self._behind_since is None else time.monotonic() - self._behind_since)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the orchestrator tells Prometheus: the run's aggregates, read from its state once a round, and what its services count.
 
-In: `RunState`. Out: gauges and counters. Called by `background` and, for the counters, by the services. Series of single nodes are few: those that
-were heard of last, because keys are free and anybody may come with thousands.
+In: `RunState`. Out: gauges and counters. Called by `background` and, for the counters, by the services. Series of single nodes are few: the run's
+own, and strangers that have files accepted, because keys are free and anybody may come with new ones all day.
 """
 
 import math
@@ -19,6 +19,7 @@ NODE_LABEL_LENGTH = 12  # of the key in hex, as in logs
 STEP = Gauge("shoal_open_step", "The open step, -1 while none is open.")
 STEPS = Gauge("shoal_run_steps", "Steps that the run is to make.")
 COMPLETE = Gauge("shoal_run_complete", "1 when the run has made what it is for.")
+PROGRESS = Gauge("shoal_run_progress", "Announced versions and sealed steps together: it grows in every mode of a run.")
 VERSION = Gauge("shoal_latest_version", "The newest announced policy version, -1 before the first.")
 FILES = Gauge("shoal_files", "Submitted files by outcome.", ["outcome"])
 REJECTED = Gauge("shoal_rejected_files", "Rejected files by reason.", ["reason"])
@@ -56,7 +57,9 @@ def report(state: RunState) -> None:
     STEP.set(progress.open_step if progress.open_step is not None else -1)
     STEPS.set(progress.steps_total)
     COMPLETE.set(progress.complete)
-    VERSION.set(progress.latest_version if progress.latest_version is not None else -1)
+    newest = -1 if progress.latest_version is None else progress.latest_version
+    VERSION.set(newest)
+    PROGRESS.set(newest + 1 + len(state.view.sealed))
     for outcome in ("accepted", "rejected", "expired", "inconclusive", "pending"):
         FILES.labels(outcome).set(getattr(progress, f"files_{outcome}"))
     for reason, count in progress.reject_reasons.items():
@@ -81,11 +84,16 @@ def report_details(state: RunState) -> None:
     """What costs a look at every node and every waiting file: less often."""
     oldest = state.queue.oldest_unix()
     QUEUE_AGE.set(0.0 if oldest is None else max(0.0, state.clock() - oldest))
-    heard = [record for record in state.nodes.all() if record.last_heartbeat_unix > 0]
-    heard.sort(key=lambda record: (-record.last_heartbeat_unix, record.node))
+    credit = state.view.accepted_in_a_row
+    shown = [
+        record
+        for record in state.nodes.all()
+        if record.last_heartbeat_unix > 0 and (record.outside is False or credit.get(record.node, 0) > 0)
+    ]
+    shown.sort(key=lambda record: (record.outside is not False, -credit.get(record.node, 0), record.node))
     for gauge in OF_NODES:
         gauge.clear()
-    for record in heard[:SHOWN_NODES]:
+    for record in shown[:SHOWN_NODES]:
         _report_node(state, record)
 
 

@@ -35,7 +35,10 @@ class Liveness:
 
 def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
     """Body and content type of `/metrics`: OpenMetrics, which has exemplars, for who accepts it, Prometheus text for others."""
-    encode, content_type = choose_encoder(accept or "")
+    try:
+        encode, content_type = choose_encoder(accept or "")
+    except (TypeError, ValueError):  # a version that is none, in a header that anybody may send
+        encode, content_type = choose_encoder("")
     return encode(REGISTRY), content_type
 
 
