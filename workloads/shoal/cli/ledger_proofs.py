@@ -13,6 +13,7 @@ from shoal.contracts.canonical import Signed
 from shoal.contracts.ledger import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_audit import Audit, BadLedger, check_proof, read_checkpoint, trusted_roster
 from shoal.report.text import plain
+from shoal.storage import NotFound
 
 LARGEST_PROOF_BYTES = 1 << 20
 PROOF: TypeAdapter[InclusionProof | ConsistencyProof] = TypeAdapter(InclusionProof | ConsistencyProof)
@@ -27,10 +28,17 @@ def read_kept(path: Path, trust: Trust) -> LedgerCheckpoint:
 
 
 def newest_checkpoint(source: LedgerSource, audit: Audit) -> Signed[LedgerCheckpoint]:
-    """The newest checkpoint of the store that fits the entries; raises `InputWrong` while there is none."""
+    """The newest checkpoint of the store that fits the entries; raises `InputWrong` while there is none, or only a kept one."""
     if not audit.report.covered:
         raise InputWrong("no checkpoint covers this ledger yet: the orchestrator writes one within a minute")
-    return Signed[LedgerCheckpoint].from_json(source.store.get(keys.ledger_checkpoint(audit.report.covered)))
+    name = keys.ledger_checkpoint(audit.report.covered)
+    try:
+        return Signed[LedgerCheckpoint].from_json(source.store.get(name))
+    except NotFound:
+        raise InputWrong(
+            f"the checkpoint over {audit.report.covered} entries that was kept fits, but is not in the store: {name} was deleted"
+            " or not copied, and no newer one is there; copy it, or wait for the next"
+        ) from None
 
 
 def prove_entry(source: LedgerSource, number: int, say: Say) -> InclusionProof:
