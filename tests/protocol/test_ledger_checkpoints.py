@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from samples import ROSTER
-from shoal.contracts import keys
+from shoal.contracts import keys, ledger_chain
 from shoal.contracts.canonical import Signed, sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import CHECKPOINT_ENTRIES, SEGMENT_ENTRIES, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_chain import BrokenChain, entry_leaf, pack_segment, unpack_segment
 from shoal.contracts.merkle import consistency_path, continues, root_of
+from shoal.protocol import ledger_checkpoints
 from shoal.protocol.ledger_checkpoints import CHECKPOINT_SECONDS, Checkpoints
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.storage import Store
@@ -139,6 +140,35 @@ def test_a_start_after_a_segment_reads_few_objects_and_finds_the_same(writer: Le
     assert again.view.chain.checkpoint() == writer.view.chain.checkpoint()
     again.append("node-dead", node=NODE)
     assert write(again, complete=True) == 2, "the newest regular one is compared, and what is new is written"
+
+
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint every 4 entries and a segment every 16, so that few entries make a long ledger."""
+    monkeypatch.setattr(ledger_chain, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(ledger_checkpoints, "SEGMENT_ENTRIES", 16)
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_a_long_ledger_that_has_no_checkpoint_yet_gets_them_a_few_a_round(writer: LedgerWriter) -> None:
+    fill(writer, 4 * 40 + 1)
+    checkpoints, rounds = Checkpoints(writer, ROSTER), []
+    for now in range(12):
+        written = checkpoints.write_due(float(now), complete=True)
+        rounds.append((written, len(writer.store.list(keys.SEGMENTS))))
+    assert rounds[:3] == [(32, 1), (9, 2), (0, 3)]
+    assert rounds[-1] == (0, 10)
+    assert [each.size for each in stored(writer)] == [*range(4, 161, 4), 161]
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_a_start_half_way_through_compares_the_newest_and_writes_what_is_missing(writer: LedgerWriter) -> None:
+    fill(writer, 4 * 40)
+    assert write(writer) == 32
+    again = another(writer)
+    again.load()
+    assert write(again) == 9, "one compared, eight written"
+    assert len(stored(writer)) == 40
 
 
 @pytest.mark.parametrize("damage", ["segment", "checkpoint", "no checkpoint", "foreign", "gap"])

@@ -19,6 +19,8 @@ from shoal.storage import NotFound
 
 CHECKPOINT_SECONDS = 60.0
 """The newest entries are under a checkpoint after a minute: short for a person, and no more than 1,440 small objects a day."""
+MOST_AT_ONCE = 32
+"""Checkpoints of one round, besides one segment: a long run that has none of them yet must not hold up the rest of the housekeeping."""
 
 CHECKPOINTED = Gauge("shoal_ledger_checkpoint_entries", "Entries of the ledger that the newest checkpoint covers.")
 
@@ -35,7 +37,7 @@ class Checkpoints:
         self._there: set[str] = set()  # written before this process began
 
     def write_due(self, now_unix: float, *, complete: bool) -> int:
-        """Write what is due; returns how many checkpoints there were. Raises `BrokenChain` when the store holds another history."""
+        """Write what is due, a round's worth at most; returns how many checkpoints. Raises `BrokenChain` when the store holds another history."""
         if self._covered_unix is None:
             self._publish_roster()
             self._there = {info.key for info in self._ledger.store.list(keys.CHECKPOINTS)}
@@ -44,8 +46,11 @@ class Checkpoints:
         old = now_unix - self._covered_unix >= CHECKPOINT_SECONDS
         wanted = self._ledger.take_checkpoints(current=size > self._covered and (old or complete))
         # After a restart all regular ones come again; of those that are there, comparing the newest compares what all of them cover.
-        known = [each for each in wanted if keys.ledger_checkpoint(each.size) in self._there]
-        wanted = [each for each in wanted if each not in known[:-1]]
+        known = [each.size for each in wanted if keys.ledger_checkpoint(each.size) in self._there]
+        compared = set(known[:-1])
+        wanted = [each for each in wanted if each.size not in compared]
+        self._ledger.give_back(wanted[MOST_AT_ONCE:])
+        wanted = wanted[:MOST_AT_ONCE]
         for position, checkpoint in enumerate(wanted):
             data = sign(checkpoint, self._ledger.key).to_json()
             key = keys.ledger_checkpoint(checkpoint.size)
@@ -60,7 +65,7 @@ class Checkpoints:
                 raise
             self._covered, self._covered_unix = checkpoint.size, now_unix
             CHECKPOINTED.set(self._covered)
-        self._write_segments()
+        self._write_segment()
         return len(wanted)
 
     def _publish_roster(self) -> None:
@@ -73,15 +78,16 @@ class Checkpoints:
             pass
         self._ledger.store.put(keys.ROSTER, data)
 
-    def _write_segments(self) -> None:
-        """Segments of entries that a checkpoint covers and that are not there yet."""
+    def _write_segment(self) -> None:
+        """The next segment, when a checkpoint covers its entries and it is not there yet."""
         if self._segments is None:
             self._segments = len(self._ledger.store.list(keys.SEGMENTS))
-        while (self._segments + 1) * SEGMENT_ENTRIES <= self._covered:
-            first = self._segments * SEGMENT_ENTRIES
-            numbers = range(first, first + SEGMENT_ENTRIES)
-            with ThreadPoolExecutor(READERS) as readers:
-                found = readers.map(self._ledger.store.get, [keys.ledger_entry(number) for number in numbers])
-                entries = [self._ledger.verified(*pair) for pair in zip(numbers, found, strict=True)]
-            self._ledger.store.create(keys.ledger_segment(self._segments), pack_segment(entries))
-            self._segments += 1
+        if (self._segments + 1) * SEGMENT_ENTRIES > self._covered:
+            return
+        first = self._segments * SEGMENT_ENTRIES
+        numbers = range(first, first + SEGMENT_ENTRIES)
+        with ThreadPoolExecutor(READERS) as readers:
+            found = readers.map(self._ledger.store.get, [keys.ledger_entry(number) for number in numbers])
+            entries = [self._ledger.verified(*pair) for pair in zip(numbers, found, strict=True)]
+        self._ledger.store.create(keys.ledger_segment(self._segments), pack_segment(entries))
+        self._segments += 1
