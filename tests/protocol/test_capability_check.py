@@ -143,6 +143,29 @@ def test_what_was_shown_under_one_invite_does_not_count_for_the_next(run: Orches
     assert refused(run, sign(later, run.role_keys["orchestrator"])) == "428 Challenge first"
 
 
+def test_a_member_whose_agent_restarts_shows_it_again_and_stays(run: Orchestrator) -> None:
+    first = invited(run)
+    node = first.document.node
+    challenge = ask(run, node)
+    answer(run, challenge, solved(challenge))
+    assert run.beat(node, first) == "Healthy"
+    with pytest.raises(Problem, match="409 No challenge is due"):
+        ask(run, node)
+    run.state.nodes.change(run.state.nodes.require_known(node), "invited", invite_nonce="cd" * 16)
+    again = sign(first.document.model_copy(update={"nonce": "cd" * 16}), run.role_keys["orchestrator"])
+    assert refused(run, again) == "428 Challenge first"
+    challenge = ask(run, node)
+    answer(run, challenge, solved(challenge))
+    assert run.beat(node, again) == "Healthy"
+
+
+def test_a_dead_node_is_given_no_challenge_before_it_is_invited_again(run: Orchestrator) -> None:
+    node = invited(run).document.node
+    run.state.nodes.put(run.state.nodes.require_known(node).model_copy(update={"state": "Dead"}))
+    with pytest.raises(Problem, match="409 No challenge is due"):
+        ask(run, node)
+
+
 def test_challenges_for_one_invite_are_few(run: Orchestrator) -> None:
     node = invited(run).document.node
     for _ in range(capability_check.MOST_TRIES):

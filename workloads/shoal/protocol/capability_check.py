@@ -15,6 +15,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.challenge import BadProduct, Work, check, decode_answer, plan
 from shoal.contracts.pools import terms_of
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
+from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
 from shoal.telemetry import get_logger
@@ -68,7 +69,9 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
     """A new challenge, in place of one that was not answered; raises `Problem` 409 when none is due, 429 after too many."""
     record = state.nodes.require_known(request.node)
     gflops = wanted_gflops(state, record)
-    if record.state != "Invited" or gflops == 0 or record.capable_nonce == record.invite_nonce:
+    # A member is asked too: its agent restarted, and comes back with a new invite.
+    welcome = record.state == "Invited" or record.state in MEMBERS
+    if not welcome or gflops == 0 or record.capable_nonce == record.invite_nonce:
         raise Problem(
             409, "No challenge is due", f"node {request.node[:12]}... is {record.state} and need show nothing now"
         )
