@@ -1,5 +1,6 @@
 """The challenge at the door: who is asked, what passes, and every way to get in without computing."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_an_answer_is_taken_once_and_from_its_own_node_only(run: Orchestrator) -
         answer(run, challenge, product, node=second.document.node)
     answer(run, challenge, product)
     with pytest.raises(Problem, match="409 No such challenge"):
-        answer(run, challenge, product)
+        answer(run, challenge, product, node=second.document.node)
     assert refused(run, second) == "428 Challenge first"
 
 
@@ -166,27 +167,96 @@ def test_a_dead_node_is_given_no_challenge_before_it_is_invited_again(run: Orche
         ask(run, node)
 
 
-def test_challenges_for_one_invite_are_few(run: Orchestrator) -> None:
+def test_a_right_answer_whose_reply_was_lost_gets_the_same_result_again(run: Orchestrator) -> None:
+    invite = invited(run)
+    challenge = ask(run, invite.document.node)
+    sent = ChallengeAnswer(node=challenge.node, challenge=challenge.challenge, product=solved(challenge))
+    run.clock.now += 2.0
+    result = capability_check.receive(run.state, sent)
+    run.clock.now += 30.0
+    assert capability_check.receive(run.state, sent) == result
+    assert result.seconds == 2.0
+    assert run.beat(challenge.node, invite) == "Healthy"
+
+
+def test_a_right_answer_sent_again_says_nothing_for_the_next_invite(run: Orchestrator) -> None:
     node = invited(run).document.node
-    for _ in range(capability_check.MOST_TRIES):
+    challenge = ask(run, node)
+    product = solved(challenge)
+    answer(run, challenge, product)
+    run.state.nodes.change(run.state.nodes.require_known(node), "invited", invite_nonce="cd" * 16)
+    with pytest.raises(Problem, match="409 No such challenge"):
+        answer(run, challenge, product)
+
+
+def test_challenges_for_one_key_are_few_whatever_invites_it_has(run: Orchestrator) -> None:
+    node = invited(run).document.node
+    for number in range(capability_check.MOST_TRIES):
+        invited(run, nonce=f"{number:032x}", node=node)
         ask(run, node)
+        run.clock.now += 60.0
+    invited(run, nonce="ef" * 16, node=node)
     with pytest.raises(Problem, match="429 Too many challenges") as caught:
         ask(run, node)
     assert caught.value.headers == {"Retry-After": "60"}
+    assert ask(run, invited(run).document.node).node != node, "others are not held up"
 
 
-def test_a_crowd_at_the_door_is_put_off_and_loses_nothing(run: Orchestrator) -> None:
+def test_tries_are_forgotten_ten_minutes_after_the_first(run: Orchestrator) -> None:
+    node = invited(run).document.node
+    ask(run, node)
+    counter = f"{run.state.prefix}:challenge-tries:{node}"
+    run.redis.expire(counter, 100)  # as 500 seconds later
+    ask(run, node)
+    assert 0 < run.redis.ttl(counter) <= 100, "a later try is no new beginning"
+    run.redis.delete(counter)
+    ask(run, node)
+    assert 100 < run.redis.ttl(counter) <= capability_check.TRIES_SECONDS
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[[bool], None]]:
+    """Fills the door with others' answers, and empties it."""
+    inside = 0
+
+    def fill(full: bool) -> None:
+        nonlocal inside
+        while full and capability_check._waiting.acquire(blocking=False):
+            inside += 1
+        while inside and not full:
+            capability_check._waiting.release()
+            inside -= 1
+
+    yield fill
+    fill(False)
+
+
+def test_a_crowd_at_the_door_is_put_off_and_the_time_in_it_is_not_the_nodes(
+    run: Orchestrator, crowd: Callable[[bool], None]
+) -> None:
     challenge = ask(run, invited(run).document.node)
     product = solved(challenge)
-    for _ in range(capability_check.MOST_WAITING):
-        capability_check._waiting.acquire()
-    try:
+    run.clock.now += 2.0
+    crowd(True)
+    for _ in range(5):
         with pytest.raises(Problem, match="503 Many answers at once"):
             answer(run, challenge, product)
-    finally:
-        for _ in range(capability_check.MOST_WAITING):
-            capability_check._waiting.release()
-    assert answer(run, challenge, product) > 0
+        run.clock.now += 2.0
+    crowd(False)
+    assert answer(run, challenge, product) == pytest.approx(arithmetic.FLOP_PER_PRODUCT / 2.0 / 1e9)
+
+
+def test_another_answer_does_not_have_the_time_of_one_that_was_put_off(
+    run: Orchestrator, crowd: Callable[[bool], None]
+) -> None:
+    challenge = ask(run, invited(run).document.node)
+    crowd(True)
+    with pytest.raises(Problem, match="503 Many answers at once"):
+        answer(run, challenge, arithmetic.encode_answer(bytes(arithmetic.ANSWER_BYTES)))
+    crowd(False)
+    run.clock.now += challenge.limit_seconds + 0.1
+    with pytest.raises(Problem, match="403 Too slow"):
+        answer(run, challenge, solved(challenge))
 
 
 def test_strangers_to_the_run_are_given_no_challenge(run: Orchestrator) -> None:

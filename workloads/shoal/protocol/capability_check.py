@@ -6,6 +6,7 @@ machines in pools whose requirements name `gflops` are asked. What it shows is t
 whose machine it was (docs/ledger.md).
 """
 
+import hashlib
 import secrets
 import threading
 
@@ -22,8 +23,8 @@ from shoal.telemetry import get_logger
 from shoal.transport.server import Problem
 
 MOST_TRIES = 3
-"""Challenges for one invite: a machine that was busy may try again, and checking costs us a second each."""
-TRIES_SECONDS = 600  # longer than an invite lives
+"""Challenges for one key in `TRIES_SECONDS`, whatever invites it has: a machine that was busy may try again, and checking costs us a second each."""
+TRIES_SECONDS = 600  # from the first one on; several times what an invite lives
 
 MOST_WAITING = 4
 _waiting = threading.BoundedSemaphore(MOST_WAITING)
@@ -37,6 +38,14 @@ class GivenChallenge(Contract):
     challenge: Challenge
     invite_nonce: str
     given_unix: float = Field(ge=0.0)
+
+
+class SeenAnswer(Contract):
+    """An answer that came when too many waited: which one, to which challenge, and when it was here first."""
+
+    challenge: str
+    digest: str
+    seen_unix: float = Field(ge=0.0)
 
 
 def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
@@ -75,14 +84,13 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
         raise Problem(
             409, "No challenge is due", f"node {request.node[:12]}... is {record.state} and need show nothing now"
         )
-    counter = f"{state.prefix}:challenge-tries:{record.invite_nonce}"
-    tries = int(state.redis.incr(counter))
-    state.redis.expire(counter, TRIES_SECONDS)
-    if tries > MOST_TRIES:
+    counter = f"{state.prefix}:challenge-tries:{request.node}"
+    state.redis.set(counter, 0, ex=TRIES_SECONDS, nx=True)
+    if int(state.redis.incr(counter)) > MOST_TRIES:
         raise Problem(
             429,
             "Too many challenges",
-            f"{MOST_TRIES} were given out for this invite; register at discovery for a new one when the machine is idle",
+            f"{MOST_TRIES} were given to this node within {TRIES_SECONDS // 60} minutes; register at discovery again later, when the machine is idle",
             {"Retry-After": "60"},
         )
     lanes, depth, limit = plan(gflops)
@@ -100,23 +108,41 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
 
 
 def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
-    """Judge an answer, the only one to its challenge; raises `Problem` 403 if wrong or late, 409 if nothing waits for it, 503 in a crowd."""
-    now = state.clock()
+    """Judge an answer, the only one to its challenge; raises `Problem` 403 if wrong or late, 409 if nothing waits for it, 503 in a crowd.
+
+    A right answer may be sent again while its invite is the newest: it gets the same result.
+    """
     record = state.nodes.require_known(answer.node)
+    if record.capable_nonce and record.capable_nonce == record.invite_nonce:
+        # Our reply to the right answer was lost, and the node sends it again.
+        return ChallengeResult(seconds=record.challenge_seconds, gflops=record.gflops)
+    came = _came(state, answer)
     if not _waiting.acquire(blocking=False):
+        kept = int(came.seen_unix - state.clock()) + TRIES_SECONDS
+        state.redis.set(_seen_key(state, answer.node), came.to_json(), ex=max(kept, 1))
         raise Problem(503, "Many answers at once", "nothing is lost: send the answer again", {"Retry-After": "1"})
     try:
-        return _judge(state, record, answer, now)
+        return _judge(state, record, answer, came.seen_unix)
     finally:
         _waiting.release()
 
 
-def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, now: float) -> ChallengeResult:
+def _came(state: RunState, answer: ChallengeAnswer) -> SeenAnswer:
+    """When this very answer was here first. The time that it stood in our crowd is not the node's; another answer is a later one."""
+    digest = hashlib.sha256(answer.product.encode()).hexdigest()
+    data = state.redis.get(_seen_key(state, answer.node))
+    before = SeenAnswer.from_json(data) if data is not None else None
+    if before is not None and (before.challenge, before.digest) == (answer.challenge, digest):
+        return before
+    return SeenAnswer(challenge=answer.challenge, digest=digest, seen_unix=state.clock())
+
+
+def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_unix: float) -> ChallengeResult:
     data = state.redis.getdel(_key(state, answer.node))
     given = GivenChallenge.from_json(data) if data is not None else None
     if given is None or given.challenge.challenge != answer.challenge or given.invite_nonce != record.invite_nonce:
         raise Problem(409, "No such challenge", "it was answered, replaced, or never given out: ask for a new one")
-    challenge, seconds = given.challenge, max(now - given.given_unix, 1e-3)
+    challenge, seconds = given.challenge, max(came_unix - given.given_unix, 1e-3)
     if seconds > challenge.limit_seconds:
         raise Problem(
             403,
@@ -132,10 +158,14 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, now: fl
         get_logger().warning("challenge failed", node=answer.node, problem=str(error))
         raise Problem(403, "Wrong product", str(error)) from error
     gflops = work.flop / seconds / 1e9
-    state.nodes.change(record, capable_nonce=given.invite_nonce, gflops=gflops)
+    state.nodes.change(record, capable_nonce=given.invite_nonce, gflops=gflops, challenge_seconds=seconds)
     get_logger().info("challenge answered", node=answer.node, seconds=round(seconds, 2), gflops=round(gflops, 1))
     return ChallengeResult(seconds=seconds, gflops=gflops)
 
 
 def _key(state: RunState, node: str) -> str:
     return f"{state.prefix}:challenge:{node}"
+
+
+def _seen_key(state: RunState, node: str) -> str:
+    return f"{state.prefix}:challenge-seen:{node}"

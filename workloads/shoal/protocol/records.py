@@ -31,6 +31,7 @@ class NodeRecord(Contract):
     invite_nonce: str = ""
     capable_nonce: str = Field(default="", description="nonce of the invite under which its challenge was answered")
     gflops: float = Field(default=0.0, description="as that challenge measured them")
+    challenge_seconds: float = Field(default=0.0, ge=0.0, description="how long that challenge took")
     invite_expires_unix: float = 0.0
     policy_version: int | None = None
     abandoned_leases: int = 0
