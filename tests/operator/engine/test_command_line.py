@@ -101,6 +101,7 @@ def test_kopf_is_told_who_we_are_and_does_not_ask_the_system_for_a_user_that_an_
         "from shoal_operator.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    done = run("-c", code, "--namespace", "research", "--kubeconfig", str(path))
+    # Port 0: a wildcard on the default one is refused while any other process has it on a single address.
+    done = run("-c", code, "--namespace", "research", "--kubeconfig", str(path), "--bind", "127.0.0.1", "--port", "0")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r".+_[0-9a-f]{8}\n", done.stdout)
