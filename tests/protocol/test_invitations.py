@@ -9,7 +9,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.protocol import membership
 from shoal.protocol.records import NodeRecord
@@ -20,6 +20,7 @@ POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
     PoolTerms(name="easy", open=True),
     PoolTerms(name="closed"),
+    PoolTerms(name="few", open=True, admission=Admission(nodes_per_address=2)),
 ]
 
 
@@ -154,3 +155,49 @@ def test_a_node_that_comes_at_once_is_known_by_its_new_invite(run: Orchestrator,
     assert book.round() == 1
     assert states == ["Healthy"]
     assert book.round() == 0, "the registration was answered"
+
+
+# Machines of one address
+
+
+def test_so_many_machines_of_one_address_and_no_more_even_in_one_round(run: Orchestrator, book: Book) -> None:
+    nodes = [PrivateKey.generate().public for _ in range(3)]
+    for node in nodes:
+        book.register(node, "few")
+    elsewhere = PrivateKey.generate().public
+    book.register(elsewhere, "few", "192.0.2.8")
+    assert book.round() == 3
+    assert [known(run, node).state for node in nodes] == ["Invited", "Invited", "Discovered"]
+    assert known(run, nodes[2]).refused == "pool 'few' takes 2 machines from one address"
+    assert known(run, elsewhere).state == "Invited"
+
+
+def test_a_member_that_registers_again_is_no_further_machine(run: Orchestrator, book: Book) -> None:
+    first = member(run, book, "few")
+    member(run, book, "few")
+    book.register(first, "few")
+    assert book.round() == 1
+    assert run.beat(first, book.invites[first]) == "Healthy"
+    book.register(PrivateKey.generate().public, "few")
+    assert book.round() == 0
+
+
+def test_members_count_when_discovery_has_forgotten_them_or_has_rows_that_they_wrote_anew(
+    run: Orchestrator, book: Book
+) -> None:
+    forgotten, rewritten = member(run, book, "few"), member(run, book, "few")
+    del book.rows[forgotten]
+    book.register(rewritten, "closed", "192.0.2.99")
+    newcomer = PrivateKey.generate().public
+    book.register(newcomer, "few")
+    assert book.round() == 0
+    assert known(run, newcomer).refused == "pool 'few' takes 2 machines from one address"
+
+
+def test_a_machine_that_left_makes_room_for_another(run: Orchestrator, book: Book) -> None:
+    member(run, book, "few")
+    run.clock.now += 3600.0
+    membership.reap(run.state)
+    for _ in range(2):
+        book.register(PrivateKey.generate().public, "few")
+    assert book.round() == 2

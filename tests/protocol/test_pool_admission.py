@@ -14,8 +14,9 @@ from shoal.contracts.pools import (
     membership_proof,
     pool_ticket,
 )
-from shoal.contracts.protocol import Hardware, KnownNode, Registration
-from shoal.protocol.invites import address_block, too_many_at, why_not
+from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
+from shoal.protocol.invites import Places, address_block, why_not
+from shoal.protocol.records import NodeRecord
 
 NODE = "a" * 64
 RUN_SECRET = b"0123456789abcdef"
@@ -153,12 +154,25 @@ def test_a_household_is_one_address(address: str, block: str) -> None:
     assert address_block(address) == block
 
 
+def inside(number: int, pool: str = "open", state: NodeState = "Healthy", address: str = "192.0.2.7") -> NodeRecord:
+    return NodeRecord(node=f"{number:064x}", pool=pool, state=state, address=address)
+
+
 def test_many_keys_from_one_address_do_not_fill_a_pool() -> None:
-    known = [at("192.0.2.7", f"{number:064x}") for number in range(3)] + [at("192.0.2.8", "9" * 64)]
-    inside = {known[0].registration.node, known[1].registration.node}
-    assert too_many_at(known[2], known, inside, 2)
-    assert not too_many_at(known[2], known, inside, 3)
-    assert not too_many_at(known[3], known, inside, 2), "another address"
-    assert not too_many_at(known[1], known, inside, 2), "a member that comes back does not count itself"
-    assert not too_many_at(at("192.0.2.7", "8" * 64, "other"), known, inside, 2), "another pool"
-    assert not too_many_at(known[2], known, inside, 0), "0 is no limit"
+    places = Places([inside(1), inside(2, state="Invited"), inside(3, state="Dead"), inside(4, address="")])
+    assert places.full(at("192.0.2.7", NODE), 2)
+    assert not places.full(at("192.0.2.7", NODE), 3)
+    assert not places.full(at("192.0.2.8", NODE), 2), "another address"
+    assert not places.full(at("192.0.2.7", f"{1:064x}"), 2), "a member that comes back does not count itself"
+    assert not places.full(at("192.0.2.7", NODE, "other"), 2), "another pool"
+    assert not places.full(at("192.0.2.7", NODE), 0), "0 is no limit"
+
+
+def test_an_invite_takes_a_place_and_leaves_the_one_before() -> None:
+    places = Places([inside(1)])
+    places.take(at("192.0.2.7", NODE))
+    places.take(at("192.0.2.7", NODE))
+    assert places.full(at("192.0.2.7", "b" * 64), 2)
+    places.take(at("192.0.2.8", NODE))
+    assert not places.full(at("192.0.2.7", "b" * 64), 2)
+    assert places.full(at("192.0.2.8", "b" * 64), 1)

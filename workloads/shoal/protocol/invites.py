@@ -5,13 +5,14 @@ heartbeat, where `check_invite` judges it. An invite is single use: its nonce go
 """
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.pools import PoolTerms, code_fits, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, Registration
-from shoal.protocol.node_states import EXCLUDED
+from shoal.protocol.node_states import EXCLUDED, MEMBERS
 from shoal.protocol.records import NodeRecord
 
 INVITE_SECONDS = 120
@@ -85,20 +86,36 @@ def address_block(address: str) -> str:
     return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
 
 
-def too_many_at(known: KnownNode, all_known: Sequence[KnownNode], inside: Collection[str], limit: int) -> bool:
-    """Whether so many other nodes of the pool are `inside` (invited, or members) from this node's address already. `limit` 0: never."""
-    block, pool, node = address_block(known.address), known.registration.pool, known.registration.node
-    return (
-        0
-        < limit
-        <= sum(
-            each.registration.node in inside
-            and each.registration.node != node
-            and each.registration.pool == pool
-            and address_block(each.address) == block
-            for each in all_known
-        )
-    )
+class Places:
+    """How many nodes of each pool are inside (invited, or members) from each address, by the orchestrator's own records.
+
+    Discovery's rows will not do: a node writes its own anew when it likes, and they are forgotten while the node stays a member.
+    """
+
+    def __init__(self, records: Iterable[NodeRecord]) -> None:
+        self._of = {
+            each.node: (each.pool, each.address)
+            for each in records
+            if each.address and (each.state == "Invited" or each.state in MEMBERS)
+        }
+        self._taken = Counter(self._of.values())
+
+    def full(self, known: KnownNode, limit: int) -> bool:
+        """Whether `limit` other nodes have the pool and address of this registration already. `limit` 0: never."""
+        place, node = _place(known), known.registration.node
+        return 0 < limit <= self._taken[place] - (self._of.get(node) == place)
+
+    def take(self, known: KnownNode) -> None:
+        """Note an invite: the node leaves the place that it had."""
+        node = known.registration.node
+        if node in self._of:
+            self._taken[self._of[node]] -= 1
+        self._of[node] = _place(known)
+        self._taken[self._of[node]] += 1
+
+
+def _place(known: KnownNode) -> tuple[str, str]:
+    return known.registration.pool, address_block(known.address)
 
 
 def make_invite(known: KnownNode, terms: InviteTerms, *, nonce: str, now_unix: float) -> Invite:

@@ -21,7 +21,16 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.relay_token import encode
 from shoal.protocol import capability_check
-from shoal.protocol.invites import BadInvite, InviteTerms, check_invite, make_invite, too_many_at, wants_invite, why_not
+from shoal.protocol.invites import (
+    BadInvite,
+    InviteTerms,
+    Places,
+    address_block,
+    check_invite,
+    make_invite,
+    wants_invite,
+    why_not,
+)
 from shoal.protocol.leases import is_open
 from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
 from shoal.protocol.records import NodeRecord
@@ -105,10 +114,9 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
 def send_invites(state: RunState, discovery: SignedClient) -> int:
     """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
     answer = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
-    known_nodes = answer.nodes if answer is not None else []
     addresses, invited = state.config.addresses, 0
-    inside: set[str] | None = None
-    for known in known_nodes:
+    places: Places | None = None  # read once a round, and only where some pool has a limit
+    for known in answer.nodes if answer is not None else []:
         node = known.registration.node
         record = state.nodes.get(node)
         if node in state.view.evicted or not wants_invite(known, record, state.config.run):
@@ -121,23 +129,24 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         terms_here = terms_of(state.config.pools, known.registration.pool)
         limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
         if limit:
-            if inside is None:
-                inside = {each.node for each in state.nodes.all() if each.state == "Invited" or each.state in MEMBERS}
-            if too_many_at(known, known_nodes, inside, limit):
+            places = places or Places(state.nodes.all())
+            if places.full(known, limit):
                 _note_refusal(
                     state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
                 )
                 continue
-            inside.add(node)
         url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
         terms = InviteTerms(run=state.config.run, orchestrator_url=url)
         invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
+        if places is not None:
+            places.take(known)
         # Before the node can have the invite: it is judged by this record when it comes.
         record = state.nodes.change(
             record or NodeRecord(node=node),
             "invited",
             pool=known.registration.pool,
             outside=not own_pod,
+            address=address_block(known.address),
             refused="",
             invite_nonce=invite.nonce,
             invite_expires_unix=float(invite.expires_unix),

@@ -23,6 +23,10 @@ class NodeRecord(Contract):
     outside: bool | None = Field(
         default=None, description="a stranger's machine; None: not known since the orchestrator lost its memory"
     )
+    address: str = Field(
+        default="",
+        description="address block that its newest invite was given to; empty: not known since Redis was lost",
+    )
     refused: str = Field(default="", description="why its registration was not answered with an invite")
     last_heartbeat_unix: float = 0.0
     answered_seen_unix: float = Field(
