@@ -103,7 +103,9 @@ class LocalSystem:
         return self.folder / "volumes" / f"{self.run}-store"
 
     def latest_version(self) -> int:
-        """Newest announced version, -1 before the first; waits while the orchestrator does not answer."""
+        """Newest announced version, -1 before the first; waits while the orchestrator is there and does not answer."""
+        if not self.pods("orchestrator"):
+            return -1  # the run is still being prepared, which has a longer deadline of its own
         progress: RunProgress = self.until("the orchestrator answers", self.progress)
         return -1 if progress.latest_version is None else progress.latest_version
 
