@@ -8,6 +8,7 @@ import re
 import tomllib
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +26,10 @@ ARCHIVES = ROOT / ".cache" / "images"
 CURRENT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 TOUCHED: pytest.StashKey[list[str]] = pytest.StashKey()
 """Namespaces that a test works in."""
+BROKEN: pytest.StashKey[str] = pytest.StashKey()
+"""Of a module: the first of its tests that failed."""
+ARCHIVE_OF = {"trainer": "runtime", "worker": "runtime", "validator": "runtime"}
+"""Roles that come in one archive with others; every other role has its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,7 +80,7 @@ def need_images(request: pytest.FixtureRequest, cluster: clusters.Cluster) -> Ca
     def load(*roles: str) -> None:
         if given:
             return
-        archives = [ARCHIVES / f"{role}.tar" for role in roles]
+        archives = [ARCHIVES / f"{name}.tar" for name in dict.fromkeys(ARCHIVE_OF.get(role, role) for role in roles)]
         absent = [path.stem for path in archives if not path.exists()]
         if absent:
             lacking(f"image {', '.join(absent)}", f'run `make images ROLES="{" ".join(absent)}"`')
@@ -92,6 +97,20 @@ def image(request: pytest.FixtureRequest) -> Callable[[str], str]:
     return lambda role: f"{prefix}/{role}:{tag}"
 
 
+@contextmanager
+def open_space(
+    config: pytest.Config, kubeconfig: Path, kube: Kube, image: Callable[[str], str], title: str
+) -> Iterator[Space]:
+    """A namespace under the restricted pod security standard, named after `title`; removed at the end unless clusters are kept."""
+    slug = re.sub(r"[^a-z0-9]+", "-", title.lower())[:40].strip("-")
+    name = f"{slug}-{uuid.uuid4().hex[:6]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "shoal.dev/e2e": "yes"}
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield Space(kube, name, kubeconfig, image)
+    if not config.getoption("--keep-cluster"):
+        kube.delete("Namespace", name)
+
+
 @pytest.fixture
 def space(
     request: pytest.FixtureRequest,
@@ -102,14 +121,10 @@ def space(
 ) -> Iterator[Space]:
     """A namespace of this test's own."""
     need_images("operator")
-    slug = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
-    name = f"{slug}-{uuid.uuid4().hex[:6]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", "shoal.dev/e2e": "yes"}
-    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    request.node.stash[TOUCHED] = [name]
-    yield Space(kube, name, cluster.kubeconfig, image)
-    if not request.config.getoption("--keep-cluster"):
-        kube.delete("Namespace", name)
+    title = request.node.name.removeprefix("test_")
+    with open_space(request.config, cluster.kubeconfig, kube, image, title) as made:
+        request.node.stash[TOUCHED] = [made.name]
+        yield made
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,6 +133,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keep what there is of a failed test, while its namespace is still there."""
     report = yield
+    if report.failed and item.parent is not None:
+        item.parent.stash.setdefault(BROKEN, item.name)
     if report.failed and TOUCHED in item.stash and "cluster" in item.funcargs:
         kubeconfig = cast(clusters.Cluster, item.funcargs["cluster"]).kubeconfig
         folder = KEPT / re.sub(r"[^\w.-]+", "_", item.nodeid)

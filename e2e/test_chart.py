@@ -5,54 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.space import Space, condition
-from helm import CHART, run_helm
-
-INSTALL_SECONDS = 180
-
-
-class Release:
-    """The release `shoal` in the namespace of one test, which serves that namespace only."""
-
-    def __init__(self, space: Space, folder: Path) -> None:
-        self.space = space
-        self._folder = folder
-
-    def helm(self, *arguments: str) -> str:
-        where = ("--kubeconfig", str(self.space.kubeconfig), "--namespace", self.space.name)
-        return run_helm(*arguments, *where, folder=self._folder)
-
-    def install(self, *options: str) -> str:
-        """Install and wait as a person does, with Helm's own --wait."""
-        return self.helm(
-            "upgrade", "--install", "shoal", str(CHART), "--take-ownership", "--wait", "--timeout", f"{INSTALL_SECONDS}s",
-            "--set", f"operator.namespaces={{{self.space.name}}}", *self._images(), *options,
-        )  # fmt: skip
-
-    def _images(self) -> list[str]:
-        options = []
-        for field, role in (
-            ("operator.image", "operator"),
-            ("minio.image", "minio"),
-            ("minio.client.image", "protocol"),
-        ):
-            repository, _, tag = self.space.image(role).rpartition(":")
-            options += ["--set", f"{field}.repository={repository}", "--set-string", f"{field}.tag={tag}"]
-        return options
-
-    def ready_pods(self) -> list[str]:
-        """Pods of the operator that are Ready and not on their way out."""
-        pods = self.space.kube.list("Pod", self.space.name, labels="app.kubernetes.io/name=shoal-operator")
-        return [
-            pod["metadata"]["name"]
-            for pod in pods
-            if condition(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]
-        ]
-
-    def leader(self) -> str:
-        """The pod that holds the Lease, or an empty text."""
-        lease = self.space.kube.get("Lease", "shoal-operator", self.space.name) or {}
-        return (lease.get("spec") or {}).get("holderIdentity") or ""
+from e2e.release import Release
+from e2e.space import Space
 
 
 @pytest.fixture
@@ -60,7 +14,7 @@ def release(space: Space, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
     made = Release(space, tmp_path)
     yield made
     if not request.config.getoption("--keep-cluster"):
-        made.helm("uninstall", "shoal", "--ignore-not-found", "--no-hooks", "--wait")
+        made.uninstall()
 
 
 def test_helm_install_brings_two_ready_operators_of_which_one_leads_and_helm_test_passes(release: Release) -> None:

@@ -1,7 +1,7 @@
 """Packs the images of an OCI layout into one archive that `docker load`, `podman load` and `ctr images import` read, each shared layer once.
 
-`python3 images/pack.py LAYOUT ARCHIVE`, called by tools/images.sh where the builder cannot save several images together. Prints name and compressed
-size of each image, and what they share. Only the standard library: it runs on the machine that builds.
+`python3 images/pack.py LAYOUT ARCHIVE`, called by tools/images.sh where the builder cannot save several images together. Prints name and size of
+each image, whether its layers are compressed, and what they share. Only the standard library: it runs on the machine that builds.
 """
 
 import io
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = "org.opencontainers.image.ref.name"
+GZIP = b"\x1f\x8b"
 
 
 def _blob(digest: str) -> str:
@@ -31,6 +32,12 @@ def entries(layout: Path) -> list[dict[str, Any]]:
     return made
 
 
+def _how(layout: Path, image: dict[str, Any]) -> str:
+    """Whether the layers of an image, which one program wrote, are compressed."""
+    with (layout / image["Layers"][0]).open("rb") as layer:
+        return "compressed" if layer.read(len(GZIP)) == GZIP else "not compressed"
+
+
 def pack(layout: Path, archive: Path) -> list[str]:
     """Write the archive; returns a line about each image and one about all."""
     images = entries(layout)
@@ -46,7 +53,7 @@ def pack(layout: Path, archive: Path) -> list[str]:
             out.add(layout / path, path, recursive=False)
     unfinished.replace(archive)
     lines = [
-        f"{image['RepoTags'][0]:<40} {sum(sizes[path] for path in image['Layers']) // 1_000_000:5d} MB compressed"
+        f"{image['RepoTags'][0]:<40} {sum(sizes[path] for path in image['Layers']) // 1_000_000:5d} MB {_how(layout, image)}"
         for image in images
     ]
     return [*lines, f"{len(images)} images, {sum(sizes.values()) // 1_000_000} MB together: {archive}"]

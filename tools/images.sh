@@ -9,7 +9,8 @@
 # before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there), VARIANT=cuda the variant of runtime,
 # trainer, worker and validator (default: cpu; others are tagged 1.2.3-cuda). Settings of this machine that a build needs (its certificates, apt's and
 # pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each, and leaves archives in .cache/images for
-# `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once.
+# `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once. PLAIN=1 spares the
+# minutes that compression takes, for archives that a node of this machine reads: the sizes are then those of the archives.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -123,8 +124,10 @@ build() {  # $1: role
         { cat "$scratch/log" >&2; fail "$name was not built"; }
 }
 
+plain=${PLAIN:-}
+weigh() { if [[ -n $plain ]]; then wc -c; else gzip -1 | wc -c; fi; }  # of an archive at stdin, as it travels
 report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
-    printf '%-40s %5d MB compressed  %4d s  %s\n' "$1" "$(($2 / 1000000))" "$((SECONDS - $3))" "$4"
+    printf '%-40s %5d MB %s  %4d s  %s\n' "$1" "$(($2 / 1000000))" "${plain:+not }compressed" "$((SECONDS - $3))" "$4"
 }
 
 # The runtime of the same files is not built again: to see that nothing changed, buildah would read all its gigabytes.
@@ -154,7 +157,7 @@ for role in "${wanted[@]}"; do
             buildah) rm -f "$archive"; buildah push -q "$name" "docker-archive:$archive:$name" ;;
             *) "$builder" save -o "$archive" "$name" ;;
         esac
-        report "$name" "$(gzip -1 <"$archive" | wc -c)" "$started" "$archive"
+        report "$name" "$(weigh <"$archive")" "$started" "$archive"
     fi
 done
 
@@ -163,9 +166,14 @@ started=$SECONDS
 archive=.cache/images/runtime$suffix.tar
 if [[ $builder == buildah ]]; then
     # An archive of buildah's holds one image; this one holds all of them, and each compressed layer once.
-    for name in "${sharing[@]}"; do buildah push -q --compression-level 1 "$name" "oci:$scratch/layout:$name"; done
-    python3 images/pack.py "$scratch/layout" "$archive"
+    compression=(--compression-level 1)
+    [[ -z $plain ]] || compression=(--disable-compression)
+    # Beside the archive: a runtime of gigabytes may be more than the machine's folder for temporary files holds.
+    layout=$(mktemp -d .cache/images/layout.XXXXXX)
+    trap 'rm -rf "$scratch" "$layout"' EXIT
+    for name in "${sharing[@]}"; do buildah push -q "${compression[@]}" "$name" "oci:$layout:$name"; done
+    python3 images/pack.py "$layout" "$archive"
 else
     "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${sharing[@]}"
-    for name in "${sharing[@]}"; do report "$name" "$("$builder" save "$name" | gzip -1 | wc -c)" "$started" "$archive"; done
+    for name in "${sharing[@]}"; do report "$name" "$("$builder" save "$name" | weigh)" "$started" "$archive"; done
 fi

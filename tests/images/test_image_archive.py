@@ -43,7 +43,7 @@ def make_layout(layout: Path, images: dict[str, list[bytes]]) -> None:
 
 
 def test_a_shared_layer_is_in_the_archive_once_and_every_image_names_it(packer: ModuleType, tmp_path: Path) -> None:
-    base, own = b"b" * 3_000_000, b"o" * 1_000_000
+    base, own = b"\x1f\x8b" + b"b" * 2_999_998, b"o" * 1_000_000
     make_layout(tmp_path / "layout", {"shoal/trainer:1": [base, own], "shoal/worker:1": [base]})
     archive = tmp_path / "runtime.tar"
     lines = packer.pack(tmp_path / "layout", archive)
@@ -62,6 +62,14 @@ def test_a_shared_layer_is_in_the_archive_once_and_every_image_names_it(packer: 
         "shoal/worker:1 3 MB compressed",
         f"2 images, 4 MB together: {archive}",
     ]
+
+
+def test_the_size_of_layers_that_are_not_compressed_is_not_called_that_of_compressed_ones(
+    packer: ModuleType, tmp_path: Path
+) -> None:
+    make_layout(tmp_path / "layout", {"shoal/trainer:1": [b"t" * 2_000_000]})
+    lines = packer.pack(tmp_path / "layout", tmp_path / "runtime.tar")
+    assert " ".join(lines[0].split()) == "shoal/trainer:1 2 MB not compressed"
 
 
 def test_an_image_without_a_name_is_refused_and_leaves_no_archive(packer: ModuleType, tmp_path: Path) -> None:
