@@ -7,9 +7,11 @@ roster. A relay checks a token without asking anyone, so that the orchestrator m
 import base64
 import binascii
 
-from shoal.contracts.canonical import canonical_bytes, signing_bytes
+from shoal.contracts.canonical import signing_bytes
 from shoal.contracts.identity import PrivateKey, verify
 from shoal.contracts.protocol import RelayToken
+
+_TAG = b"shoal/RelayToken/v1\0"
 
 
 class BadToken(ValueError):
@@ -18,10 +20,9 @@ class BadToken(ValueError):
 
 def encode(token: RelayToken, key: PrivateKey) -> str:
     """Sign a token and write it as one word for an `Authorization: Bearer` header."""
-    return ".".join(
-        base64.urlsafe_b64encode(part).decode().rstrip("=")
-        for part in (canonical_bytes(token), key.sign(signing_bytes(token)))
-    )
+    document = _canonical(token)
+    signature = key.sign(_TAG + document)
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (document, signature))
 
 
 def decode(word: str, *, signer: str, run: str, now_unix: float) -> RelayToken:
@@ -43,3 +44,8 @@ def decode(word: str, *, signer: str, run: str, now_unix: float) -> RelayToken:
     if token.expires_unix < now_unix:
         raise BadToken("token has expired")
     return token
+
+
+def _canonical(token: RelayToken) -> bytes:
+    """`canonical_bytes` of a token, written out: every heartbeat is answered with one, and its names and digits have one form only."""
+    return f'{{"expires_unix":{token.expires_unix},"node":"{token.node}","run":"{token.run}"}}'.encode()
