@@ -1,17 +1,22 @@
 """Between the operator's local run and the rest of the command line: the one module here that knows `shoal_operator.local`.
 
-`Driver` owns a `LocalRun` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s.
+`Driver` owns a `LocalRun` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s, and
+writes one a second into the run's folder for `shoal ui`.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from shoal.cli.progress import ProgressReader
-from shoal.cli.run_folders import METRICS_FILE
-from shoal.cli.snapshot import Part, Snapshot
+from shoal.cli.run_folders import LIVE_FILE, METRICS_FILE
+from shoal.cli.snapshot import Part, Snapshot, snapshot_bytes
+from shoal.report.atomic import write_atomically
 from shoal.report.sampler import METRIC_PORTS, Sampler, Target
+
+LIVE_SECONDS = 1.0
 
 
 class LocalRun(Protocol):
@@ -44,6 +49,7 @@ class Driver:
         self._local = local
         self._parts: tuple[Part, ...] = ()
         self._ended_badly: dict[str, None] = {}
+        self._written_unix = 0.0
         self._progress = ProgressReader(self._orchestrator_url)
         self._sampler = Sampler(local.run_dir / METRICS_FILE, self._targets)
 
@@ -57,7 +63,7 @@ class Driver:
         self._local.tick()
         self._parts = tuple(self._local.parts())
         self._ended_badly |= {part.name: None for part in self._parts if part.last_exit not in (None, 0)}
-        return Snapshot(
+        snapshot = Snapshot(
             unix=time.time(),
             run=self._local.name,
             steps_total=self._local.steps,
@@ -65,6 +71,16 @@ class Driver:
             progress=self._progress.newest(),
             message=self._local.message(),
         )
+        self._leave(snapshot)
+        return snapshot
+
+    def _leave(self, snapshot: Snapshot) -> None:
+        """Put the snapshot where `shoal ui` reads it. A disk that is full costs the page its news, never the run."""
+        if snapshot.unix - self._written_unix < LIVE_SECONDS:
+            return
+        self._written_unix = snapshot.unix
+        with contextlib.suppress(OSError):
+            write_atomically(self._local.run_dir / LIVE_FILE, snapshot_bytes(snapshot))
 
     def finished(self) -> str | None:
         return self._local.finished()

@@ -15,6 +15,8 @@ from shoal.report.text import plain
 
 LOCK_FILE = "up.lock"
 METRICS_FILE = "metrics.jsonl"
+LIVE_FILE = "live.json"
+"""The newest snapshot of a running `shoal up`, for whoever shows the run."""
 MODEL_FOLDER = "model"
 LOGS_FOLDER = "logs"
 

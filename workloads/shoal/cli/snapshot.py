@@ -1,10 +1,12 @@
 """What the local run looks like at one moment: the one input of the live view and of the plain lines.
 
 `Snapshot` is made by `driver.py` from the operator's `LocalRun` and the orchestrator's `/v1/run`; everything that shows something takes only this, so
-that views can be tested without a single process.
+that views can be tested without a single process. `shoal up` leaves the newest one in the run's folder, where `shoal ui` reads it.
 """
 
 from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
 
 from shoal.contracts.protocol import RunProgress
 
@@ -45,3 +47,16 @@ class Snapshot:
     parts: tuple[Part, ...] = field(default_factory=tuple)
     progress: RunProgress | None = None
     message: str = ""
+
+
+_SNAPSHOT: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)
+
+
+def snapshot_bytes(snapshot: Snapshot) -> bytes:
+    """A snapshot as a file."""
+    return _SNAPSHOT.dump_json(snapshot)
+
+
+def parse_snapshot(data: bytes) -> Snapshot:
+    """A snapshot of such a file; raises `pydantic.ValidationError`."""
+    return _SNAPSHOT.validate_json(data)

@@ -1,10 +1,12 @@
 """Reads what a run left in its object store: step metrics, batches, verdicts, ledger entries, sealed versions.
 
-The I/O edge of the report; `collect.py` works on `StoreFacts` alone. An object that cannot be read is a note, not an end of the report.
+The I/O edge of the report and of the page of a run; `collect.py` works on `StoreFacts` alone. An object that cannot be read is a note, not an end
+of the report. `StoreReader` reads again and again, what is new only.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,19 +19,26 @@ from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import NotFound, Store
+from shoal.storage.store import ObjectInfo
 from shoal.storage.versions import sealed_versions
 
 Parsed = TypeVar("Parsed", bound=Contract)
 
+READERS = 16
+"""Objects read at a time: a store over a network answers each after some milliseconds, and a long run has tens of thousands."""
+LARGEST_DOCUMENT_BYTES = 256 << 20
+"""A verdict with a million rows has some 100 MB; what is larger is none of ours."""
+
 
 @dataclass
 class StoreFacts:
-    """Everything of the store that the report uses. `kind` is `folder` or `s3`."""
+    """Everything of the store that the report uses. `kind` is `folder` or `s3`; `verdict_unix` is when a verdict was written, by its key."""
 
     kind: str
     steps: list[StepMetrics] = field(default_factory=list)
     batches: list[StepBatch] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    verdict_unix: dict[str, float] = field(default_factory=dict)
     ledger_kinds: Counter[str] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -37,25 +46,82 @@ class StoreFacts:
 
 def read_store(store: Store) -> StoreFacts:
     """Read everything once; raises `storage.StoreUnavailable` when the store is away."""
-    facts = StoreFacts(kind=store.kind)
-    step_files = [info.key for info in store.list(keys.STEPS)]
-    facts.steps = _all(store, facts, [k for k in step_files if k.endswith("/metrics.json")], StepMetrics.from_json)
-    facts.batches = _all(store, facts, [k for k in step_files if k.endswith("/batch.json")], StepBatch.from_json)
-    verdicts = [info.key for info in store.list(keys.VERDICTS) if info.key.endswith(".json")]
-    facts.verdicts = _all(store, facts, verdicts, _verdict)
-    entries = [info.key for info in store.list(keys.LEDGER) if info.key.endswith(".json")]
-    facts.ledger_kinds = Counter(entry.kind for entry in _all(store, facts, entries, _ledger_entry))
-    facts.versions = sealed_versions(store)
-    facts.steps.sort(key=lambda metrics: metrics.step)
-    facts.batches.sort(key=lambda batch: batch.step)
-    return facts
+    return StoreReader(store).read()
 
 
 def read_steps(store: Store) -> list[StepMetrics]:
     """Metrics of the steps trained so far, in order; what is not readable is left out."""
-    names = [info.key for info in store.list(keys.STEPS) if info.key.endswith("/metrics.json")]
-    found = _all(store, StoreFacts(kind=store.kind), names, StepMetrics.from_json)
+    reader = StoreReader(store)
+    found = reader.documents(_named(store.list(keys.STEPS), "/metrics.json"), StepMetrics.from_json, [])
     return sorted(found, key=lambda metrics: metrics.step)
+
+
+class StoreReader:
+    """Reads a run's store, and on later calls only objects that are new or changed. Not for several threads at once."""
+
+    def __init__(self, store: Store, *, ledger: bool = True) -> None:
+        """`ledger` False leaves the ledger's entries out: for whoever audits the whole ledger anyway."""
+        self._store = store
+        self._ledger = ledger
+        self._seen: dict[str, tuple[ObjectInfo, Contract | None, str]] = {}
+
+    def read(self) -> StoreFacts:
+        """Everything as it is now; raises `storage.StoreUnavailable` when the store is away."""
+        store, facts = self._store, StoreFacts(kind=self._store.kind)
+        step_files = store.list(keys.STEPS)
+        facts.steps = self.documents(_named(step_files, "/metrics.json"), StepMetrics.from_json, facts.notes)
+        facts.batches = self.documents(_named(step_files, "/batch.json"), StepBatch.from_json, facts.notes)
+        verdicts = _named(store.list(keys.VERDICTS), ".json")
+        facts.verdicts = self.documents(verdicts, _verdict, facts.notes)
+        facts.verdict_unix = {info.key: info.modified_unix for info in verdicts}
+        if self._ledger:
+            entries = self.documents(_named(store.list(keys.LEDGER), ".json"), _ledger_entry, facts.notes)
+            facts.ledger_kinds = Counter(entry.kind for entry in entries)
+        facts.versions = sealed_versions(store)
+        facts.steps.sort(key=lambda metrics: metrics.step)
+        facts.batches.sort(key=lambda batch: batch.step)
+        return facts
+
+    def documents(
+        self, infos: Iterable[ObjectInfo], parse: Callable[[bytes], Parsed], notes: list[str]
+    ) -> list[Parsed]:
+        """The documents of these objects, in order. One that is not readable is a note; one that was removed meanwhile is left out."""
+        infos = list(infos)
+        fresh = [info for info in infos if info.key not in self._seen or self._seen[info.key][0] != info]
+        with ThreadPoolExecutor(READERS) as readers:
+            for info, data in zip(fresh, readers.map(self._bytes, fresh), strict=True):
+                self._seen[info.key] = (info, *_parsed(info, data, parse))
+        found: list[Parsed] = []
+        for info in infos:
+            _, document, note = self._seen[info.key]
+            if note:
+                notes.append(note)
+            if document is not None:
+                found.append(document)  # type: ignore[arg-type]  # a key has one kind of document
+        return found
+
+    def _bytes(self, info: ObjectInfo) -> bytes | None:
+        if info.size > LARGEST_DOCUMENT_BYTES:
+            return None
+        try:
+            return self._store.get(info.key)
+        except NotFound:
+            return b""
+
+
+def _parsed(info: ObjectInfo, data: bytes | None, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:
+    if data is None:
+        return None, f"{info.key} has {info.size} bytes, which is more than any document of ours, and was left out"
+    if not data and info.size:
+        return None, ""  # removed since it was listed
+    try:
+        return parse(data), ""
+    except ValidationError as error:
+        return None, f"{info.key} is not readable and was left out: {error.error_count()} mistakes"
+
+
+def _named(infos: Iterable[ObjectInfo], end: str) -> list[ObjectInfo]:
+    return [info for info in infos if info.key.endswith(end)]
 
 
 def _verdict(data: bytes) -> Verdict:
@@ -64,15 +130,3 @@ def _verdict(data: bytes) -> Verdict:
 
 def _ledger_entry(data: bytes) -> LedgerEntry:
     return Signed[LedgerEntry].from_json(data).document
-
-
-def _all(store: Store, facts: StoreFacts, names: list[str], parse: Callable[[bytes], Parsed]) -> list[Parsed]:
-    found: list[Parsed] = []
-    for name in names:
-        try:
-            found.append(parse(store.get(name)))
-        except NotFound:
-            continue  # removed since it was listed
-        except ValidationError as error:
-            facts.notes.append(f"{name} is not readable and was left out: {error.error_count()} mistakes")
-    return found

@@ -1,7 +1,6 @@
 """Makes the report of a run folder: `report.html`, `report.json` and the exported `model/`. Called by `shoal up` at the end and by `shoal report`."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import BadTaskTable, read_tasks
 from shoal.environments.base import BadEnvironment, load
 from shoal.report.access import RunAccess, open_run
+from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace, ReportData, collect
 from shoal.report.datasets import read_card, read_filter
 from shoal.report.export import export_model
@@ -74,10 +74,3 @@ def example_prompt(access: RunAccess) -> str:
         return load(prepared.environment).prompt(task, length.targets[0] if length else None)
     except (NotFound, ValidationError, BadTaskTable, BadEnvironment, IndexError):
         return FALLBACK_PROMPT
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
