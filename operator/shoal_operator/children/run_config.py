@@ -93,9 +93,16 @@ def model_id(model: ModelSource) -> str:
 
 
 def config_hashes(config: RunConfig) -> dict[str, str]:
-    """Digest of the configuration by component. Only the orchestrator reads relays and pools: another one restarts nothing else."""
+    """Digest of the configuration by component. Relays and pools are the orchestrator's matter: another one
+    restarts nothing else (discovery reads its file again when it changes)."""
     addresses = config.addresses.model_copy(
-        update={"relays": [], "public_relays": [], "public_orchestrator": None, "runners": []}
+        update={
+            "relays": [],
+            "public_relays": [],
+            "public_discovery": None,
+            "public_orchestrator": None,
+            "runners": [],
+        }
     )
     shared = digest(config.model_copy(update={"addresses": addresses, "pools": []}).to_json())
     return {

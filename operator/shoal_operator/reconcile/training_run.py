@@ -172,7 +172,11 @@ def _addresses(cluster: Cluster, run: TrainingRun, seen: Seen, scales: dict[str,
     relays = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
     outside = (relays or {}).get("status", {}).get("addresses", [])
     return inside.model_copy(
-        update={"public_relays": outside, "public_orchestrator": _public(cluster, run, "orchestrator")}
+        update={
+            "public_relays": outside,
+            "public_discovery": _public(cluster, run, "discovery"),
+            "public_orchestrator": _public(cluster, run, "orchestrator"),
+        }
     )
 
 

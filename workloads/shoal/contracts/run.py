@@ -13,7 +13,7 @@ from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.identity import Roster
-from shoal.contracts.pools import EngineSettings, PoolTerms
+from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import NodeState, Url
 from shoal.contracts.recipe import (
@@ -44,6 +44,7 @@ class Addresses(Contract):
     runners: list[Url] = Field(
         default_factory=list, max_length=64, description="where programs are judged; none: in the container that asks"
     )
+    public_discovery: Url | None = Field(default=None, description="for strangers' machines; None: the same")
     public_orchestrator: Url | None = Field(default=None, description="for strangers' machines; None: the same")
     public_relays: list[Url] = Field(
         default_factory=list, max_length=1000, description="for strangers' machines; none: the same"
@@ -113,6 +114,25 @@ class NodeConfig(Contract):
 
     def trusted_roster(self) -> Roster:
         return self.roster.verified(self.run_key)
+
+
+class OpenPool(Contract):
+    """A pool that strangers' machines may join, and what they need for it."""
+
+    name: RunName
+    requirements: Requirements = Requirements()
+    listed: bool = Field(default=False, description="machines whose public keys the pool lists may join")
+    codes: bool = Field(default=False, description="machines with an invite code may join; with neither: any")
+
+
+class JoinOffer(Contract):
+    """`GET /v1/join` at discovery: what a stranger's machine must know of a run. Believed no further than the run's key, which its owner gives."""
+
+    run: RunName
+    run_key: NodeId
+    roster: Signed[Roster]
+    model_id: str = Field(max_length=253)
+    pools: list[OpenPool] = Field(default_factory=list, max_length=10_000)
 
 
 class PublicRun(Contract):

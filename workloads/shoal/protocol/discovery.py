@@ -9,6 +9,8 @@ import asyncio
 import math
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import redis.asyncio
 from fastapi import FastAPI, Request, Response
@@ -16,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
-from shoal.contracts.run import RunConfig, load_run_config
+from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.protocol.redis_access import RedisNonces, connect_async
 from shoal.protocol.service import (
     Gate,
@@ -28,7 +30,7 @@ from shoal.protocol.service import (
     read_secret,
     require_same,
 )
-from shoal.telemetry import start
+from shoal.telemetry import get_logger, start
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
 
 PORT = 8081
@@ -78,17 +80,74 @@ class NodeBook:
         return str(found) if found is not None else None
 
 
-def make_app(config: RunConfig, client: redis.asyncio.Redis) -> FastAPI:
-    """The application over one run's configuration and Redis."""
+class ConfigFile:
+    """`config/run.json`, read again when it changes: addresses and pools may, and strangers must hear of it without a restart of ours."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self._path = path
+        self._config = config
+        self._stamp = self._now()
+
+    def __call__(self) -> RunConfig:
+        """The newest that is whole and of the same run."""
+        stamp = self._now()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                found = RunConfig.from_json(self._path.read_bytes())
+                if (found.run, found.run_key) == (self._config.run, self._config.run_key):
+                    self._config = found
+            except (OSError, ValueError) as error:
+                get_logger().warning("config/run.json is not taken over", problem=str(error)[:300])
+        return self._config
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+def offer(config: RunConfig) -> JoinOffer:
+    """What a stranger's machine is told of a run: nothing that is secret, and no list of who may join."""
+    return JoinOffer(
+        run=config.run,
+        run_key=config.run_key,
+        roster=config.roster,
+        model_id=config.model_id,
+        pools=[
+            OpenPool(
+                name=pool.name,
+                requirements=pool.requirements,
+                listed=bool(pool.admission.nodes),
+                codes=bool(pool.admission.codes),
+            )
+            for pool in config.pools
+            if pool.open
+        ],
+    )
+
+
+def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[], RunConfig] | None = None) -> FastAPI:
+    """The application over one run's configuration and Redis; `newest` gives the configuration as it is by now."""
+    newest = newest or (lambda: config)
     roster = config.trusted_roster()
     prefix = f"shoal:{config.run}:discovery"
     book = NodeBook(client, prefix)
-    gate = Gate(SignatureGate(config.addresses.discovery, RedisNonces(client, prefix)), roster)
+    nonces = RedisNonces(client, prefix)
+    gate = Gate(
+        SignatureGate(config.addresses.discovery, nonces, lambda: [newest().addresses.public_discovery]), roster
+    )
     app = FastAPI(title="Shoal discovery", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     add_problem_answers(app)
     add_peer_answers(app, lambda: None)
     add_health(app, alive=lambda: None, ready=lambda: None)
+
+    @app.get("/v1/join")
+    async def join() -> Response:
+        return json_answer(offer(newest()))
 
     @app.post("/v1/nodes")
     async def register(request: Request) -> Response:
@@ -147,7 +206,8 @@ def main() -> None:
     if config.trusted_roster().keys["discovery"] != key.public:
         sys.exit("secrets/role.pem is not discovery's key of the roster in config/run.json")
     log.info("discovery starts", run=config.run, port=PORT)
-    serve(make_app(config, connect_async(config.addresses.redis)), PORT)
+    newest = ConfigFile(home() / "config" / "run.json", config)
+    serve(make_app(config, connect_async(config.addresses.redis), newest), PORT)
 
 
 if __name__ == "__main__":

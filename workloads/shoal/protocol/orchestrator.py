@@ -94,7 +94,8 @@ def make_app(state: RunState, background: Background, nonces: RedisNonces, tempo
         alive=lambda: None if live.alive() else live.describe(),
         ready=lambda: None if recovery.is_built(state) else "state is being rebuilt from the store",
     )
-    gate = Gate(SignatureGate(state.config.addresses.orchestrator, nonces), state.roster)
+    addresses = state.config.addresses
+    gate = Gate(SignatureGate(addresses.orchestrator, nonces, lambda: [addresses.public_orchestrator]), state.roster)
 
     async def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function of ours on a worker thread, once Redis holds this run's state."""

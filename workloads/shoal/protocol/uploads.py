@@ -45,7 +45,7 @@ def largest_file(config: RunConfig) -> int:
 
 def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
     """A grant for the staging key of the node's lease; raises `Problem`."""
-    state.nodes.require_member(request.node)
+    member = state.nodes.require_member(request.node)
     limit = largest_file(state.config)
     if request.size > limit:
         raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
@@ -65,6 +65,7 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
         max_bytes=request.size,
         expires_unix=expires,
         run_secret=state.run_secret,
+        outside=bool(member.outside),
     )
 
 

@@ -28,14 +28,18 @@ class BadGrant(ValueError):
     """The form posted to `/v1/staging` carries no valid policy; the message says why (for the 403 answer)."""
 
 
-def make_grant(config: RunConfig, key: str, *, max_bytes: int, expires_unix: float, run_secret: bytes) -> UploadGrant:
-    """A grant for `key` (relative to the run), at most `max_bytes` bytes, until `expires_unix`."""
+def make_grant(
+    config: RunConfig, key: str, *, max_bytes: int, expires_unix: float, run_secret: bytes, outside: bool = False
+) -> UploadGrant:
+    """A grant for `key` (relative to the run), at most `max_bytes` bytes, until `expires_unix`. `outside`: for a stranger's machine."""
     full = f"{config.storage.prefix}/{config.run}/{key}"
     if config.storage.s3 is not None:
         return _s3_grant(config, full, max_bytes, expires_unix)
+    addresses = config.addresses
+    orchestrator = (outside and addresses.public_orchestrator) or addresses.orchestrator
     policy = rfc8785.dumps({"key": key, "max_bytes": max_bytes, "expires_unix": int(expires_unix)})
     return UploadGrant(
-        url=str(config.addresses.orchestrator).rstrip("/") + STAGING_PATH,
+        url=orchestrator.rstrip("/") + STAGING_PATH,
         fields={
             "key": key,
             "policy": base64.b64encode(policy).decode(),

@@ -7,6 +7,7 @@ is always safe. A 4xx is an answer: `Refused`, with the server's words.
 
 import random
 import secrets
+import ssl
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -50,13 +51,18 @@ class SignedClient:
         *,
         timeout_seconds: float = 30.0,
         unix_socket: Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`base_url` has no trailing path. With `unix_socket` the connection goes there and `base_url` only names the host."""
+        """`base_url` has no trailing path. With `unix_socket` the connection goes there and `base_url` only names the host.
+
+        `tls`: what the server's certificate is held to; None: well-known authorities.
+        """
         self._base_url = base_url.rstrip("/")
         self._key = key
         transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else None
         self._http = httpx.Client(
             transport=transport,
+            verify=tls if tls is not None else True,
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(timeout_seconds, connect=5.0),

@@ -5,7 +5,9 @@ A FastAPI service makes one `SignatureGate`, asks it for the signer of each requ
 """
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -39,31 +41,42 @@ class NonceMemory(Protocol):
 
 
 class SignatureGate:
-    """Checks signatures of requests to this service, known to its callers as `base_url`."""
+    """Checks signatures of requests to this service, known to its callers as `base_url`, and to those outside by further names."""
 
-    def __init__(self, base_url: str, nonces: NonceMemory) -> None:
+    def __init__(
+        self, base_url: str, nonces: NonceMemory, further: Callable[[], Sequence[str | None]] = lambda: ()
+    ) -> None:
+        """`further` gives other URLs of this same service, asked for anew each time; None among them is passed over."""
         self._base_url = base_url.rstrip("/")
+        self._further = further
         self._nonces = nonces
 
     async def signer(self, request: Request) -> SignedBy:
         """Who signed the request; raises `Problem` 401 when nobody did, the signature does not fit or it is a replay.
 
-        The URL that must have been signed is ours, whatever Host the client wrote: a request signed for another service does not fit.
+        The URL that must have been signed is one of ours, whatever Host the client wrote: a request signed for another service does not fit.
         """
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        try:
-            signed = verify_request(
-                method=request.method,
-                url=self._base_url + target,
-                headers=dict(request.headers),
-                body=await request.body(),
-                now_unix=time.time(),
-            )
-        except BadRequestSignature as error:
-            raise Problem(401, "Request is not signed as required", str(error)) from error
+        headers, body = dict(request.headers), await request.body()
+        signed, problem = None, ""
+        for url in self._names(headers.get("host", "")):
+            try:
+                signed = verify_request(
+                    method=request.method, url=url + target, headers=headers, body=body, now_unix=time.time()
+                )
+                break
+            except BadRequestSignature as error:
+                problem = problem or str(error)
+        if signed is None:
+            raise Problem(401, "Request is not signed as required", problem)
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
             raise Problem(401, "Request was seen before", "sign every request with a new nonce")
         return signed
+
+    def _names(self, host: str) -> list[str]:
+        """Our URLs, the likeliest first: that whose host the client wrote, which a proxy between may have changed."""
+        urls = [self._base_url, *(url.rstrip("/") for url in self._further() if url is not None)]
+        return sorted(dict.fromkeys(urls), key=lambda url: urlsplit(url).netloc != host)
 
 
 class BodyLimit:
