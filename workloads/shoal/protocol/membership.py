@@ -11,6 +11,7 @@ from shoal.contracts.canonical import sign
 from shoal.contracts.pools import is_own_pod, terms_of
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
+    Assignment,
     Exclusions,
     Heartbeat,
     HeartbeatReply,
@@ -32,6 +33,7 @@ from shoal.protocol.invites import (
     why_not,
 )
 from shoal.protocol.leases import is_open
+from shoal.protocol.ledger_view import Files
 from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
@@ -47,20 +49,34 @@ def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
     if beat.invite is not None and not _is_used(state, beat):
         record = _admit(state, beat, record)
     record = state.nodes.require_known(beat.node)
-    fields: dict[str, object] = {"last_heartbeat_unix": now, "policy_version": beat.policy_version}
+    return reply_to(state, state.nodes.change(record, "heartbeat", **fields_of(beat, now)))
+
+
+def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:
+    """What a heartbeat writes into its node's record."""
+    fields: dict[str, object] = {"last_heartbeat_unix": now_unix, "policy_version": beat.policy_version}
     if beat.metrics:
         fields["metrics"] = beat.metrics
-    record = state.nodes.change(record, "heartbeat", **fields)
+    return fields
+
+
+def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
+    """The answer to a heartbeat that was just noted in `record`."""
     token = None
     if record.state == "Healthy":
         # The token carries whole seconds: rounding up keeps its life at least what the constant says.
-        expires = math.ceil(now) + RELAY_TOKEN_SECONDS
-        token = encode(RelayToken(run=state.config.run, node=beat.node, expires_unix=expires), state.key)
+        expires = math.ceil(record.last_heartbeat_unix) + RELAY_TOKEN_SECONDS
+        token = encode(RelayToken(run=state.config.run, node=record.node, expires_unix=expires), state.key)
+    files = state.view.files_of.get(record.node, Files())
     return HeartbeatReply(
         state=record.state,
         relay_token=token,
         relays=_relays_for(state, record),
         latest_version=state.view.latest_version,
+        assignment=Assignment(restarts=record.restarts),
+        logs_wanted=record.logs_wanted or None,
+        files_accepted=files.accepted,
+        files_rejected=files.rejected,
     )
 
 

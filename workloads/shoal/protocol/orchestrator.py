@@ -44,6 +44,7 @@ from shoal.protocol import (
     work,
 )
 from shoal.protocol.background import Background
+from shoal.protocol.heartbeats import QuickHeartbeats
 from shoal.protocol.redis_access import RedisNonces, connect, connect_async
 from shoal.protocol.run_state import RunState
 from shoal.protocol.service import (
@@ -85,6 +86,9 @@ def make_app(state: RunState, background: Background, nonces: RedisNonces, tempo
         await run_in_threadpool(background.stop)
 
     app = FastAPI(title="Shoal orchestrator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    addresses = state.config.addresses
+    signatures = SignatureGate(addresses.orchestrator, nonces, lambda: [addresses.public_orchestrator])
+    app.add_middleware(QuickHeartbeats, state=state, gate=signatures, client=nonces.client)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, exempt=("/v1/staging",))
     add_problem_answers(app)
     add_peer_answers(app, background.wake)
@@ -94,8 +98,7 @@ def make_app(state: RunState, background: Background, nonces: RedisNonces, tempo
         alive=lambda: None if live.alive() else live.describe(),
         ready=lambda: None if recovery.is_built(state) else "state is being rebuilt from the store",
     )
-    addresses = state.config.addresses
-    gate = Gate(SignatureGate(addresses.orchestrator, nonces, lambda: [addresses.public_orchestrator]), state.roster)
+    gate = Gate(signatures, state.roster)
 
     async def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function of ours on a worker thread, once Redis holds this run's state."""

@@ -39,8 +39,13 @@ class RedisNonces:
     """`transport.server.NonceMemory`: a nonce is new once, for all replicas of a service."""
 
     def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
-        self._client = client
+        self.client = client
         self._prefix = prefix
 
     async def first_use(self, key: str, nonce: str, seconds: int) -> bool:
-        return bool(await self._client.set(f"{self._prefix}:nonce:{key}:{nonce}", "1", nx=True, ex=seconds))
+        return bool(await self.client.set(nonce_key(self._prefix, key, nonce), "1", nx=True, ex=seconds))
+
+
+def nonce_key(prefix: str, key: str, nonce: str) -> str:
+    """Where a nonce of a signer is remembered."""
+    return f"{prefix}:nonce:{key}:{nonce}"

@@ -115,12 +115,17 @@ def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:
 
     async def away(_: Request, error: Exception) -> Response:
         failed()
-        what = "The object store is away" if isinstance(error, StoreUnavailable) else "Redis is away"
-        get_logger().warning("peer away", problem=what, error=f"{type(error).__name__}: {str(error)[:300]}")
-        return problem_response(503, what, "nothing is lost: try again in a second", {"Retry-After": "1"})
+        return peer_is_away(error)
 
     app.add_exception_handler(RedisError, away)
     app.add_exception_handler(StoreUnavailable, away)
+
+
+def peer_is_away(error: Exception) -> Response:
+    """The answer while store or Redis does not."""
+    what = "The object store is away" if isinstance(error, StoreUnavailable) else "Redis is away"
+    get_logger().warning("peer away", problem=what, error=f"{type(error).__name__}: {str(error)[:300]}")
+    return problem_response(503, what, "nothing is lost: try again in a second", {"Retry-After": "1"})
 
 
 def read_secret(name: str) -> bytes:

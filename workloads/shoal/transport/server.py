@@ -5,7 +5,7 @@ A FastAPI service makes one `SignatureGate`, asks it for the signer of each requ
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -57,21 +57,20 @@ class SignatureGate:
         The URL that must have been signed is one of ours, whatever Host the client wrote: a request signed for another service does not fit.
         """
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        headers, body = dict(request.headers), await request.body()
-        signed, problem = None, ""
-        for url in self._names(headers.get("host", "")):
-            try:
-                signed = verify_request(
-                    method=request.method, url=url + target, headers=headers, body=body, now_unix=time.time()
-                )
-                break
-            except BadRequestSignature as error:
-                problem = problem or str(error)
-        if signed is None:
-            raise Problem(401, "Request is not signed as required", problem)
+        signed = self.check(request.method, target, dict(request.headers), await request.body())
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
             raise Problem(401, "Request was seen before", "sign every request with a new nonce")
         return signed
+
+    def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> SignedBy:
+        """Who signed a request to `target` (path and query); whether its nonce is new is left to the caller. Raises `Problem` 401."""
+        problem = ""
+        for url in self._names(headers.get("host", "")):
+            try:
+                return verify_request(method=method, url=url + target, headers=headers, body=body, now_unix=time.time())
+            except BadRequestSignature as error:
+                problem = problem or str(error)
+        raise Problem(401, "Request is not signed as required", problem)
 
     def _names(self, host: str) -> list[str]:
         """Our URLs, the likeliest first: that whose host the client wrote, which a proxy between may have changed."""
