@@ -38,6 +38,12 @@ class Hardware(Contract):
     disk_free_bytes: int = Field(ge=0, le=1 << 60)
     gpus: int = Field(default=0, ge=0, le=1024)
     gpu_type: ShortText = ""
+    uplink_mbps: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="of the network card, 10^6 bits a second, which the way out may not reach; 0: not known",
+    )
 
 
 class Registration(Contract):
@@ -137,12 +143,37 @@ class Exclusions(Contract):
     nodes: list[NodeId] = Field(max_length=100_000)
 
 
+class Assignment(Contract):
+    """What a member does for its pool. A name of work, never a command: what is started for it is up to the node's own installation."""
+
+    kind: Literal["rollouts"] = "rollouts"
+    restarts: int = Field(
+        default=0, ge=0, description="grows when an admin asks for a restart; a smaller one than before means nothing"
+    )
+
+
 class HeartbeatReply(Contract):
     state: NodeState
     relay_token: str | None = Field(default=None, max_length=1000, description="None unless Healthy")
     relays: list[Url] = Field(default_factory=list, max_length=1000)
     latest_version: VersionNumber | None = None
     heartbeat_seconds: float = HEARTBEAT_SECONDS
+    assignment: Assignment | None = Field(default=None, description="None: nothing to do")
+    logs_wanted: LeaseId | None = Field(default=None, description="an admin asks for logs: POST /v1/logs with this id")
+    files_accepted: int = Field(default=0, ge=0, description="of this node, in all")
+    files_rejected: int = Field(default=0, ge=0)
+
+
+MAX_LOG_CHARACTERS = 65_536
+"""Of one process, the newest; a request for logs brings at most eight times as many."""
+
+
+class NodeLogs(Contract):
+    """What a node's processes wrote last, on request. A stranger's words: whoever shows them makes them harmless first."""
+
+    node: NodeId
+    request: LeaseId
+    parts: dict[MetricName, Annotated[str, StringConstraints(max_length=MAX_LOG_CHARACTERS)]] = Field(max_length=8)
 
 
 class StepInfo(Contract):

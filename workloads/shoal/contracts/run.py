@@ -15,7 +15,7 @@ from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.identity import Roster
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
-from shoal.contracts.protocol import NodeState, Url
+from shoal.contracts.protocol import Assignment, NodeState, Url
 from shoal.contracts.recipe import (
     FailurePolicy,
     LengthReward,
@@ -179,6 +179,37 @@ class AgentState(Contract):
     latest_version: VersionNumber | None = None
     trainer_key: NodeId
     public: PublicRun | None = None
+
+
+class PartStatus(Contract):
+    """A process that a node's agent runs for its assignment."""
+
+    name: str = Field(max_length=40)
+    state: Literal["waiting", "running", "finished"]
+    pid: int | None = None
+    restarts: int = Field(default=0, ge=0)
+    last_exit: int | None = None
+    note: str = Field(default="", max_length=500, description="in words, e.g. when it starts again")
+
+
+class AgentStatus(Contract):
+    """`GET /v1/status` on the agent's socket, and `status.json` beside it: what `shoal node status` shows."""
+
+    run: RunName
+    pool: RunName
+    node: NodeId
+    discovery: Url
+    orchestrator: str = Field(default="", max_length=500, description="empty: not invited yet")
+    state: NodeState
+    waits_for: str = Field(default="", max_length=1000, description="in words; empty while all is well")
+    assignment: Assignment | None = None
+    parts: list[PartStatus] = Field(default_factory=list, max_length=16)
+    held_version: VersionNumber | None = None
+    latest_version: VersionNumber | None = None
+    files_accepted: int = Field(default=0, ge=0)
+    files_rejected: int = Field(default=0, ge=0)
+    last_heartbeat_unix: float | None = None
+    written_unix: float = Field(ge=0.0)
 
 
 def home() -> Path:

@@ -7,6 +7,7 @@ repeated, so a lost connection, an expired grant or a restarted orchestrator onl
 import hashlib
 import os
 import random
+import ssl
 import stat
 import time
 from pathlib import Path
@@ -45,7 +46,7 @@ def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubm
             try:
                 grant = _ask_grant(client, request)
                 if grant is not None:
-                    post_form(grant, file)
+                    post_form(grant, file, client.tls)
                 receipt = client.call(
                     "POST",
                     "/v1/submissions",
@@ -112,10 +113,11 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
         raise
 
 
-def post_form(grant: UploadGrant, file: IO[bytes]) -> None:
-    """Post the form: the grant's fields first, then the file, streamed."""
+def post_form(grant: UploadGrant, file: IO[bytes], tls: ssl.SSLContext | None = None) -> None:
+    """Post the form: the grant's fields first, then the file, streamed. `tls`: what the store's certificate is held to."""
     file.seek(0)
-    with httpx.Client(trust_env=False, follow_redirects=False, timeout=UPLOAD_TIMEOUT) as http:
+    verify = tls if tls is not None else True
+    with httpx.Client(verify=verify, trust_env=False, follow_redirects=False, timeout=UPLOAD_TIMEOUT) as http:
         answer = http.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", file)})
     if answer.status_code >= 300:
         raise UploadFailedError(f"the store answered {answer.status_code}: {answer.text[:300]}")

@@ -1,12 +1,19 @@
-"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs. Reads /proc and /sys; a number that cannot be had is 0."""
+"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs, network card. Reads /proc and /sys.
+
+A number that cannot be had is 0. `missing` compares with what a pool wants; the machine's owner and the orchestrator are told by the same words.
+"""
 
 import os
 import shutil
 from pathlib import Path
 
+from shoal.contracts.pools import Requirements
 from shoal.contracts.protocol import Hardware
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+ROUTES = Path("/proc/net/route")
+NETWORK = Path("/sys/class/net")
+GIB = 1 << 30
 
 
 def detect(folder: Path) -> Hardware:
@@ -18,7 +25,35 @@ def detect(folder: Path) -> Hardware:
         disk_free_bytes=shutil.disk_usage(folder).free,
         gpus=len(gpus),
         gpu_type=gpu_model(gpus[0] / "information") if gpus else "",
+        uplink_mbps=uplink_mbps(),
     )
+
+
+def missing(hardware: Hardware, wanted: Requirements) -> list[str]:
+    """What a machine lacks of what a pool wants, in words; empty when it has all. What only a challenge shows (`gflops`) is not looked at."""
+    lacks = [
+        f"{want} {what}, the machine has {have}"
+        for what, have, want in (
+            ("GPUs", hardware.gpus, wanted.gpus),
+            ("cores", hardware.cpus, wanted.cpus),
+            ("GiB of memory", hardware.memory_bytes // GIB, wanted.memory_gib),
+            ("GiB of free disk", hardware.disk_free_bytes // GIB, wanted.disk_gib),
+        )
+        if have < want
+    ]
+    if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
+        lacks.append(f"a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}")
+    return lacks
+
+
+def uplink_mbps(routes: Path = ROUTES, network: Path = NETWORK) -> int:
+    """Speed of the network card of the default route, 10^6 bits a second; 0 where there is none, or it is virtual and does not say."""
+    try:
+        rows = [line.split() for line in routes.read_text().splitlines()[1:]]
+        card = next(row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000")
+        return max(0, int((network / card / "speed").read_text()))
+    except (OSError, ValueError, StopIteration):
+        return 0
 
 
 def gpu_model(information: Path) -> str:

@@ -12,14 +12,12 @@ from shoal.contracts.base import Contract
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.pools import PoolTerms, code_fits, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, Registration
+from shoal.protocol.hardware import missing
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
 from shoal.protocol.records import NodeRecord
 
 INVITE_SECONDS = 120
 """An invite is taken within seconds by an agent that long-polls; two minutes allow for a restart of its machine."""
-
-
-GIB = 1 << 30
 
 
 class BadInvite(ValueError):
@@ -61,18 +59,8 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
             return f"pool {registration.pool!r} is open to listed machines only, and {node[:12]}... is not listed"
         if not code_fits(registration.code, admission, run, registration.pool, node):
             return f"pool {registration.pool!r} wants an invite code, and {'the one given is not good' if registration.code else 'none was given'}"
-    hardware, wanted = registration.hardware, terms.requirements
-    for what, have, want in (
-        ("GPUs", hardware.gpus, wanted.gpus),
-        ("cores", hardware.cpus, wanted.cpus),
-        ("GiB of memory", hardware.memory_bytes // GIB, wanted.memory_gib),
-        ("GiB of free disk", hardware.disk_free_bytes // GIB, wanted.disk_gib),
-    ):
-        if have < want:
-            return f"pool {registration.pool!r} wants {want} {what}, the machine has {have}"
-    if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
-        return f"pool {registration.pool!r} wants a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}"
-    return ""
+    lacks = missing(registration.hardware, terms.requirements)
+    return f"pool {registration.pool!r} wants {lacks[0]}" if lacks else ""
 
 
 def address_block(address: str) -> str:

@@ -6,9 +6,18 @@ idempotent whoever wrote first. Kept by `ledger_writer`; read by everything that
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.ledger_chain import Chain, identity
+
+
+@dataclass
+class Files:
+    """How many files of a node were judged, and how."""
+
+    accepted: int = 0
+    rejected: int = 0
 
 
 class LedgerView:
@@ -30,6 +39,7 @@ class LedgerView:
         self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
         self.rejected_nodes: set[str] = set()
+        self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
         self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
         self.reject_reasons: Counter[str] = Counter()
         self.files_accepted = 0
@@ -86,6 +96,7 @@ class LedgerView:
                 self.accepted[step].append(entry)
                 self.settled[node, digest] = "accepted"
                 self.accepted_in_a_row[node] += 1
+                self.files_of[node].accepted += 1
                 self.files_accepted += 1
                 self.tokens_accepted += entry.tokens or 0
                 self.groups_judged += entry.groups or 0
@@ -94,5 +105,6 @@ class LedgerView:
                 self.settled[node, digest] = "rejected"
                 self.rejected_nodes.add(node)
                 self.accepted_in_a_row[node] = 0
+                self.files_of[node].rejected += 1
                 self.files_rejected += 1
                 self.reject_reasons[entry.detail.split(":", 1)[0]] += 1

@@ -39,6 +39,10 @@ class NodeRecord(Contract):
     invite_expires_unix: float = 0.0
     policy_version: int | None = None
     abandoned_leases: int = 0
+    restarts: int = Field(
+        default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
+    )
+    logs_wanted: str = Field(default="", description="id of a question for logs that was not answered")
     metrics: dict[str, float] = Field(default_factory=dict)
 
 

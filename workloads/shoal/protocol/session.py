@@ -5,8 +5,10 @@ Comes in: `NodeConfig`, the node's key. Goes out: `AgentState` for the pod, and 
 """
 
 import random
+import ssl
 import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from shoal.contracts import keys
@@ -15,14 +17,16 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import CodeClaim, claim_with_code, membership_proof
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
+    Assignment,
     Heartbeat,
     HeartbeatReply,
     Invite,
+    NodeLogs,
     NodeState,
     Registered,
     Registration,
 )
-from shoal.contracts.run import AgentState, NodeConfig, PublicRun, home
+from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, home
 from shoal.protocol import capability, hardware
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
 from shoal.telemetry import Liveness, get_logger
@@ -61,12 +65,25 @@ class ExcludedError(Exception):
 class Session:
     """Membership of one node in one run."""
 
-    def __init__(self, config: NodeConfig, key: PrivateKey) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        key: PrivateKey,
+        tls: ssl.SSLContext | None = None,
+        logs: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        """`tls`: what certificates of discovery and orchestrator are held to; None: well-known authorities. `logs` gives what an admin asks for."""
         self.config = config
         self.key = key
+        self.tls = tls
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._roster = config.trusted_roster()
-        self._discovery = SignedClient(config.discovery, key)
+        self._discovery = SignedClient(config.discovery, key, tls=tls)
+        self._logs = logs
+        self._logs_sent = ""
+        self._waits_for = "discovery to answer"
+        self._reply: HeartbeatReply | None = None
+        self._replied_unix: float | None = None
         self._lock = threading.Lock()
         self._orchestrator: SignedClient | None = None
         self._orchestrator_url = ""
@@ -79,6 +96,34 @@ class Session:
     def state(self) -> AgentState:
         with self._lock:
             return self._state
+
+    def status(self) -> AgentStatus:
+        """What the owner of this machine may want to know; processes are the agent's to add."""
+        with self._lock:
+            state, reply = self._state, self._reply
+            return AgentStatus(
+                run=self.config.run,
+                pool=self.config.pool,
+                node=self.key.public,
+                discovery=self.config.discovery,
+                orchestrator=self._orchestrator_url,
+                state=state.state,
+                waits_for=self._waits_for[:1000],
+                assignment=reply.assignment if reply is not None else None,
+                held_version=held_version(),
+                latest_version=state.latest_version,
+                files_accepted=reply.files_accepted if reply is not None else 0,
+                files_rejected=reply.files_rejected if reply is not None else 0,
+                last_heartbeat_unix=self._replied_unix,
+                written_unix=time.time(),
+            )
+
+    def assignment(self) -> Assignment | None:
+        """What this node is to do: the orchestrator's last word, which stands while it is away. None once the node is excluded."""
+        with self._lock:
+            if self._state.state in EXCLUDED or self._reply is None:
+                return None
+            return self._reply.assignment
 
     def orchestrator(self) -> SignedClient:
         """The client for requests of this pod; raises `Problem` 403 when excluded and 503 while not a member."""
@@ -125,6 +170,7 @@ class Session:
                 return
             except MustJoinError as error:
                 get_logger().info("joining again", reason=str(error))
+                self._wait_for(f"a new invite: {error}")
                 wait = FIRST_PAUSE_SECONDS
             except ExcludedError as error:
                 self._exclude(error)
@@ -133,9 +179,11 @@ class Session:
                 return
             except ChallengeFailedError as error:
                 get_logger().warning("not admitted", reason=str(error), next_try_seconds=CHALLENGE_PAUSE_SECONDS)
+                self._wait_for(f"the next try in {CHALLENGE_PAUSE_SECONDS:.0f} s: {error}")
                 wait = CHALLENGE_PAUSE_SECONDS
             except Exception as error:  # whatever a peer did, the node keeps trying, slower each time
                 get_logger().warning("cannot join yet", error=f"{type(error).__name__}: {str(error)[:300]}")
+                self._wait_for(f"another try to join: {str(error)[:300]}")
                 wait, pause = pause, min(pause * 2, LONGEST_PAUSE_SECONDS)
             else:
                 wait = FIRST_PAUSE_SECONDS
@@ -176,6 +224,7 @@ class Session:
         )
         self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
         get_logger().info("registered, waiting for an invite", node=self.key.public)
+        self._wait_for("an invite (registered at discovery)")
         while not stop.is_set():
             self.liveness.progress()
             try:
@@ -203,10 +252,11 @@ class Session:
         if (invite.run, invite.node) != (self.config.run, self.key.public) or invite.expires_unix < time.time():
             raise MustJoinError("discovery gave an invite for another run or node, or an old one")
         if invite.orchestrator_url != self._orchestrator_url:
-            client = SignedClient(invite.orchestrator_url, self.key)
+            client = SignedClient(invite.orchestrator_url, self.key, tls=self.tls)
             with self._lock:
                 self._orchestrator, self._orchestrator_url = client, invite.orchestrator_url
         self._set_state("Invited")
+        self._wait_for("the orchestrator to admit this node")
         return signed
 
     def _stay(self, stop: threading.Event, invite: Signed[Invite] | None) -> None:
@@ -220,10 +270,14 @@ class Session:
                 if reply.state not in MEMBERS:
                     raise MustJoinError(f"this node is {reply.state} at the orchestrator")
                 invite = None
+                self._wait_for("" if self.state().public else "the run to be prepared (its base model and tasks)")
                 self._learn_run()
                 settled = self.state().public is not None
+                self._wait_for("" if settled else "the run's description")
+                self._send_logs(reply)
             except Unavailable as error:
                 get_logger().warning("orchestrator away, heartbeat will be tried again", error=str(error)[:300])
+                self._wait_for(f"the orchestrator to answer: {str(error)[:300]}")
                 settled = False
             self._soon.wait(interval if settled else SETTLING_SECONDS)
             if self._soon.is_set():
@@ -251,6 +305,7 @@ class Session:
         if reply is None:
             raise Unavailable("the orchestrator answered a heartbeat without content")
         with self._lock:
+            self._reply, self._replied_unix = reply, time.time()
             known = [v for v in (self._state.latest_version, reply.latest_version) if v is not None]
             if reply.state != self._state.state:
                 get_logger().info("node state", state=reply.state)
@@ -264,10 +319,23 @@ class Session:
             )
         return reply
 
+    def _send_logs(self, reply: HeartbeatReply) -> None:
+        """Answer an admin's question for logs, once; one that cannot be answered now is asked again with the next heartbeat."""
+        assert self._orchestrator is not None  # set with the invite
+        if reply.logs_wanted in (None, self._logs_sent):
+            return
+        logs = NodeLogs(node=self.key.public, request=reply.logs_wanted, parts=self._logs())
+        try:
+            self._orchestrator.call("POST", "/v1/logs", logs, deadline_seconds=10.0)
+        except Refused as refused:  # asked for no more
+            get_logger().info("logs are not wanted any more", reason=str(refused)[:300])
+        self._logs_sent = reply.logs_wanted
+
     def _show_capability(self) -> None:
         """Answer the pool's challenge; one that is refused means a new registration, later."""
         assert self._orchestrator is not None  # set with the invite
         self.liveness.progress()
+        self._wait_for("this machine to compute the pool's challenge")
         try:
             shown = capability.show(self._orchestrator, self.key.public)
         except Refused as refused:
@@ -289,6 +357,12 @@ class Session:
     def _exclude(self, error: ExcludedError) -> None:
         get_logger().error("this node is excluded from the run", state=error.state, detail=str(error))
         self._set_state(error.state)
+        self._wait_for(f"nothing: {error}")
+
+    def _wait_for(self, what: str) -> None:
+        """Note what must happen next, in words; empty while all is well."""
+        with self._lock:
+            self._waits_for = what
 
     def _set_state(self, state: NodeState) -> None:
         with self._lock:

@@ -57,6 +57,7 @@ class SignedClient:
 
         `tls`: what the server's certificate is held to; None: well-known authorities.
         """
+        self.tls = tls
         self._base_url = base_url.rstrip("/")
         self._key = key
         transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else None

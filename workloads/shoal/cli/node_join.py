@@ -1,0 +1,296 @@
+"""`shoal node join`: brings this machine to an open pool, and stays until it is asked to end.
+
+Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, holds it to the run's key, says what this machine lacks, writes
+`config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes in place of containers.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.cli.node_processes import COMMANDS, Processes
+from shoal.cli.node_text import Teller, machine_line
+from shoal.contracts.canonical import BadSignature
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import claim_with_code
+from shoal.contracts.protocol import Hardware
+from shoal.contracts.run import AgentStatus, JoinOffer, NodeConfig, OpenPool
+from shoal.protocol import hardware, node_key
+from shoal.protocol.node_states import EXCLUDED
+from shoal.report.text import plain
+from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.authorities import authorities
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+ASK_SECONDS = 10.0
+SAY_AGAIN_SECONDS = 60.0
+FOLDERS = ("config", "key", "log", "run", "secrets", "tmp", "weights")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the owner of the machine asks for."""
+
+    url: str
+    folder: Path
+    pool: str | None = None
+    key: Path | None = None
+    run_key: str | None = None
+    config: Path | None = None
+    ca_file: Path | None = None
+    code: str | None = None
+    bind: str = "127.0.0.1"
+
+
+def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS) -> int:
+    """Join and stay; returns the exit code. Raises `InputWrong` for what the owner must change."""
+    tls = _authorities(wishes.ca_file)
+    given = _given_config(wishes.config)
+    if given is None:
+        offer = ask(wishes.url, tls, say)
+        check_offer(offer, wishes, wishes.folder / offer.run / "config" / "node.json")
+        pool = choose_pool(offer.pools, wishes.pool)
+        config = NodeConfig(
+            run=offer.run, pool=pool.name, discovery=wishes.url, roster=offer.roster, run_key=offer.run_key
+        )
+        say(f"run {offer.run}, pool {pool.name}, model {plain(offer.model_id, 200)}")
+        say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": held to this one from now on"))
+    else:
+        pool = None
+        config = given.model_copy(update={"discovery": wishes.url, "pool": wishes.pool or given.pool})
+        if wishes.run_key and wishes.run_key != config.run_key:
+            raise InputWrong(f"--run-key is not the run key of {wishes.config}: {config.run_key}")
+    home = wishes.folder.resolve() / config.run
+    for name in FOLDERS:
+        (home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with only_one(home):
+        key = _key(wishes.key or home / "key" / "node.pem")
+        found = hardware.detect(home)
+        say(machine_line(found))
+        check_machine(found, pool, commands)
+        code = _code(wishes.code, config, key)
+        if pool is not None and pool.codes and not pool.listed and code is None:
+            raise InputWrong(f"pool {pool.name!r} wants an invite code: --invite-code-file FILE (its owner gives one)")
+        write_folder(home, config, wishes.ca_file, code)
+        return _stay(config, key, home, wishes.bind, commands, say)
+
+
+def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float = float("inf")) -> JoinOffer:
+    """What discovery offers; waits while it is away and says so. Raises `InputWrong` when another try cannot help."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InputWrong(f"{url!r} is no URL of a discovery service, such as https://discovery.example.org")
+    client = SignedClient(url, tls=tls)
+    pause, said, began = FIRST_PAUSE_SECONDS, float("-inf"), time.monotonic()
+    while True:
+        try:
+            offer = client.call("GET", "/v1/join", reply=JoinOffer, deadline_seconds=0.0, timeout_seconds=ASK_SECONDS)
+            if offer is None:
+                raise InputWrong(f"{url} answered without an offer: is it the discovery service of a run?")
+            return offer
+        except Refused as refused:
+            raise InputWrong(
+                f"{url} is no discovery service of a run that takes strangers' machines: {plain(str(refused), 300)}"
+            ) from None
+        except Unavailable as away:
+            if _is_certificate(away, url, tls):
+                raise InputWrong(
+                    f"the certificate of {url} is not trusted: give the PEM of its authority with --ca-file FILE"
+                ) from None
+            if time.monotonic() - began > give_up_seconds:
+                raise
+            if time.monotonic() - said > SAY_AGAIN_SECONDS:
+                say(f"waits for discovery at {url}: {plain(str(away), 300)}")
+                said = time.monotonic()
+        time.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
+    """Hold an offer to the run's key: the one given, else the one of the first time, else HTTPS vouches. Raises `InputWrong`."""
+    expected, source = wishes.run_key, "--run-key"
+    if expected is None and kept.is_file():
+        expected, source = _read_config(kept).run_key, str(kept)
+    if expected is not None and expected != offer.run_key:
+        raise InputWrong(
+            f"{wishes.url} offers run {offer.run} with run key {offer.run_key}, but {source} says {expected}: this is another run,"
+            " or somebody in between"
+        )
+    if expected is None and urlsplit(wishes.url).scheme == "http" and not _is_loopback(wishes.url):
+        raise InputWrong(
+            f"{wishes.url} is not HTTPS, so that anybody on the way could name a run key of his own: give the run's with --run-key HEX"
+        )
+    try:
+        roster = offer.roster.verified(offer.run_key)
+    except BadSignature as error:
+        raise InputWrong(f"{wishes.url}: the roster is not signed with the run key: {error}") from None
+    if roster.run != offer.run:
+        raise InputWrong(f"{wishes.url}: the roster is of run {plain(roster.run, 60)}, the offer of {offer.run}")
+
+
+def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
+    """The pool to join; raises `InputWrong` naming those that there are."""
+    names = ", ".join(pool.name for pool in pools) or "none"
+    if wanted is None and len(pools) == 1:
+        return pools[0]
+    if wanted is None:
+        raise InputWrong(f"say which pool to join with --pool; open to strangers' machines: {names}")
+    found = next((pool for pool in pools if pool.name == wanted), None)
+    if found is None:
+        raise InputWrong(f"--pool {wanted}: open to strangers' machines are: {names}")
+    return found
+
+
+def check_machine(
+    found: Hardware, pool: OpenPool | None, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS
+) -> None:
+    """Raise `InputWrong` with a line for everything that this machine lacks."""
+    lacks = [f"pool {pool.name!r} wants {what}" for what in hardware.missing(found, pool.requirements)] if pool else []
+    if commands is COMMANDS and importlib.util.find_spec("vllm") is None:
+        lacks.append("the inference engine is not installed here: pip install 'shoal[worker,protocol,cli]'")
+    if lacks:
+        raise InputWrong(*lacks)
+
+
+@contextlib.contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Two agents with one key would take each other's work; raises `InputWrong` while another one runs in this folder."""
+    with (home / "lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputWrong(f"another `shoal node join` runs in {home}: `shoal node status` shows how it is") from None
+        yield
+
+
+def write_folder(home: Path, config: NodeConfig, ca_file: Path | None, code: str | None) -> None:
+    """Leave what a pool's pod finds in its volumes. What an earlier join left and was not given again goes."""
+    authority = ca_file.read_bytes() if ca_file is not None else None
+    _replace(home / "config" / "ca.pem", authority)
+    _replace(home / "config" / "relay-ca.pem", authority)
+    _replace(home / "secrets" / "invite_code", code.encode() if code is not None else None)
+    _replace(home / "config" / "node.json", config.to_json())
+
+
+def _stay(
+    config: NodeConfig,
+    key: PrivateKey,
+    home: Path,
+    bind: str,
+    commands: Mapping[str, Mapping[str, Sequence[str]]],
+    say: Say,
+) -> int:
+    from shoal import telemetry
+    from shoal.protocol.agent import run_agent
+
+    pod = f"node-{key.public[:12]}"
+    os.environ.update({"SHOAL_HOME": str(home), "SHOAL_BIND": bind, "SHOAL_POD": pod, "SHOAL_ROLE": "agent"})
+    say(f"node {key.public}")
+    say(f"everything lies in {home}; Ctrl-C leaves the run cleanly")
+    with (home / "log" / "agent.log").open("a") as log:
+        telemetry.start("agent", log)
+        work = Processes(home, bind, pod, commands)
+        teller = Teller(home / "run" / "status.json", say)
+        (home / "run" / "status.json").unlink(missing_ok=True)
+        stop = threading.Event()
+        telling = threading.Thread(target=teller.run, args=(stop,), name="telling", daemon=True)
+        telling.start()
+        try:
+            session = run_agent(config, key, work)
+        except OSError as error:
+            raise InputWrong(
+                f"cannot listen on {bind}: {error.strerror}; another node on this machine? give each its own --bind 127.0.0.N"
+            ) from None
+        finally:
+            work.end()
+            stop.set()
+            telling.join(timeout=2.0)
+    (home / "run" / "agent.sock").unlink(missing_ok=True)
+    status: AgentStatus = session.status()
+    say(f"left run {config.run}: {status.files_accepted} files accepted, {status.files_rejected} rejected")
+    return EXIT_RUN_FAILED if status.state in EXCLUDED else EXIT_DONE
+
+
+def _authorities(path: Path | None) -> ssl.SSLContext | None:
+    if path is None:
+        return None
+    if not path.is_file():
+        raise InputWrong(f"--ca-file {path}: no such file")
+    try:
+        return authorities(path)
+    except ValueError as error:
+        raise InputWrong(f"--ca-file: {error}") from None
+
+
+def _given_config(path: Path | None) -> NodeConfig | None:
+    return None if path is None else _read_config(path)
+
+
+def _read_config(path: Path) -> NodeConfig:
+    try:
+        config = NodeConfig.from_json(path.read_bytes())
+        config.trusted_roster()
+    except OSError as error:
+        raise InputWrong(f"{path}: {error.strerror}") from None
+    except (ValidationError, BadSignature) as error:
+        raise InputWrong(f"{path} is not the node.json of a run: {' '.join(str(error).split())[:300]}") from None
+    return config
+
+
+def _key(path: Path) -> PrivateKey:
+    try:
+        return node_key.load_or_create(path)
+    except (ValueError, OSError) as error:
+        raise InputWrong(str(error)) from None
+
+
+def _code(code: str | None, config: NodeConfig, key: PrivateKey) -> str | None:
+    if code is None:
+        return None
+    try:
+        claim_with_code(code, config.run, config.pool, key.public)
+    except ValueError as error:
+        raise InputWrong(f"{error}: ask the pool's owner for it") from None
+    return code.strip()
+
+
+def _replace(path: Path, data: bytes | None) -> None:
+    """Write a file that only its owner can read, whole or not at all; None removes it."""
+    if data is None:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _is_certificate(away: Unavailable, url: str, tls: ssl.SSLContext | None) -> bool:
+    """Whether a server cannot be reached because its certificate is not trusted, which no waiting mends."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(away):
+        return True
+    cause = away.__cause__ or away.__context__
+    return isinstance(cause, httpx.ConnectError) and "CERTIFICATE_VERIFY_FAILED" in str(cause)
