@@ -6,7 +6,7 @@ from pathlib import Path
 from e2e.space import Space, condition
 from helm import CHART, run_helm
 
-INSTALL_SECONDS = 240
+INSTALL_SECONDS = 280
 NAME = "shoal"
 OPERATOR_LABEL = "app.kubernetes.io/name=shoal-operator"
 

@@ -4,6 +4,7 @@ Waits have deadlines, and when one passes, the failure says what the namespace l
 Python) that stays until it is deleted; `reaches` asks from inside such a pod.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Value = TypeVar("Value")
 
 POD_SECONDS = 90.0
 """From an accepted pod to a ready one, with the image there; three seconds on a quiet machine."""
+PATIENCE = float(os.environ.get("E2E_PATIENCE", "1"))
+"""All deadlines of tests are so many times as long: for a machine that has other work."""
 STEADY_TRIES = 3
 """How often in a row a thing must hold that shall hold from now on."""
 
@@ -108,7 +111,7 @@ class Space:
 
     def wait(self, what: str, poll: Callable[[], Value | None], seconds: float = POD_SECONDS) -> Value:
         """The first value of `poll` that is neither None nor False; afterwards the test fails with what is wrong with the pods here."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < end:
             value = poll()
             if value is not None and value is not False:

@@ -9,8 +9,8 @@
 # before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there), VARIANT=cuda the variant of runtime,
 # trainer, worker and validator (default: cpu; others are tagged 1.2.3-cuda). Settings of this machine that a build needs (its certificates, apt's and
 # pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each, and leaves archives in .cache/images for
-# `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once. PLAIN=1 spares the
-# minutes that compression takes, for archives that a node of this machine reads: the sizes are then those of the archives.
+# `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once. PLAIN=1 spares
+# compressing archives only to weigh them: the sizes are then those of the archives.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -166,12 +166,10 @@ started=$SECONDS
 archive=.cache/images/runtime$suffix.tar
 if [[ $builder == buildah ]]; then
     # An archive of buildah's holds one image; this one holds all of them, and each compressed layer once.
-    compression=(--compression-level 1)
-    [[ -z $plain ]] || compression=(--disable-compression)
     # Beside the archive: a runtime of gigabytes may be more than the machine's folder for temporary files holds.
     layout=$(mktemp -d .cache/images/layout.XXXXXX)
     trap 'rm -rf "$scratch" "$layout"' EXIT
-    for name in "${sharing[@]}"; do buildah push -q "${compression[@]}" "$name" "oci:$layout:$name"; done
+    for name in "${sharing[@]}"; do buildah push -q --compression-level 1 "$name" "oci:$layout:$name"; done
     python3 images/pack.py "$layout" "$archive"
 else
     "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${sharing[@]}"

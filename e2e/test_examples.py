@@ -1,0 +1,115 @@
+"""Every manifest under examples/ on a real cluster: taken by the API server, its first pods made, and a status that says how it stands.
+
+A run that needs no GPU begins to make its base model. One that wants what no node here has, or a model from a hub, is taken too and says why it does
+not begin. A run that begins with the results of another says which it waits for. What comes after the first pod is `test_story.py`; here each run is
+deleted again, so that a small node is not asked for all of them at once.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from kube_client import Kube
+
+from e2e import ROOT, clusters
+from e2e.conftest import TOUCHED, open_space
+from e2e.release import Release
+from e2e.space import Object, Space
+
+EXAMPLES = ROOT / "examples"
+MANIFESTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.yaml"))
+IMAGES = ("protocol", "redis", "relay", "trainer", "validator", "worker")
+SECONDS = 180.0
+"""For a first pod to run, or to end so often that it is called a problem: the pauses between grow from ten seconds."""
+
+NO_NODE, NO_HUB = "Unschedulable", "CrashLoop"
+
+
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest,
+    cluster: clusters.Cluster,
+    kube: Kube,
+    image: Callable[[str], str],
+    need_images: Callable[..., None],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Space]:
+    """One namespace with one operator for all examples."""
+    need_images("operator", "protocol", "trainer")
+    with open_space(request.config, cluster.kubeconfig, kube, image, "examples") as space:
+        release = Release(space, Path(tmp_path_factory.mktemp("helm")))
+        release.install("--set", "operator.replicas=1", "--set", "operator.podDisruptionBudget.enabled=false")
+        yield space
+        if not request.config.getoption("--keep-cluster"):
+            release.uninstall()
+
+
+def runs(name: str) -> list[Object]:
+    return [
+        each for each in yaml.safe_load_all((EXAMPLES / name).read_text()) if each and each["kind"] == "TrainingRun"
+    ]
+
+
+def begins_with(run: Object) -> set[str]:
+    """Names of the runs whose results this one begins with, the one that samples its tasks first among them."""
+    spec = run["spec"]
+    named = {spec["model"].get("run"), ((spec.get("sft") or {}).get("dataset") or {}).get("run")} - {None}
+    return named | ({f"{run['metadata']['name']}-filter"} if spec["tasks"].get("offlineFilter") else set())
+
+
+def from_a_hub(run: Object) -> bool:
+    return "huggingFace" in run["spec"]["model"]
+
+
+def standing(space: Space, name: str) -> tuple[str, str]:
+    """Reason and message of what says most about a run that has not begun: why prepare cannot, or else what the run does."""
+    found = space.kube.get("TrainingRun", name, space.name) or {}
+    said = {each["type"]: each for each in (found.get("status") or {}).get("conditions") or []}
+    for kind in ("Failed", "Progressing", "Prepared"):
+        if kind == "Failed" and said.get(kind, {}).get("status") != "True":
+            continue
+        each = said.get(kind, {"reason": "", "message": ""})
+        if kind != "Progressing" or each["reason"] == "Waiting":
+            return each["reason"], each.get("message", "")
+    return "", ""
+
+
+def test_there_are_examples_of_each_sort() -> None:
+    listed = [run for name in MANIFESTS for run in runs(name)]
+    assert any(from_a_hub(run) for run in listed)
+    assert any(begins_with(run) for run in listed)
+    assert any(not from_a_hub(run) and not begins_with(run) for run in listed)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_an_example_is_taken_and_says_how_it_stands(name: str, served: Space, request: pytest.FixtureRequest) -> None:
+    request.node.stash[TOUCHED] = [served.name]
+    for run in runs(name):
+        title = run["metadata"]["name"]
+        run["spec"]["images"] = {role: served.image(role) for role in IMAGES} | run["spec"].get("images", {})
+        served.apply(run)
+        try:
+            served.wait(
+                f"the example's run {title} to say how it stands", lambda run=run: as_expected(served, run), SECONDS
+            )  # type: ignore[misc]
+        finally:
+            served.kubectl("delete", "trainingrun", title, f"{title}-filter", "--ignore-not-found")
+        served.wait(f"the pods of {title} to be gone", lambda title=title: not pods_of(served, title), SECONDS)  # type: ignore[misc]
+
+
+def as_expected(space: Space, run: Object) -> bool:
+    name, others = run["metadata"]["name"], begins_with(run)
+    reason, message = standing(space, name)
+    if others:
+        return reason == "Waiting" and any(other in message for other in others)
+    if reason == NO_NODE:
+        return "nodes are available" in message
+    if from_a_hub(run):
+        return reason in (NO_HUB, "JobFailed")
+    # A model that is made on the spot: prepare runs.
+    return any(pod["status"]["phase"] == "Running" for pod in pods_of(space, name))
+
+
+def pods_of(space: Space, run: str) -> list[Object]:
+    return space.kube.list("Pod", space.name, labels=f"shoal.dev/run in ({run},{run}-filter)")

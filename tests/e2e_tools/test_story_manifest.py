@@ -1,0 +1,48 @@
+"""e2e/story.py: the run of the end-to-end story is one that the operator takes, and the cheat is a pod of the pool in all but its lie."""
+
+from typing import Any
+
+import yaml
+from e2e.story import EXAMPLE, manifest, merged, without_claims
+
+from shoal_operator.api.manifest import load_manifest
+
+Object = dict[str, Any]
+
+
+def image(role: str) -> str:
+    return f"registry.example.org/shoal/{role}:1"
+
+
+def story_run() -> Object:
+    return manifest(image, "http://shoal-minio.story.svc:9000", "shoal-storage")
+
+
+def test_the_storys_run_is_one_that_the_operator_takes() -> None:
+    (run,) = load_manifest(yaml.safe_dump(story_run()), "story")
+    assert run.kind == "TrainingRun"
+
+
+def test_the_storys_run_is_the_example_but_for_its_size_its_store_and_its_images() -> None:
+    example, run = yaml.safe_load(EXAMPLE.read_text()), story_run()
+    assert run["metadata"] == example["metadata"]
+    differing = {field for field in example["spec"] if run["spec"].get(field) != example["spec"][field]}
+    assert differing == {"steps", "recipe", "sampling", "inferencePools", "validator", "trainer", "storage"}
+    for field in ("groupSize", "learningRate", "maxSequenceLength"):
+        assert run["spec"]["recipe"][field] == example["spec"]["recipe"][field]
+
+
+def test_every_part_of_the_storys_run_has_the_image_that_is_tested() -> None:
+    parts = ("protocol", "redis", "relay", "trainer", "validator", "worker")
+    assert story_run()["spec"]["images"] == {part: image(part) for part in parts}
+
+
+def test_maps_are_merged_and_lists_are_replaced() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": [1, 2]}, {"a": {"c": 3}, "d": [4]}) == {"a": {"b": 1, "c": 3}, "d": [4]}
+
+
+def test_a_pod_that_stands_alone_has_an_empty_folder_in_place_of_each_claim() -> None:
+    mounts = [{"name": "key", "mountPath": "/shoal/key"}, {"name": "tmp", "mountPath": "/shoal/tmp"}]
+    template = {"spec": {"containers": [{"volumeMounts": mounts}], "volumes": [{"name": "tmp", "emptyDir": {}}]}}
+    volumes = without_claims(template)["spec"]["volumes"]
+    assert volumes == [{"name": "tmp", "emptyDir": {}}, {"name": "key", "emptyDir": {}}]
