@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds observability bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -16,8 +16,8 @@ demo: setup ## train a tiny model on this machine: the whole loop, some five min
 test: setup ## lint, types and tests; what CI runs
 	@tools/test.sh -m "not soak"
 
-soak: setup ## long churn, fuzzing and whole suites; not part of `make test`
-	@tools/test.sh --only-tests -m soak --timeout=7200
+soak: setup ## long churn, fuzzing and whole suites, those on a cluster too; not part of `make test`
+	@status=0; tools/test.sh --only-tests -m soak --timeout=7200 || status=1; tools/e2e.sh || status=1; exit $$status
 
 e2e: setup ## real pods on a real cluster: a node on this machine, kind, or `E2E="--kubeconfig FILE"`; see e2e/README.md
 	@tools/e2e.sh $(E2E)
@@ -43,6 +43,11 @@ crds: setup ## write crds/, docs/reference.md and the chart's permissions from o
 
 observability: setup ## write docs/metrics.md and the chart's Grafana dashboards from the metrics that the code declares
 	$(PYTHON) -m tools.observability
+
+docs: setup ## write the generated pages, and build the site into .cache/site with warnings as errors
+	$(PYTHON) -m tools.docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "the site: $(PYTHON) -m http.server --directory .cache/site"
 
 bench: setup ## run the benchmarks; each writes one JSON and one table
 	@for program in benchmarks/*/run.py; do \

@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
-roles=(operator protocol redis minio)
+# An archive, and the images in it.
+declare -A archives=([operator]=operator [protocol]=protocol [relay]=relay [redis]=redis [minio]=minio [runtime]="trainer worker validator")
 
 for tool in kubernetes helm; do tools/build.sh "$tool" >/dev/null; done # kubectl is one of the first's programs
 if [[ " $* " != *" --kubeconfig"* ]]; then
@@ -22,16 +23,19 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
         fi
     fi
     # An image is as new as the sources that may go into it.
-    for role in "${roles[@]}"; do
-        archive=.cache/images/$role.tar
-        if [[ -f $archive ]] && [[ -z $(find "images/$role" images/*.* operator workloads pyproject.toml "requirements/images" \
+    for name in "${!archives[@]}"; do
+        read -ra roles <<<"${archives[$name]}"
+        archive=.cache/images/$name.tar
+        folders=("${roles[@]/#/images/}")
+        [[ $name != runtime ]] || folders+=(images/runtime)
+        if [[ -f $archive ]] && [[ -z $(find "${folders[@]}" images/*.* operator workloads pyproject.toml "requirements/images" \
             -newer "$archive" -type f -not -name '*.pyc' -print -quit) ]]; then
             continue
         fi
         if command -v buildah >/dev/null && ! buildah inspect --type image localhost/shoal-base:bookworm >/dev/null 2>&1; then
             tools/images.sh --base # needs no registry, and is the same everywhere
         fi
-        tools/images.sh "$role"
+        PLAIN=1 tools/images.sh "${roles[@]}"
     done
 fi
 exec .venv/bin/python -m pytest e2e -p no:cacheprovider --durations=10 --timeout=600 "$@"
