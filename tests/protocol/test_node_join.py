@@ -1,0 +1,127 @@
+"""`shoal node join`: a stranger's machine comes in, works, is told what it lacks, is restarted, and leaves; real services, a script for a worker."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from joined_machine import Machine
+from protocol_stack import RUN, Stack, node_config
+
+from servers import Loopback, wait_until
+from shoal.cli.errors import InputWrong
+from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool
+from shoal.cli.node_status import ask_agent, print_status
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import Admission, PoolTerms, Requirements
+from shoal.contracts.protocol import Hardware
+from shoal.contracts.run import JoinOffer, OpenPool
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path, loopback: Loopback) -> Iterator[Callable[..., Machine]]:
+    machines: list[Machine] = []
+
+    def make(worker: list[str] | None = None) -> Machine:
+        machines.append(Machine(tmp_path / f"machine{len(machines)}", loopback.address(), worker))
+        return machines[-1]
+
+    yield make
+    for machine in machines:
+        machine.stop()
+
+
+def test_a_machine_joins_works_shows_its_status_and_leaves_cleanly(
+    stack: Stack, new_machine: Callable[..., Machine]
+) -> None:
+    stack.announce(0)
+    machine = new_machine().join(stack)
+    wait_until("the machine to work", machine.works, 90)
+    assert "held to this one from now on" in machine.said()
+    for name in ("key/node.pem", "config/node.json"):
+        assert stat.S_IMODE(os.stat(machine.home / name).st_mode) == 0o600
+    lines: list[str] = []
+    print_status(machine.folder, None, lines.append, as_json=False)
+    assert "state      Healthy" in lines
+    assert any(line.startswith("process    worker running") for line in lines)
+    status = ask_agent(machine.home)
+    assert status is not None
+    pid = status.parts[0].pid
+    assert pid is not None
+    assert b"SECRET_X" not in Path(f"/proc/{pid}/environ").read_bytes()
+    machine.process.terminate() if machine.process else None
+    assert machine.ends() == 0
+    assert not Path(f"/proc/{pid}").exists()
+    assert "left run tiny: 0 files accepted, 0 rejected" in machine.said()
+
+
+def offer(stack: Stack, *pools: OpenPool) -> JoinOffer:
+    return JoinOffer(
+        run=RUN, run_key=stack.config.run_key, roster=stack.config.roster, model_id="tiny-model", pools=list(pools)
+    )
+
+
+def told(action: Callable[[], object]) -> str:
+    """What the owner of the machine is told."""
+    with pytest.raises(InputWrong) as wrong:
+        action()
+    return "\n".join(wrong.value.lines)
+
+
+def test_a_machine_that_lacks_something_is_told_all_of_it_at_once(tmp_path: Path) -> None:
+    wanted = Requirements(gpus=9, gpu_types=["H100"], cpus=4, memory_gib=64)
+    machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=1 << 40, gpus=1, gpu_type="NVIDIA A100")
+    said = told(lambda: check_machine(machine, OpenPool(name="big", requirements=wanted), {}))
+    assert said.splitlines() == [
+        "pool 'big' wants 9 GPUs, the machine has 1",
+        "pool 'big' wants 64 GiB of memory, the machine has 32",
+        "pool 'big' wants a GPU of H100, the machine has NVIDIA A100",
+    ]
+
+
+def test_the_pool_is_chosen_among_those_that_are_open() -> None:
+    one, two = OpenPool(name="one"), OpenPool(name="two")
+    assert choose_pool([one], None) == one
+    assert choose_pool([one, two], "two") == two
+    assert told(lambda: choose_pool([one, two], None)).endswith("open to strangers' machines: one, two")
+    assert told(lambda: choose_pool([one], "shut")) == "--pool shut: open to strangers' machines are: one"
+    assert "none" in told(lambda: choose_pool([], None))
+
+
+def test_an_offer_is_held_to_the_runs_key(stack: Stack, tmp_path: Path) -> None:
+    good, other, nothing = offer(stack), PrivateKey.generate(), tmp_path / "nothing"
+    secure = Wishes("https://discovery.example", tmp_path)
+    check_offer(good, secure, nothing)  # HTTPS vouches the first time
+    check_offer(good, replace(secure, url="http://discovery.example", run_key=good.run_key), nothing)
+    assert "is not HTTPS" in told(lambda: check_offer(good, replace(secure, url="http://discovery.example"), nothing))
+    assert "somebody in between" in told(lambda: check_offer(good, replace(secure, run_key=other.public), nothing))
+    kept = tmp_path / "node.json"
+    kept.write_bytes(node_config(stack).to_json())
+    check_offer(good, secure, kept)
+    forged = good.model_copy(update={"run_key": other.public})
+    assert "somebody in between" in told(lambda: check_offer(forged, secure, kept))
+    assert "not signed with the run key" in told(lambda: check_offer(forged, secure, nothing))
+
+
+def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
+    new_stack: Callable[..., Stack], new_machine: Callable[..., Machine]
+) -> None:
+    code = "5c" * 32
+    public = PrivateKey.from_seed(bytes.fromhex(code)).public
+    coded = PoolTerms(name="coded", open=True, admission=Admission(codes=[public]))
+    stack = new_stack(pools=[PoolTerms(name="closed"), coded])
+    said: list[str] = []
+    assert ask(stack.addresses.discovery, None, said.append) == offer(stack, OpenPool(name="coded", codes=True))
+    assert "is no discovery service" in told(lambda: ask(stack.addresses.orchestrator, None, said.append))
+    assert "is no URL" in told(lambda: ask("discovery.example", None, said.append))
+
+    without = new_machine().join(stack)
+    assert without.ends() == 2
+    assert "pool 'coded' wants an invite code: --invite-code-file FILE" in without.said()
+    machine = new_machine().join(stack, code=code)
+    wait_until("the machine with the code to work", machine.works, 90)
+    again = Machine(machine.folder, machine.address).join(stack, code=code)
+    assert again.ends() == 2
+    assert "another `shoal node join` runs in" in again.said()
