@@ -20,7 +20,7 @@ fail() {
 }
 
 # What must be on PATH, and the Debian package that brings it.
-commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux promtool:prometheus)
+commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux promtool:prometheus chromium:chromium)
 if [[ ${1:-} == --with ]]; then
     commands+=("${@:2}")
 elif (($#)); then

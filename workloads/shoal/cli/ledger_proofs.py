@@ -43,7 +43,13 @@ def newest_checkpoint(source: LedgerSource, audit: Audit) -> Signed[LedgerCheckp
 
 def prove_entry(source: LedgerSource, number: int, say: Say) -> InclusionProof:
     """Proof that an entry is under the newest checkpoint."""
-    audit = _good(source, say)
+    return prove_from(source, _good(source, say), number)
+
+
+def prove_from(source: LedgerSource, audit: Audit, number: int) -> InclusionProof:
+    """The same from a ledger that was read; raises `InputWrong` for an entry under no checkpoint, `RunFailed` for a bad ledger."""
+    if audit.report.problems:
+        raise RunFailed(plain(audit.report.problems[0], 500))
     top = newest_checkpoint(source, audit)
     if number >= top.document.size:
         raise InputWrong(

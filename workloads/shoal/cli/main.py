@@ -167,6 +167,49 @@ def report(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) 
 
 
 @app.command()
+def ui(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
+    ] = None,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to bind; off loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8787,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Token to ask for; else made and printed.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS; with --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="PEM, of the certificate.")] = None,
+    orchestrator: Annotated[
+        str | None, typer.Option("--orchestrator", metavar="URL", help="Of a run elsewhere: what goes on now.")
+    ] = None,
+    run_key: Annotated[
+        str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, for its ledger.")
+    ] = None,
+    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
+    ] = None,
+) -> None:
+    """Show a run, running or finished, on a page in the browser: parts, timeline, curves, nodes, rollouts, ledger. Only reads.
+
+    Example: shoal ui arithmetic
+    """
+    from shoal.cli.ui import Place, serve
+
+    place = Place(host, port, token_file, certificate, key)
+    serve(
+        source, runs_dir, place, _print,
+        orchestrator=orchestrator, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials,
+    )  # fmt: skip
+
+
+@app.command()
 def calibrate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
     dtype: Annotated[

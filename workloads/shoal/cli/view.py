@@ -182,7 +182,7 @@ def view_model(snapshot: Snapshot, history: History) -> Model:
     trained = steps[-1].step + 1 if steps else 0
     total = progress.steps_total if progress else snapshot.steps_total
     figures: list[tuple[str, str]] = [
-        ("step", f"{trained}/{total}"),
+        ("step", f"{trained}/{total}" if total else str(trained)),
         ("reward", number(last.reward if last else None)),
         ("task reward", number(last.task_reward if last else None)),
         ("gradient norm", number(last.gradient_norm if last else None)),

@@ -1,0 +1,164 @@
+"""`shoal ui`: serves the page of a run (`shoal.ui`) on this machine until Ctrl-C.
+
+Opens the run as `shoal ledger` does (a run of this machine, a copy, an S3 URL). What goes on now is the snapshot that `shoal up` leaves in the run's
+folder, or for a run elsewhere what its orchestrator answers (`--orchestrator`). Off loopback a token is needed, and is printed once.
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from pydantic import ValidationError
+
+from shoal.cli.errors import InputWrong
+from shoal.cli.ledger_sources import LedgerSource, open_source
+from shoal.cli.progress import ProgressReader
+from shoal.cli.run_folders import LIVE_FILE, find_run
+from shoal.cli.snapshot import Snapshot, parse_snapshot
+from shoal.report.access import NoRun, open_run
+from shoal.report.text import plain
+from shoal.storage import StoreUnavailable
+from shoal.ui.access import Access, BadToken, access_for
+from shoal.ui.app import make_app
+from shoal.ui.watch import RunWatch
+
+STALE_SECONDS = 15.0
+"""`shoal up` writes each second; an older snapshot is of a run that has ended."""
+CLOSE_SECONDS = 2
+"""Open streams are cut after this when the page is stopped."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page is served; certificate and key make it HTTPS."""
+
+    host: str
+    port: int
+    token_file: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def serve(
+    source: str | None,
+    runs_dir: Path,
+    place: Place,
+    say: Callable[[str], None],
+    *,
+    orchestrator: str | None = None,
+    run_key: str | None = None,
+    join: Path | None = None,
+    endpoint: str | None = None,
+    credentials: Path | None = None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; raises `InputWrong` for what cannot be opened or bound."""
+    if (place.certificate is None) != (place.key is None):
+        raise InputWrong("--certificate and --key belong together: give both, or neither")
+    access = _access(place)
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    is_url = source is not None and source.startswith("s3://")
+    folder = None if is_url else _run_folder(source, runs_dir)
+    snapshot = _remote(opened, orchestrator) if folder is None or orchestrator else _local(folder)
+    listener = _bind(place)
+    watch = RunWatch(opened, snapshot)
+    try:
+        watch.start()
+    except StoreUnavailable as error:
+        raise InputWrong(plain(error, 400)) from None
+    scheme = "https" if place.certificate else "http"
+    name = f"[{place.host}]" if ":" in place.host else place.host
+    address = f"{scheme}://{name}:{listener.getsockname()[1]}/"
+    say(f"{plain(watch.seen.snapshot.run, 60)}: {address}" + (f"#token={access.token}" if access.token else ""))
+    if access.token and scheme == "http":
+        say("the token travels unencrypted: give --certificate and --key, or put a proxy with HTTPS in front")
+    say("Ctrl-C stops the page; the run goes on")
+    config = uvicorn.Config(
+        make_app(watch, access, secure_cookie=scheme == "https"),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=place.certificate,
+        ssl_keyfile=place.key,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        limit_concurrency=200,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _access(place: Place) -> Access:
+    try:
+        return access_for(place.host, place.token_file)
+    except BadToken as error:
+        raise InputWrong(plain(error, 400)) from None
+    except OSError as error:
+        raise InputWrong(f"--token-file {plain(place.token_file, 200)}: {error.strerror}") from None
+
+
+def _bind(place: Place) -> socket.socket:
+    """The listening socket, bound before anything is read, so that a port in use is said at once."""
+    for file in (place.certificate, place.key):
+        if file is not None and not file.is_file():
+            raise InputWrong(f"{plain(file, 200)} is not there: --certificate and --key are PEM files")
+    try:
+        family = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+    except OSError as error:
+        raise InputWrong(
+            f"cannot listen on {plain(place.host, 100)} port {place.port}: {error.strerror or error}; give another --port (0: any)"
+        ) from None
+    return listener
+
+
+def _run_folder(source: str | None, runs_dir: Path) -> Path | None:
+    """The folder of a run of this machine; None for a copy."""
+    try:
+        return find_run(source, runs_dir)
+    except InputWrong:
+        return None
+
+
+def _local(folder: Path) -> Callable[[], Snapshot]:
+    """The newest snapshot of `shoal up`; without one what the configuration says."""
+    try:
+        config = open_run(folder).config
+    except NoRun as error:
+        raise InputWrong(plain(error, 400)) from None
+
+    def newest() -> Snapshot:
+        now = time.time()
+        try:
+            found = parse_snapshot((folder / LIVE_FILE).read_bytes())
+            if now - found.unix < STALE_SECONDS:
+                return found
+        except (OSError, ValidationError):
+            pass
+        return Snapshot(
+            0.0, config.run, config.steps, message="`shoal up` does not run; with the run's manifest it resumes"
+        )
+
+    return newest
+
+
+def _remote(source: LedgerSource, orchestrator: str | None) -> Callable[[], Snapshot]:
+    """What the orchestrator answers, if its address was given; the name is that of the roster."""
+    run = source.trust.roster.document.run
+    if orchestrator is None:
+        return lambda: Snapshot(
+            0.0, run, 0, message="parts are not known: give --orchestrator URL for what goes on now"
+        )
+    reader = ProgressReader(lambda: orchestrator.rstrip("/"))
+    reader.start()
+
+    def newest() -> Snapshot:
+        progress = reader.newest()
+        total = progress.steps_total if progress else 0
+        return Snapshot(
+            time.time(), run, total, progress=progress, message="" if progress else "the orchestrator does not answer"
+        )
+
+    return newest

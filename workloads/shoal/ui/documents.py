@@ -1,0 +1,238 @@
+"""What the service answers, as JSON-ready dicts, from what `watch` has seen. Pure.
+
+All text that a process, a manifest or a stranger wrote passes through `plain`, so that the page gets no control characters; the page writes it as
+text and never as markup. Figures stay numbers; the page formats them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.cli.ledger_text import state_of
+from shoal.cli.view import view_model
+from shoal.contracts import keys
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.steps import StepMetrics
+from shoal.contracts.verdicts import Verdict
+from shoal.report.text import plain
+from shoal.ui.timeline import MOST_STEPS, intervals, step_rows
+from shoal.ui.watch import Seen
+
+PAGE = 50
+MOST_NODES = 500
+"""Keys are free, and anybody may come with new ones: nodes with the most tokens are shown."""
+LONGEST_TEXT = 4000
+
+CURVES = (
+    "reward", "task_reward", "length_penalty", "loss", "gradient_norm", "gradient_norm_max", "clip_low", "clip_high", "clip_delta",
+    "entropy", "kl", "mismatch_kl", "policy_lag_mean", "policy_lag_max", "completion_length_mean", "packing_density", "learning_rate",
+    "held_out_loss", "rows", "completion_tokens", "skipped_updates",
+)  # fmt: skip
+"""Fields of `StepMetrics` that are drawn over steps."""
+
+Document = dict[str, Any]
+
+
+def live_document(seen: Seen, revision: int) -> Document:
+    """What changes all the time: parts, figures, what is waited for. The words are those of the live view of `shoal up`."""
+    snapshot = seen.snapshot
+    model = view_model(snapshot, seen.history)
+    progress = snapshot.progress
+    return {
+        "revision": revision,
+        "unix": snapshot.unix,
+        "run": model.run,
+        "headline": model.headline if progress or snapshot.parts else headline_from_store(seen),
+        "waiting": "" if is_complete(seen) else model.waiting,
+        "running": bool(snapshot.parts) or progress is not None,
+        "complete": model.complete or is_complete(seen),
+        "share_done": model.share_done,
+        "figures": [list(each) for each in model.figures],
+        "parts": [
+            {
+                "name": row.name,
+                "state": row.state,
+                "containers": [list(each) for each in row.containers],
+                "restarts": row.restarts,
+                "address": row.address,
+                "note": row.note,
+            }
+            for row in model.rows
+        ],
+        "rejects": {
+            plain(reason, 40): times for reason, times in (progress.reject_reasons if progress else {}).items()
+        },
+        "nodes": dict(progress.nodes) if progress else {},
+        "groups": [progress.accepted_groups, progress.needed_groups, progress.pending_groups] if progress else None,
+        "problem": seen.problem,
+        "notes": [plain(note, 300) for note in seen.facts.notes[:20]],
+    }
+
+
+def is_complete(seen: Seen) -> bool:
+    """Whether the last step was trained, as the store has it."""
+    total, steps = seen.snapshot.steps_total, seen.facts.steps
+    return bool(total and steps) and steps[-1].step + 1 >= total
+
+
+def headline_from_store(seen: Seen) -> str:
+    """What the store alone says of how far the run came."""
+    if not seen.facts.steps:
+        return "no step was trained yet"
+    last = seen.facts.steps[-1]
+    total = f" of {seen.snapshot.steps_total}" if seen.snapshot.steps_total else ""
+    return f"{last.step + 1}{total} steps trained, version {last.policy_version}"
+
+
+def run_document(seen: Seen, trust_key: str, trust_origin: str, key_given: bool) -> Document:
+    """What does not change: name, store, whom the ledger is checked against."""
+    return {
+        "run": plain(seen.snapshot.run, 60),
+        "steps_total": seen.snapshot.steps_total,
+        "store": seen.facts.kind,
+        "run_key": plain(trust_key, 64),
+        "run_key_from": plain(trust_origin, 200),
+        "run_key_given": key_given,
+    }
+
+
+def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
+    """Metrics of the steps after `after`, as columns: one list a field."""
+    shown = [metrics for metrics in steps if metrics.step > after]
+    return {
+        "step": [metrics.step for metrics in shown],
+        "trained": [metrics.trained for metrics in shown],
+        "supervised": any(metrics.supervised for metrics in shown),
+        "columns": {name: [getattr(metrics, name) for metrics in shown] for name in CURVES},
+        "warnings": [
+            [metrics.step, plain(warning, 200)] for metrics in shown for warning in metrics.warnings
+        ],
+    }  # fmt: skip
+
+
+def timeline_document(seen: Seen, last_steps: int) -> Document:
+    """Bars and rows of the last steps."""
+    facts = seen.facts
+    bars = intervals(seen.times, facts.verdicts, facts.verdict_unix, facts.steps)
+    rows = step_rows(bars, seen.audit.entries if seen.audit else (), facts.steps)
+    rows = rows[-max(1, min(last_steps, MOST_STEPS)) :]
+    first = int(rows[0]["step"] or 0) if rows else 0
+    shown = [bar for bar in bars if bar.step >= first]
+    return {
+        "bars": [[bar.lane, bar.step, bar.start, bar.end, plain(bar.what, 64), plain(bar.state, 20)] for bar in shown],
+        "rows": rows,
+    }
+
+
+def nodes_document(seen: Seen) -> Document:
+    """One row a node: what the checked ledger credits it with, and what validators said of its files."""
+    verdicts: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in seen.facts.verdicts:
+        verdicts[verdict.node].append(verdict)
+    report = seen.audit.report if seen.audit else None
+    totals = report.nodes if report else {}
+    last: dict[str, LedgerEntry] = {}
+    for entry in seen.audit.entries if seen.audit else ():
+        if entry.node is not None:
+            last[entry.node] = entry
+    rows = []
+    for node in sorted({*verdicts, *totals}, key=lambda each: (-(totals[each].tokens if each in totals else 0), each)):
+        own, credit = verdicts.get(node, []), totals.get(node)
+        outcomes = Counter(verdict.outcome for verdict in own)
+        rows.append(
+            {
+                "node": node,
+                "state": state_of(credit) if credit else "unknown",
+                "accepted": outcomes["accept"],
+                "rejected": outcomes["reject"],
+                "expired": outcomes["expired"],
+                "inconclusive": outcomes["inconclusive"],
+                "reasons": dict(Counter(verdict.reason for verdict in own if verdict.reason)),
+                "groups": credit.groups if credit else 0,
+                "tokens": credit.tokens if credit else 0,
+                "credit": credit.credit() if credit else 0,
+                "last": [last[node].unix, last[node].kind, plain(last[node].detail, 300)] if node in last else None,
+            }
+        )
+    return {"nodes": rows[:MOST_NODES], "total": len(rows), "ledger": ledger_summary(seen)}
+
+
+def files_document(seen: Seen, *, node: str, outcome: str, step: int | None, page: int) -> Document:
+    """Judged files, the newest first, `PAGE` a page."""
+    unix = seen.facts.verdict_unix
+    found = [
+        verdict
+        for verdict in seen.facts.verdicts
+        if verdict.node.startswith(node) and outcome in ("", verdict.outcome) and (step is None or verdict.step == step)
+    ]
+    found.sort(key=lambda each: (-unix.get(keys.verdict(each.node, each.sha256), 0.0), each.node, each.submission))
+    return {
+        "total": len(found),
+        "page": page,
+        "pages": max(1, -(-len(found) // PAGE)),
+        "files": [
+            verdict_document(each, unix.get(keys.verdict(each.node, each.sha256)))
+            for each in found[page * PAGE : (page + 1) * PAGE]
+        ],
+    }
+
+
+def verdict_document(verdict: Verdict, unix: float | None) -> Document:
+    """One file and what was found of it."""
+    tasks = [row.task_reward for row in verdict.rewards if row.task_reward is not None]
+    return {
+        "node": verdict.node,
+        "sha256": verdict.sha256,
+        "step": verdict.step,
+        "submission": verdict.submission,
+        "version": verdict.policy_version,
+        "outcome": verdict.outcome,
+        "reason": verdict.reason,
+        "evidence": plain(verdict.evidence, LONGEST_TEXT),
+        "rows": verdict.rows,
+        "tokens": verdict.completion_tokens,
+        "proof_rows": verdict.proof_rows,
+        "check_seconds": verdict.check_seconds,
+        "seconds_by_check": {plain(name, 40): value for name, value in verdict.seconds_by_check.items()},
+        "validator": plain(verdict.validator, 100),
+        "task_reward": sum(tasks) / len(tasks) if tasks else None,
+        "unix": unix,
+    }
+
+
+def ledger_summary(seen: Seen) -> Document:
+    """How far the ledger was checked, and what was found."""
+    if seen.audit is None:
+        return {"checked": False, "problem": seen.ledger_problem}
+    report = seen.audit.report
+    return {
+        "checked": True,
+        "problem": seen.ledger_problem,
+        "good": not report.problems,
+        "problems": [plain(problem, 500) for problem in report.problems[:20]],
+        "entries": report.entries,
+        "covered": report.covered,
+        "checkpoints": report.checkpoints,
+        "kinds": dict(sorted(report.kinds.items())),
+        "tokens": report.tokens,
+        "forfeited": report.forfeited,
+        "unix": seen.audited_unix,
+    }
+
+
+def ledger_document(seen: Seen, *, node: str, kind: str, page: int) -> Document:
+    """Entries, the newest first, `PAGE` a page."""
+    entries = seen.audit.entries if seen.audit else []
+    found = [entry for entry in entries if (entry.node or "").startswith(node) and kind in ("", entry.kind)][::-1]
+    return {
+        "summary": ledger_summary(seen),
+        "total": len(found),
+        "page": page,
+        "pages": max(1, -(-len(found) // PAGE)),
+        "entries": [entry_document(entry) for entry in found[page * PAGE : (page + 1) * PAGE]],
+    }
+
+
+def entry_document(entry: LedgerEntry) -> Document:
+    document = entry.model_dump(mode="json", exclude={"previous", "run"})
+    return {**document, "detail": plain(entry.detail, 500)}

@@ -1,0 +1,158 @@
+"""What overlapped and what waited: intervals of broadcast, generation, verification and training by step. Pure, but for `read_times`.
+
+Times are when objects of the store were written (leases, submissions, verdicts, versions; a store on S3 tells whole seconds) and what the trainer
+measured. An interval is shown only when both of its ends are known; nothing is guessed.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.contracts import keys
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.steps import StepMetrics
+from shoal.contracts.verdicts import Verdict
+from shoal.storage import Store
+from shoal.storage.store import ObjectInfo
+
+LANES = ("broadcast", "generation", "verification", "training")
+MOST_STEPS = 200
+LEASE = re.compile(r"leases/([0-9]{1,9})/([0-9a-f]{64})/([0-9]{1,9})\.json")
+SUBMISSION = re.compile(r"submissions/([0-9a-f]{64})/([0-9a-f]{64})\.json")
+VERSION_FILE = re.compile(r"versions/v([0-9]{6})/(open|weights)\.json")
+
+
+@dataclass(frozen=True)
+class StoreTimes:
+    """When things were written, in unix seconds: leases by (node, step, submission), submissions by (node, file), versions by number."""
+
+    leased: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    submitted: dict[tuple[str, str], float] = field(default_factory=dict)
+    opened: dict[int, float] = field(default_factory=dict)
+    sealed: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One bar: a step's (for broadcast the version that was sent), of `what` (node, validator, relay), with a state where it has one."""
+
+    lane: str
+    step: int
+    start: float
+    end: float
+    what: str = ""
+    state: str = ""
+
+
+def read_times(store: Store) -> StoreTimes:
+    """List the store; raises `storage.StoreUnavailable`."""
+    return store_times(info for folder in (keys.LEASES, keys.SUBMISSIONS, keys.VERSIONS) for info in store.list(folder))
+
+
+def store_times(infos: Iterable[ObjectInfo]) -> StoreTimes:
+    """Times of the objects whose names say what they are; others are left out."""
+    times = StoreTimes()
+    for info in infos:
+        if found := LEASE.fullmatch(info.key):
+            times.leased[found[2], int(found[1]), int(found[3])] = info.modified_unix
+        elif found := SUBMISSION.fullmatch(info.key):
+            times.submitted[found[1], found[2]] = info.modified_unix
+        elif found := VERSION_FILE.fullmatch(info.key):
+            (times.opened if found[2] == "open" else times.sealed)[int(found[1])] = info.modified_unix
+    return times
+
+
+def intervals(
+    times: StoreTimes, verdicts: Sequence[Verdict], verdict_unix: dict[str, float], steps: Sequence[StepMetrics]
+) -> list[Interval]:
+    """All bars, by start."""
+    found: list[Interval] = []
+    for verdict in verdicts:
+        leased = times.leased.get((verdict.node, verdict.step, verdict.submission))
+        submitted = times.submitted.get((verdict.node, verdict.sha256))
+        if leased is not None and submitted is not None and submitted >= leased:
+            found.append(Interval("generation", verdict.step, leased, submitted, verdict.node, verdict.outcome))
+        judged = verdict_unix.get(keys.verdict(verdict.node, verdict.sha256))
+        if judged is not None and verdict.check_seconds > 0:
+            begin = judged - verdict.check_seconds
+            found.append(
+                Interval(
+                    "verification", verdict.step, begin, judged, verdict.validator or verdict.node, verdict.outcome
+                )
+            )
+    for version, begin in times.opened.items():
+        end = times.sealed.get(version)
+        if end is not None and end >= begin:
+            found.append(Interval("broadcast", version, begin, end, f"version {version}"))
+    for metrics in steps:
+        # The step's first phase is the wait for its batch.
+        waited = min(metrics.phase_seconds.get("wait", 0.0), max(0.0, metrics.finished_unix - metrics.started_unix))
+        worked = metrics.started_unix + waited
+        if waited > 0:
+            found.append(Interval("training", metrics.step, metrics.started_unix, worked, metrics.attempt, "wait"))
+        found.append(Interval("training", metrics.step, worked, metrics.finished_unix, metrics.attempt, "work"))
+    return sorted(found, key=lambda each: (each.start, each.end, each.lane, each.what))
+
+
+def step_rows(
+    bars: Sequence[Interval], entries: Sequence[LedgerEntry], steps: Sequence[StepMetrics]
+) -> list[dict[str, float | int | None]]:
+    """One row a step: when it opened and was sealed (ledger), seconds of each lane from first to last, and how long training overlapped sampling."""
+    opened = {entry.step: entry.unix for entry in entries if entry.kind == "beacon-revealed" and entry.step is not None}
+    sealed = {entry.step: entry.unix for entry in entries if entry.kind == "batch-sealed" and entry.step is not None}
+    trained = {metrics.step: metrics for metrics in steps}
+    by_step: dict[tuple[str, int], list[Interval]] = {}
+    for bar in bars:
+        by_step.setdefault((bar.lane, bar.step), []).append(bar)
+    sampling = merged((bar.start, bar.end) for bar in bars if bar.lane == "generation")
+    rows: list[dict[str, float | int | None]] = []
+    for step in sorted({*opened, *sealed, *trained, *(bar.step for bar in bars if bar.lane == "generation")}):
+        work = [(bar.start, bar.end) for bar in by_step.get(("training", step), []) if bar.state == "work"]
+        metrics = trained.get(step)
+        rows.append(
+            {
+                "step": step,
+                "opened": opened.get(step),
+                "sealed": sealed.get(step),
+                "generation_seconds": _span(by_step.get(("generation", step), [])),
+                "verification_seconds": _busy(by_step.get(("verification", step), [])),
+                "wait_seconds": metrics.phase_seconds.get("wait") if metrics else None,
+                "training_seconds": sum(end - begin for begin, end in work) if work else None,
+                "overlap_seconds": overlap(merged(work), sampling) if work else None,
+                "broadcast_seconds": _span(by_step.get(("broadcast", step + 1), [])),
+                "finished": metrics.finished_unix if metrics else None,
+            }
+        )
+    return rows
+
+
+def _span(bars: Sequence[Interval]) -> float | None:
+    return max(bar.end for bar in bars) - min(bar.start for bar in bars) if bars else None
+
+
+def _busy(bars: Sequence[Interval]) -> float | None:
+    return sum(bar.end - bar.start for bar in bars) if bars else None
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The spans as a union: sorted, none touching another."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def overlap(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
+    """Seconds that lie in both of two unions."""
+    total, place = 0.0, 0
+    for begin, end in one:
+        while place < len(other) and other[place][1] <= begin:
+            place += 1
+        at = place
+        while at < len(other) and other[at][0] < end:
+            total += min(end, other[at][1]) - max(begin, other[at][0])
+            at += 1
+    return total

@@ -1,0 +1,150 @@
+"""Gathers what the page shows of one run: the store's documents, the checked ledger and the newest snapshot, read again in a thread of its own.
+
+In: a `LedgerSource` (store and whom to trust) and a function that gives the newest `Snapshot`. Out: `Seen`, replaced as a whole, and a revision that
+grows when something changed. Nothing is read while nobody looks.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from shoal.cli.errors import InputWrong
+from shoal.cli.ledger_reading import read_ledger
+from shoal.cli.ledger_sources import LedgerSource
+from shoal.cli.snapshot import Snapshot
+from shoal.cli.view import History
+from shoal.contracts import keys
+from shoal.contracts.ledger_audit import Audit
+from shoal.report.facts import StoreFacts, StoreReader
+from shoal.report.text import plain
+from shoal.storage import StoreUnavailable
+from shoal.ui.timeline import StoreTimes, read_times
+
+SNAPSHOT_SECONDS = 1.0
+STORE_SECONDS = 3.0
+LEDGER_SECONDS = 10.0
+PAUSE_FACTOR = 10.0
+"""A reading that took long is repeated after ten times as long: a store with a million objects is not listed all day."""
+UNWATCHED_SECONDS = 60.0
+"""Reading goes on for so long after the last request."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One gathering. `audit` is None until the ledger was read; `problem` says in words why something is missing."""
+
+    snapshot: Snapshot
+    facts: StoreFacts
+    times: StoreTimes
+    history: History
+    audit: Audit | None = None
+    audited_unix: float = 0.0
+    problem: str = ""
+    ledger_problem: str = ""
+
+
+@dataclass
+class _Turn:
+    """When a source is read next."""
+
+    seconds: float
+    next: float = 0.0
+
+    def due(self, now: float) -> bool:
+        return now >= self.next
+
+    def done(self, started: float, now: float) -> None:
+        self.next = now + max(self.seconds, PAUSE_FACTOR * (now - started))
+
+
+@dataclass
+class _Turns:
+    snapshot: _Turn = field(default_factory=lambda: _Turn(SNAPSHOT_SECONDS))
+    store: _Turn = field(default_factory=lambda: _Turn(STORE_SECONDS))
+    ledger: _Turn = field(default_factory=lambda: _Turn(LEDGER_SECONDS))
+
+
+class RunWatch:
+    """Watches one run until `stop`. `seen` and `revision` may be read from any thread."""
+
+    def __init__(self, source: LedgerSource, snapshot: Callable[[], Snapshot]) -> None:
+        self.source = source
+        self._snapshot = snapshot
+        self._reader = StoreReader(source.store, ledger=False)
+        self._turns = _Turns()
+        self._ended = threading.Event()
+        self._wanted_until = 0.0
+        self._entries = -1
+        self.revision = 0
+        self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), History())
+        self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self.touch()
+        self.read_once()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def touch(self) -> None:
+        """Somebody looks: go on reading."""
+        self._wanted_until = time.monotonic() + UNWATCHED_SECONDS
+
+    def read_once(self) -> None:
+        """Read what is due."""
+        for turn, read in (
+            (self._turns.snapshot, self._read_snapshot),
+            (self._turns.store, self._read_store),
+            (self._turns.ledger, self._read_ledger),
+        ):
+            started = time.monotonic()
+            if turn.due(started):
+                changed = read()
+                turn.done(started, time.monotonic())
+                self.revision += bool(changed)
+
+    def _loop(self) -> None:
+        while not self._ended.wait(SNAPSHOT_SECONDS):
+            if time.monotonic() < self._wanted_until:
+                try:
+                    self.read_once()
+                except Exception:  # a page that shows old figures is better than none, and the log says why
+                    structlog.get_logger().exception("reading the run failed")
+
+    def _read_snapshot(self) -> bool:
+        found = self._snapshot()
+        changed = found != self.seen.snapshot
+        self.seen.history.add(found)
+        self.seen = replace(self.seen, snapshot=found)
+        return changed
+
+    def _read_store(self) -> bool:
+        try:
+            facts = self._reader.read()
+            times = read_times(self.source.store)
+        except StoreUnavailable as error:
+            self.seen = replace(self.seen, problem=plain(error, 300))
+            return True
+        before = self.seen
+        before.history.seed(facts.steps)
+        self.seen = replace(before, facts=facts, times=times, problem="")
+        return (facts, times, before.problem) != (before.facts, before.times, "")
+
+    def _read_ledger(self) -> bool:
+        """The whole ledger, checked as a stranger would, when it has grown."""
+        try:
+            entries = len(self.source.store.list(keys.LEDGER))
+            checkpoints = len(self.source.store.list(keys.CHECKPOINTS))
+            if self.seen.audit is not None and entries + checkpoints == self._entries:
+                return False
+            audit = read_ledger(self.source, lambda _: None)
+        except (StoreUnavailable, InputWrong) as error:
+            self.seen = replace(self.seen, ledger_problem=plain(error, 300))
+            return True
+        self._entries = entries + checkpoints
+        self.seen = replace(self.seen, audit=audit, audited_unix=time.time(), ledger_problem="")
+        return True
