@@ -17,8 +17,10 @@ from e2e.story import PREPARE_SECONDS, ROLES, START_SECONDS, STEP_SECONDS, STRAN
 
 pytestmark = pytest.mark.timeout(900)
 
-REWARDS = 6
-"""Versions at each end of the story whose rewards are compared: 64 completions each, so that their mean errs by 0.03."""
+REWARDS = 8
+"""Versions at each end of the story whose rewards are compared: 64 completions each, so that a mean errs by 0.03."""
+LEARNT = 80
+"""Versions by which the example has learnt more than that: from 0.35 at the first to 0.5 at the fiftieth."""
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +192,11 @@ def test_a_suspended_run_has_no_pods_and_goes_on_where_it_was_when_resumed(story
     story.advance()
 
 
-def test_the_reward_has_not_fallen_and_is_that_of_a_learner(story: Story) -> None:
+def test_the_reward_has_risen(story: Story) -> None:
+    story.wait(f"policy version {LEARNT}", lambda: story.version() >= LEARNT, 600.0)
     seen = [story.rewards[version] for version in sorted(story.rewards)]
     assert len(seen) >= 2 * REWARDS, f"only {len(seen)} versions were seen"
-    first, last = sum(seen[:REWARDS]) / REWARDS, sum(seen[-REWARDS:]) / REWARDS
-    assert 0.1 < first < 1.0
-    assert last > first - 0.05
+    assert sum(seen[-REWARDS:]) > sum(seen[:REWARDS])
 
 
 def test_deleting_the_run_leaves_nothing_but_what_is_in_the_bucket(story: Story) -> None:

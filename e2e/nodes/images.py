@@ -13,7 +13,8 @@ from pathlib import Path
 
 from e2e.nodes.layout import Layout, system_program
 
-IMPORT_SECONDS = 300.0
+IMPORT_SECONDS = 1200.0
+"""The runtime of trainer, worker and validator has five gigabytes."""
 
 
 def program_image(program: Path, name: str, folder: Path) -> tuple[str, Path]:
