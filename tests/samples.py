@@ -11,6 +11,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
+from shoal.contracts.islands import IslandContribution, IslandNotice
 from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
@@ -195,6 +196,11 @@ DOCUMENTS: list[Contract] = [
     ChallengeRequest(node=NODE), ChallengeResult(seconds=3.5, gflops=40.0),
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
+    IslandNotice(run=RUN, island="island-0", round=4, digest=DIGEST, live=True, layout=DIGEST, store="10.0.0.1:4000"),
+    IslandContribution(
+        run=RUN, island="island-0", meeting="3-1795000000-12", round=4, rank=0, contributes=True, sha256=DIGEST,
+        inner_seconds=61.5, position=500,
+    ),
     FinalModel(run=RUN, version=70, model_id="arithmetic-tiny", files={"config.json": DIGEST}),
     SftManifest(
         run=RUN, source="/data", completion_tokens=9,

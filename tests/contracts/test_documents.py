@@ -13,6 +13,7 @@ from samples import DOCUMENTS, NODE, run_config
 from shoal.contracts import (
     final_model,
     identity,
+    islands,
     ledger,
     proof_profile,
     protocol,
@@ -47,7 +48,20 @@ def refused_fields(document: Contract, fields: dict[str, Any]) -> set[str]:
 
 
 def test_there_is_a_sample_of_every_message() -> None:
-    modules = [final_model, identity, ledger, proof_profile, protocol, run, sft, steps, tasks, verdicts, weights]
+    modules = [
+        final_model,
+        identity,
+        islands,
+        ledger,
+        proof_profile,
+        protocol,
+        run,
+        sft,
+        steps,
+        tasks,
+        verdicts,
+        weights,
+    ]
     defined = {
         value
         for module in modules

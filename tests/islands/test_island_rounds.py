@@ -1,0 +1,189 @@
+"""Rounds of islands that meet at a real lighthouse and speak over real sockets, as threads of one process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from island_crowd import ALONE, HOST, KEYS, KNOWN, RUN, SETTINGS, Crowd
+
+from shoal.islands.island import Exchanged, Island, Place
+from shoal.islands.lighthouse import main, serve
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    made = Crowd()
+    yield made
+    made.close()
+
+
+def together(crowd: Crowd, count: int, size: int = 1000) -> list[Island]:
+    """Islands that have met once and share a vector of ones."""
+    islands = [crowd.island(index, torch.ones(size)) for index in range(count)]
+    deadline = time.monotonic() + 60
+    while any(one is None or len(one.islands) < count for one in crowd.all(lambda island: island.join())):
+        assert time.monotonic() < deadline, "the islands did not all meet"
+    return islands
+
+
+def learn(crowd: Crowd, **values: float) -> None:
+    for name, value in values.items():
+        crowd.parameters[name.replace("_", "-")].fill_(value)
+
+
+def same_on(crowd: Crowd, *names: str) -> bool:
+    """Whether parameters and shared states are the same bits."""
+    chosen = names or tuple(crowd.islands)
+    digests = {crowd.islands[name].shared.digest() for name in chosen}
+    first = crowd.parameters[chosen[0]]
+    return len(digests) == 1 and all(torch.equal(crowd.parameters[name], first) for name in chosen)
+
+
+def test_golden_round_of_two_islands(crowd: Crowd) -> None:
+    together(crowd, 2)
+    learn(crowd, island_0=0.9, island_1=0.8)
+    said = crowd.exchange()
+    assert [one and one.contributors for one in said] == [["island-0", "island-1"]] * 2
+    assert crowd.parameters["island-0"].tolist() == pytest.approx([0.8005] * 1000, abs=1e-4)
+    assert same_on(crowd)
+
+
+def test_a_joiner_copies_the_shared_state_and_contributes_nothing_to_its_first_round(crowd: Crowd) -> None:
+    islands = together(crowd, 2)
+    learn(crowd, island_0=0.9, island_1=0.8)
+    crowd.exchange()
+    joiner = crowd.island(2, torch.full((1000,), 50.0))
+    learn(crowd, island_0=0.7, island_1=0.7)
+
+    def act(island: Island) -> Exchanged | None:
+        if island is joiner:
+            return island.join()
+        deadline = time.monotonic() + 30  # the others come once the joiner waits
+        while not joiner_waits() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return island.exchange(9)
+
+    def joiner_waits() -> bool:
+        return any(thread.name == "island-meet" for thread in threading.enumerate())
+
+    said = crowd.all(act)
+    assert [one.joined for one in said] == [False, False, True]
+    assert {tuple(one.contributors) for one in said} == {("island-0", "island-1")}
+    assert [one.position for one in said] == [9, 9, 9]
+    assert same_on(crowd)
+    learn(crowd, island_0=0.5, island_1=0.5, island_2=0.5)
+    assert {tuple(one.contributors) for one in crowd.exchange() if one} == {("island-0", "island-1", "island-2")}
+    assert same_on(crowd)
+    assert islands[0].shared.meta.round == 3
+
+
+def test_an_island_that_turns_its_vector_round_is_left_out_with_a_reason(crowd: Crowd) -> None:
+    together(crowd, 3)
+    learn(crowd, island_0=0.9, island_1=0.9, island_2=100.0)
+    said = crowd.exchange()
+    for one in said:
+        assert one is not None
+        assert one.contributors == ["island-0", "island-1"]
+        assert "agreement -1.000: counts 0.00" in one.left_out["island-2"]
+    assert crowd.parameters["island-2"].tolist() == pytest.approx([1 - 0.7 * 0.19] * 1000, abs=1e-4)
+    assert same_on(crowd)
+
+
+def test_what_is_not_finite_is_not_contributed_and_its_island_goes_on_with_the_others(crowd: Crowd) -> None:
+    together(crowd, 2)
+    learn(crowd, island_0=0.9, island_1=float("nan"))
+    said = crowd.exchange()
+    assert [one and one.contributors for one in said] == [["island-0"]] * 2
+    assert same_on(crowd)
+
+
+def test_survivors_go_on_without_an_island_that_is_gone(crowd: Crowd) -> None:
+    islands = together(crowd, 3)
+    islands[0].close()  # the first: the meeting's store was its
+    learn(crowd, island_1=0.9, island_2=0.8)
+    said = crowd.exchange(islands[1:])
+    assert [one and one.islands for one in said] == [["island-1", "island-2"]] * 2
+    assert same_on(crowd, "island-1", "island-2")
+
+
+def test_the_last_of_two_goes_on_alone(crowd: Crowd) -> None:
+    islands = together(crowd, 2)
+    islands[1].close()
+    learn(crowd, island_0=0.9)
+    said = islands[0].exchange(1)
+    assert said is not None
+    assert said.contributors == ["island-0"]
+    assert crowd.parameters["island-0"].tolist() == pytest.approx([1 - 0.7 * 0.19] * 1000, abs=1e-4)
+
+
+def test_without_a_lighthouse_training_goes_on_and_nothing_that_was_learnt_is_lost(crowd: Crowd) -> None:
+    settings = replace(SETTINGS, wait_seconds=1.0, connect_seconds=2.0)
+    islands = [crowd.island(index, torch.ones(100), settings) for index in range(2)]
+    crowd.all(lambda island: island.join())
+    crowd.exchange()
+    crowd.lighthouse.shutdown()
+    learn(crowd, island_0=0.95, island_1=0.9)
+    assert crowd.exchange() == [None, None]
+    assert crowd.parameters["island-0"][0] == pytest.approx(0.95)
+    crowd.lighthouse = serve(HOST, crowd.port, 3.0)
+    learn(crowd, island_0=0.9, island_1=0.8)
+    deadline = time.monotonic() + 60
+    while not all(said := crowd.exchange()):
+        assert time.monotonic() < deadline, "the islands did not meet again"
+    assert crowd.parameters["island-0"].tolist() == pytest.approx([0.8005] * 100, abs=1e-4)
+    assert same_on(crowd)
+    assert [one.round for one in said if one] == [islands[0].shared.meta.round] * 2
+
+
+def test_an_island_of_another_layout_does_not_take_part(crowd: Crowd) -> None:
+    together(crowd, 2)
+    other = crowd.island(2, torch.ones(7), replace(SETTINGS, join_seconds=2.0))
+    learn(crowd, island_0=0.9, island_1=0.8)
+    said = crowd.all(lambda island: island.join() if island is other else island.exchange(1))
+    assert [one and one.islands for one in said[:2]] == [["island-0", "island-1"]] * 2
+    assert crowd.parameters["island-2"].tolist() == [1.0] * 7
+
+
+def test_an_island_with_a_key_that_the_others_do_not_know_it_by_is_refused(crowd: Crowd) -> None:
+    place = Place(RUN, "island-0", KEYS["island-1"], KNOWN, f"http://{HOST}:{crowd.port}", HOST)
+    with pytest.raises(ValueError, match="does not hold the key that the others know it by"):
+        Island(place, SETTINGS, ALONE, {"weight": torch.ones(3)})
+
+
+def test_a_stop_is_heard_while_an_island_waits(crowd: Crowd) -> None:
+    class Stopped(Exception):
+        pass
+
+    place = Place(RUN, "island-0", KEYS["island-0"], KNOWN, "http://127.0.0.1:9", HOST)
+    asked = threading.Event()
+
+    def beat() -> None:
+        asked.set()
+        raise Stopped
+
+    island = Island(place, SETTINGS, ALONE, {"weight": torch.ones(3)}, beat)
+    with pytest.raises(Stopped):
+        island.exchange(1)
+    assert asked.is_set()
+    island.close()
+
+
+@pytest.mark.parametrize("arguments", [[], ["127.0.0.1"], ["127.0.0.1", "x"], ["127.0.0.1", "1", "y"]])
+def test_the_lighthouse_says_what_it_wants(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="PORT"):
+        main(arguments)
+
+
+def test_a_saved_state_is_taken_up_again(crowd: Crowd) -> None:
+    (island,) = together(crowd, 1)
+    learn(crowd, island_0=0.9)
+    island.exchange(5)
+    again = crowd.island(1, crowd.parameters["island-0"])
+    again.restore(island.shared.meta, island.shared.momentum)
+    assert again.shared.digest() == island.shared.digest()
+    assert again.position == 5
+    with pytest.raises(ValueError, match="this rank has 1000"):
+        again.restore(island.shared.meta, torch.zeros(3))

@@ -1,0 +1,109 @@
+"""The islands of one meeting, connected: torchft's gloo group, made anew for each meeting, so that whoever has left is not in it.
+
+In: bytes. Out: everybody's bytes, or `Unreachable` when somebody is gone or too slow; the group is useless then and the next meeting has another. One
+group a rank: rank `i` of an island speaks to rank `i` of the others. Called by `island`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+from torch.distributed import Work
+from torch.distributed.distributed_c10d import AllgatherOptions
+from torchft.process_group import ProcessGroupGloo
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 5.0
+"""After the deadline of an operation, for gloo to say so by itself."""
+LONGEST_MESSAGE = 1 << 26
+"""Bytes sent in one piece: between two of them a stop is heard, and no length comes near gloo's limits."""
+
+
+class Unreachable(RuntimeError):
+    """Another island is gone, or did not answer in time."""
+
+
+class Group:
+    """A group that can be joined again and again. `connect_seconds` bounds the joining, `transfer_seconds` every exchange of bytes."""
+
+    def __init__(self, connect_seconds: float, transfer_seconds: float, beat: Callable[[], None]) -> None:
+        self._transfer_seconds = transfer_seconds
+        self._beat = beat
+        self._group = ProcessGroupGloo(timeout=timedelta(seconds=connect_seconds))
+        self.sent_bytes = 0
+        self.alone()
+
+    def join(self, store: str, meeting: str, rank: int, island: str, index: int, count: int) -> None:
+        """Meet the same rank of the other islands at `store`. Raises Unreachable."""
+        self._index, self._count = index, count
+        try:
+            self._group.configure(f"{store}/{meeting}/{rank}", island, index, count)
+        except (RuntimeError, TimeoutError, OSError) as error:
+            raise Unreachable(f"joining meeting {meeting}: {_first_line(error)}") from error
+
+    def alone(self) -> None:
+        """Nobody else came."""
+        self._index, self._count = 0, 1
+
+    def gather(self, mine: UInt8[Tensor, " bytes"], what: str) -> list[UInt8[Tensor, " bytes"]]:
+        """Everybody's bytes, all of one length, in the order of the islands."""
+        if self._count == 1:
+            return [mine]
+        found = [torch.empty_like(mine) for _ in range(self._count)]
+        options = AllgatherOptions()
+        options.timeout = timedelta(seconds=self._transfer_seconds)
+        pieces = zip(mine.split(LONGEST_MESSAGE), *(one.split(LONGEST_MESSAGE) for one in found), strict=True)
+        for piece, *others in pieces:
+            self._finish(lambda piece=piece, others=others: self._group.allgather([others], [piece], options), what)  # type: ignore[misc]
+        self.sent_bytes += len(mine) * (self._count - 1)  # a ring: everything but the last part passes through everyone
+        return found
+
+    def send(self, tensors: Sequence[Tensor], to: int, what: str) -> None:
+        """Send vectors, one after the other."""
+        for tensor in tensors:
+            for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
+                self._finish(lambda piece=piece: self._group.send([piece], to, 0), what)  # type: ignore[misc]
+            self.sent_bytes += tensor.numel() * tensor.element_size()
+
+    def receive(self, tensors: Sequence[Tensor], sender: int, what: str) -> None:
+        """Fill vectors, in the order in which they are sent."""
+        for tensor in tensors:
+            for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
+                self._finish(lambda piece=piece: self._group.recv([piece], sender, 0), what)  # type: ignore[misc]
+
+    def leave(self) -> None:
+        """Drop the connections: whoever still waits for this island learns it at once."""
+        self._group.abort(errored=False)
+
+    def _finish(self, start: Callable[[], Work], what: str) -> None:
+        """Run one operation. It waits in a thread of its own, in native code, so that this one hears signals and keeps its deadline."""
+        done, errors = threading.Event(), list[Exception]()
+
+        def wait() -> None:
+            try:
+                start().wait(timedelta(seconds=self._transfer_seconds))
+            except Exception as error:  # judged below
+                errors.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=wait, name="island-transfer", daemon=True).start()
+        deadline = time.monotonic() + self._transfer_seconds + GRACE_SECONDS
+        while not done.wait(POLL_SECONDS):
+            self._beat()
+            if time.monotonic() > deadline:
+                self.leave()
+                raise Unreachable(f"{what}: no answer within {self._transfer_seconds:.0f} s")
+        if errors:
+            self.leave()
+            if not isinstance(errors[0], RuntimeError | TimeoutError | OSError):
+                raise errors[0]
+            raise Unreachable(f"{what}: {_first_line(errors[0])}") from errors[0]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

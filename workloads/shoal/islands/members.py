@@ -1,0 +1,169 @@
+"""Who takes part in a round: islands meet at torchft's lighthouse, each with a signed notice.
+
+In: this island's notice. Out: a `Meeting` with the notices of all who came, the same on each of them, or None after a bounded wait. While it
+trains, an island tells the lighthouse that it is alive; one that is later than the last round's usual time and the wait allow falls silent by
+itself, so that two islands, too, go on without the slow one (the lighthouse waits for all whom it hears unless most are there). Called by `island`,
+on the leader.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pydantic import ValidationError
+from torchft.coordination import LighthouseClient
+
+from shoal import telemetry
+from shoal.contracts.canonical import BadSignature, Signed, sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.islands import IslandNotice
+
+BEAT_SECONDS = 1.0
+"""Between two signs of life; the lighthouse takes five seconds without one for the end (`lighthouse.SILENCE_MILLISECONDS`)."""
+CONNECT_SECONDS = 5.0
+POLL_SECONDS = 0.05
+LARGEST_NOTICE = 4096
+"""Characters of a signed notice: some 600 are needed."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Those who came, by name ascending, and what the meeting is called."""
+
+    name: str
+    notices: list[IslandNotice]
+
+    @property
+    def islands(self) -> list[str]:
+        return [notice.island for notice in self.notices]
+
+
+class Members:
+    """This island's place among the others. `known` are the public keys of all islands by name; `lighthouse` is a URL."""
+
+    def __init__(
+        self, lighthouse: str, run: str, island: str, key: PrivateKey, known: Mapping[str, str], wait_seconds: float
+    ) -> None:
+        if known.get(island) != key.public:
+            raise ValueError(f"island {island!r} does not hold the key that the others know it by")
+        self._lighthouse = lighthouse
+        self._run, self._island, self._key, self._known = run, island, key, dict(known)
+        self._wait_seconds = wait_seconds
+        self._due = float("inf")
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to tell the lighthouse that this island is alive."""
+        self._thread = threading.Thread(target=self._beat, name="island-beat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def expect_within(self, seconds: float | None) -> None:
+        """A round begins, and usually takes so long; None when nobody knows yet."""
+        self._due = float("inf") if seconds is None else time.monotonic() + seconds + self._wait_seconds
+
+    @property
+    def late(self) -> bool:
+        """Whether the others go on without this island by now."""
+        return time.monotonic() > self._due
+
+    def meet(self, notice: IslandNotice, deadline: float, beat: Callable[[], None]) -> Meeting | None:
+        """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out."""
+        self._due = float("inf")  # it is here: heard for as long as it waits
+        while True:
+            asked = _Asked(self._lighthouse, self._island, sign(notice, self._key), deadline - time.monotonic())
+            while not asked.done.wait(POLL_SECONDS):
+                beat()
+                if time.monotonic() > deadline + CONNECT_SECONDS:
+                    return None
+            if asked.error is None and (met := self._checked(asked, notice)) is not None:
+                return met
+            if time.monotonic() + BEAT_SECONDS > deadline:
+                telemetry.get_logger().warning(
+                    "islands did not meet", reason=asked.error or "this one was not among them"
+                )
+                return None
+            self._stopped.wait(BEAT_SECONDS)
+            beat()
+
+    def _checked(self, asked: "_Asked", mine: IslandNotice) -> Meeting | None:
+        found: dict[str, IslandNotice] = {}
+        for island, data in asked.participants:
+            try:
+                notice = self._read(island, data)
+            except (ValidationError, BadSignature, ValueError) as error:
+                telemetry.get_logger().warning("a notice is left out", island=island[:64], reason=str(error)[:200])
+                continue
+            if notice.layout != mine.layout:
+                telemetry.get_logger().error("an island has another model, rank count or exchange type", island=island)
+                continue
+            found[island] = notice
+        if found.get(self._island) != mine:
+            return None
+        return Meeting(asked.name, [found[island] for island in sorted(found)])
+
+    def _read(self, island: str, data: object) -> IslandNotice:
+        """The notice of a participant. Raises ValueError, of which the other two are kinds."""
+        text = data.get("notice") if isinstance(data, dict) else None
+        if not isinstance(text, str) or len(text) > LARGEST_NOTICE:
+            raise ValueError("it carries no notice")
+        if island not in self._known:
+            raise ValueError("no island of this run has that name")
+        notice = Signed[IslandNotice].from_json(text).verified(self._known[island])
+        if (notice.run, notice.island) != (self._run, island):
+            raise ValueError(f"it speaks for island {notice.island} of run {notice.run}")
+        return notice
+
+    def _beat(self) -> None:
+        client = None
+        while not self._stopped.wait(BEAT_SECONDS if client is not None or self.late else 0.2):
+            if self.late:
+                continue
+            try:
+                client = client or _client(self._lighthouse)
+                client.heartbeat(self._island, timedelta(seconds=CONNECT_SECONDS))
+            except (RuntimeError, TimeoutError, OSError):
+                client = None  # it is away or starts again; `meet` says so when that matters
+                self._stopped.wait(BEAT_SECONDS)
+
+
+class _Asked:
+    """One question to the lighthouse, in a thread of its own: it blocks in native code, where no signal is heard."""
+
+    def __init__(self, lighthouse: str, island: str, signed: Signed[IslandNotice], timeout_seconds: float) -> None:
+        self.done = threading.Event()
+        self.name = ""
+        self.participants: list[tuple[str, object]] = []
+        self.error: str | None = None
+        arguments = (lighthouse, island, signed, max(1.0, timeout_seconds))
+        threading.Thread(target=self._ask, args=arguments, name="island-meet", daemon=True).start()
+
+    def _ask(self, lighthouse: str, island: str, signed: Signed[IslandNotice], timeout_seconds: float) -> None:
+        notice = signed.document
+        try:
+            quorum = _client(lighthouse).quorum(
+                replica_id=island,
+                timeout=timedelta(seconds=timeout_seconds),
+                address=island,
+                store_address=notice.store,
+                step=notice.round,
+                world_size=1,
+                shrink_only=False,
+                data={"notice": signed.to_json().decode()},
+            )
+            made = quorum.created
+            self.name = f"{quorum.quorum_id}-{made.seconds}-{made.nanos}"
+            self.participants = [(member.replica_id, member.data) for member in quorum.participants]
+        except (RuntimeError, TimeoutError, OSError) as error:
+            self.error = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        finally:
+            self.done.set()
+
+
+def _client(lighthouse: str) -> LighthouseClient:
+    return LighthouseClient(addr=lighthouse, connect_timeout=timedelta(seconds=CONNECT_SECONDS))
