@@ -132,6 +132,11 @@ class Story:
         name: str = found["metadata"]["name"]
         return name
 
+    def uid(self, component: str) -> str:
+        """Uid of the one pod of a component once it is Ready; empty while it is replaced."""
+        found = self.pods(component)
+        return str(found[0]["metadata"]["uid"]) if len(found) == 1 and is_ready(found[0]) else ""
+
     def identities(self) -> dict[str, tuple[str, int]]:
         """Of each pod of the run: its uid and how often its containers were started again."""
         return {pod["metadata"]["name"]: (pod["metadata"]["uid"], restarts(pod)) for pod in self.pods()}

@@ -137,6 +137,7 @@ def test_a_worker_pod_that_lies_about_its_rewards_is_evicted_and_the_run_goes_on
 
 
 def test_a_pool_that_wants_gpus_is_taken_and_says_that_no_node_has_any(story: Story) -> None:
+    orchestrators = {story.uid("orchestrator")}
     spec = {"run": story.run, "pool": "gpus", "replicas": 1, "gpu": {"count": 1}, "weightsSize": "1Gi"}
     images = {role: story.space.image(role) for role in ("protocol", "worker")}
     story.space.apply(
@@ -159,7 +160,12 @@ def test_a_pool_that_wants_gpus_is_taken_and_says_that_no_node_has_any(story: St
         )
 
     story.wait("the pool to say that no node has a GPU", told, 60.0)
-    story.space.kubectl("delete", "ipool", "gpus")
+    # The orchestrator starts anew with the terms of the pool, and once more without them.
+    for _ in range(2):
+        story.wait("the next orchestrator", lambda: story.uid("orchestrator") not in {"", *orchestrators}, STEP_SECONDS)
+        orchestrators.add(story.uid("orchestrator"))
+        story.space.kubectl("delete", "ipool", "gpus", "--ignore-not-found")
+    story.advance()
 
 
 def test_helm_upgrade_replaces_the_operator_and_touches_no_pod_of_the_run(story: Story) -> None:
