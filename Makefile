@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -65,6 +65,10 @@ bench-inference: setup ## what proofs cost an engine, swaps, from a new version 
 bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and aria2; needs root, some fifteen minutes
 	@tools/setup.sh --with aria2c:aria2 curl:curl ip:iproute2
 	$(PYTHON) -m benchmarks.broadcast
+
+bench-diloco: setup ## islands against data parallel training: losses, bytes and compute share on a shaped link, deaths; needs root, some ten minutes
+	@tools/setup.sh --with ip:iproute2
+	$(PYTHON) -m benchmarks.diloco
 
 reproduce: setup ## the paper's experiments on a tiny model; runs what is missing, some 70 minutes in all
 	nice -n 19 $(PYTHON) -m benchmarks.reproduce
