@@ -1,0 +1,122 @@
+"""Every manifest under examples/ is accepted by the models of the CRDs and renders; those that claim a recipe have it."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import ROOT
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.manifest import load_manifest
+from shoal_operator.children import names
+from shoal_operator.render import render
+
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+GPU_EXAMPLES = ("one-node", "intellect-2", "sft-then-rl")
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+@cache
+def run_of(path: Path | str) -> TrainingRun:
+    place = ROOT / path
+    [found] = load_manifest(place.read_text(), str(path))
+    assert isinstance(found, TrainingRun)
+    return found
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT / "examples").as_posix()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=named)
+def test_it_is_accepted_and_renders(path: Path) -> None:
+    run = run_of(path)
+    made = render(run)
+    kinds = {each["kind"] for each in made}
+    assert {"Job", "Secret", "ConfigMap", "NetworkPolicy"} <= kinds
+    assert ("InferencePool" in kinds) == (run.spec.mode != "SFT")
+    assert len({(each["kind"], each["metadata"]["name"]) for each in made}) == len(made)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=named)
+def test_it_says_at_its_head_what_it_is(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.parent.name in GPU_EXAMPLES], ids=named)
+def test_parts_on_gpus_have_images_that_can_use_them(path: Path) -> None:
+    asked = [each for made in render(run_of(path)) for each in containers(made) if gpus_of(each)]
+    assert asked
+    assert [each["image"] for each in asked if not each["image"].endswith("-cuda")] == []
+
+
+def containers(made: dict[str, Any]) -> list[dict[str, Any]]:
+    pod = made.get("spec", {}).get("template", {}).get("spec", {})
+    return [*pod.get("initContainers", []), *pod.get("containers", [])]
+
+
+def gpus_of(container: dict[str, Any]) -> int:
+    return int(container.get("resources", {}).get("limits", {}).get(GPU_RESOURCE, 0))
+
+
+def gpus(run: TrainingRun) -> int:
+    """GPUs that a run asks for, all replicas of all pods together."""
+    total = 0
+    for made in render(run):
+        spec = made.get("spec", {})
+        pods = spec.get("parallelism") or spec.get("replicas", 1)
+        total += pods * sum(gpus_of(each) for each in containers(made))
+    return total
+
+
+def test_the_one_node_example_asks_for_eight_gpus() -> None:
+    assert gpus(run_of("examples/one-node/trainingrun.yaml")) == 8
+
+
+def test_intellect_2_has_the_papers_recipe() -> None:
+    spec = run_of("examples/intellect-2/trainingrun.yaml").spec
+    recipe = spec.recipe
+    assert recipe.prompts_per_step * recipe.group_size == 4096
+    assert recipe.prompts_per_step * recipe.group_size // recipe.optimizer_steps == 512
+    assert (recipe.learning_rate, recipe.warmup_steps, recipe.max_grad_norm) == (3e-7, 25, 0.1)
+    assert (recipe.clip_epsilon, recipe.clip_delta) == (0.2, 4.0)
+    assert (recipe.kl_coefficient, recipe.entropy_coefficient) == (0.001, 1e-4)
+    assert (recipe.adam_beta1, recipe.adam_beta2) == (0.9, 0.99)
+    assert (recipe.objective, recipe.online_filter, recipe.normalize_advantages) == ("TwoSidedGRPO", "TaskReward", True)
+    assert (recipe.max_sequence_length, spec.async_level) == (32768, 2)
+    assert spec.length_reward is not None
+    assert (spec.length_reward.targets, spec.length_reward.alpha) == ([2000, 4000, 6000, 8000, 10000], 0.0003)
+    assert spec.tasks.offline_filter is not None
+    kept = spec.tasks.offline_filter
+    assert (kept.samples, kept.min_correct, kept.max_correct) == (8, 0.125, 0.5)
+    assert spec.trainer.settings.compile is False
+    assert any(pool.open and pool.replicas == 0 for pool in spec.inference_pools)
+    assert spec.relay_server is not None
+    assert spec.relay_server.kept_versions == 5
+
+
+def test_target_short_differs_from_target_long_in_its_targets_only() -> None:
+    long = run_of("examples/intellect-2/trainingrun.yaml").spec
+    short = run_of("examples/intellect-2/target-short.yaml").spec
+    assert short.length_reward is not None
+    assert short.length_reward.targets == [1000, 2000, 3000, 4000]
+    assert short.model_copy(update={"length_reward": long.length_reward}) == long
+
+
+def test_strangers_reach_the_intellect_2_run_over_https_only() -> None:
+    made = render(run_of("examples/intellect-2/trainingrun.yaml"))
+    [relays] = [each for each in made if each["kind"] == "StatefulSet" and each["metadata"]["name"].endswith("-relay")]
+    mounts = [mount["mountPath"] for each in containers(relays) for mount in each["volumeMounts"]]
+    assert "/shoal/secrets/tls" in mounts
+    ingresses = [each for each in made if each["kind"] == "Ingress"]
+    assert len(ingresses) == 2
+    assert all(each["spec"]["tls"] for each in ingresses)
+
+
+def test_the_second_of_two_runs_begins_with_what_the_first_leaves() -> None:
+    first, second = (run_of(f"examples/sft-then-rl/{name}.yaml") for name in ("1-sft", "2-train"))
+    assert second.spec.model.run == first.metadata.name
+    assert second.spec.storage == first.spec.storage
+    assert first.spec.mode == "SFT"
+    assert names.pool(second.metadata.name, second.spec.inference_pools[0].name) == "reason-train-pool"
