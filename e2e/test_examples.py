@@ -3,9 +3,12 @@
 A run that needs no GPU begins to make its base model. One that wants what no node here has, or a model from a hub, is taken too and says why it does
 not begin. A run that begins with the results of another says which it waits for. What comes after the first pod is `test_story.py`; here each run is
 deleted again, so that a small node is not asked for all of them at once.
+
+A Secret that an example names is made only after the run has said that it waits for it.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,16 +89,38 @@ def test_there_are_examples_of_each_sort() -> None:
 def test_an_example_is_taken_and_says_how_it_stands(name: str, served: Space, request: pytest.FixtureRequest) -> None:
     request.node.stash[TOUCHED] = [served.name]
     for run in runs(name):
-        title = run["metadata"]["name"]
         run["spec"]["images"] = {role: served.image(role) for role in IMAGES} | run["spec"].get("images", {})
         served.apply(run)
         try:
-            served.wait(
-                f"the example's run {title} to say how it stands", lambda run=run: as_expected(served, run), SECONDS
-            )  # type: ignore[misc]
+            give_credentials(served, run)
+            served.wait(f"{name} to say how it stands", partial(as_expected, served, run), SECONDS)
         finally:
-            served.kubectl("delete", "trainingrun", title, f"{title}-filter", "--ignore-not-found")
-        served.wait(f"the pods of {title} to be gone", lambda title=title: not pods_of(served, title), SECONDS)  # type: ignore[misc]
+            title = run["metadata"]["name"]
+            served.kubectl("delete", "trainingrun", title, "--ignore-not-found")
+            for secret in credentials(run):
+                served.kube.delete("Secret", secret, served.name)
+        served.wait(f"the pods of {name} to be gone", lambda title=title: not pods_of(served, title), SECONDS)  # type: ignore[misc]
+
+
+def credentials(run: Object) -> list[str]:
+    """The Secret for its store that the run names, if it names one."""
+    s3 = run["spec"].get("storage", {}).get("s3") or {}
+    return [s3["credentialsSecret"]] if "credentialsSecret" in s3 else []
+
+
+def give_credentials(space: Space, run: Object) -> None:
+    """Wait until the run asks for its Secret, and make it. Of several things that are missing a run names one: another run may come first."""
+    for secret in credentials(run):
+
+        def asks(secret: str = secret) -> bool:
+            reason, message = standing(space, run["metadata"]["name"])
+            return reason == "Waiting" and (
+                f"Secret {secret}" in message or any(name in message for name in begins_with(run))
+            )
+
+        space.wait(f"the run to ask for Secret {secret}", asks, SECONDS)
+        keys = {"accessKey": "made-up", "secretKey": "made-up-too"}
+        space.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "stringData": keys})
 
 
 def as_expected(space: Space, run: Object) -> bool:
