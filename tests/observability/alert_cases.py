@@ -52,6 +52,8 @@ def _newest(versions: Series, complete: str) -> Series:
 PROGRESS = f"shoal_run_progress{{{ORCHESTRATOR}}}"
 AFTER_RESTART = f"shoal_run_progress{{{REPLACED}}}"
 ENTRIES = f"shoal_ledger_entries{{{ORCHESTRATOR}}}"
+ALIVE = f"up{{{TRAINER}}}"
+PENDING_AFTER = f'shoal_files{{{REPLACED},outcome="pending"}}'
 PENDING = f'shoal_files{{{ORCHESTRATOR},outcome="pending"}}'
 ERRORS = f"controller_runtime_reconcile_errors_total{{{OPERATOR},controller="
 LEADS = f'leader_election_master_status{{{OPERATOR},name="shoal-operator",pod='
@@ -99,18 +101,29 @@ CASES: dict[str, list[Case]] = {
     ],
     "ShoalNoProgress": [
         Case(
-            _newest({PROGRESS: "7x300"}, "0x300"),
-            _newest({PROGRESS: "0+1x60 60x240"}, "0x100 1x200"),  # it is complete
+            _newest({PROGRESS: "7x300", ALIVE: "1x300"}, "0x300"),
+            _newest({PROGRESS: "0+1x60 60x240", ALIVE: "1x300"}, "0x100 1x200"),  # it is complete
             _labels(RUN),
             200,
         ),
         Case(  # the orchestrator was replaced meanwhile
-            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 7x180"},
-            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 8x180"},
+            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 7x180", ALIVE: "1x300"},
+            {PROGRESS: "7x120 _x180", AFTER_RESTART: "_x120 8x180", ALIVE: "1x300"},
             _labels(RUN),
             200,
         ),
-        Case(_newest({PROGRESS: "0x300"}, "0x300"), _newest({PROGRESS: "1x100"}, "0x100"), _labels(RUN), 130),
+        Case(
+            _newest({PROGRESS: "0x300", ALIVE: "1x300"}, "0x300"),
+            _newest({PROGRESS: "1x100", ALIVE: "1x100 _x200"}, "0x100"),  # deleted
+            _labels(RUN),
+            130,
+        ),
+        Case(  # the orchestrator is gone; then the whole run is
+            _newest({PROGRESS: "7x100 _x200", ALIVE: "1x300"}, "0x100 _x200"),
+            _newest({PROGRESS: "7x160 _x140", ALIVE: "1x160 _x140"}, "0x160 _x140"),
+            _labels(RUN),
+            200,
+        ),
     ],
     "ShoalTrainerStarving": [
         Case(
@@ -141,8 +154,24 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "ShoalLedgerStalled": [
-        Case({ENTRIES: "0+1x20 20x100", PENDING: "5x120"}, {ENTRIES: "0+1x120", PENDING: "5x120"}, _labels(RUN), 90),
-        Case({ENTRIES: "9x120", PENDING: "1x120"}, {ENTRIES: "9x120", PENDING: "0x120"}, _labels(RUN), 90),
+        Case(
+            {ENTRIES: "0+1x20 20x100", PENDING: "5x120", ALIVE: "1x120"},
+            {ENTRIES: "0+1x120", PENDING: "5x120", ALIVE: "1x120"},
+            _labels(RUN),
+            90,
+        ),
+        Case(
+            {ENTRIES: "9x120", PENDING: "1x120", ALIVE: "1x120"},
+            {ENTRIES: "9x120", PENDING: "0x120", ALIVE: "1x120"},
+            _labels(RUN),
+            90,
+        ),
+        Case(  # the orchestrator is gone; then another, with which nothing waits
+            {ENTRIES: "9x70 _x50", PENDING: "1x70 _x50", ALIVE: "1x120"},
+            {ENTRIES: "9x120", PENDING: "1x70 _x50", PENDING_AFTER: "_x70 0x50", ALIVE: "1x120"},
+            _labels(RUN),
+            90,
+        ),
     ],
     "ShoalRelayUnreachable": [
         Case({f"shoal_nginx_up{{{SYNC}}}": "1x30 0x90"}, {f"shoal_nginx_up{{{SYNC}}}": "1x58 0x1 1x60"}, _labels(SYNC)),
@@ -161,6 +190,18 @@ CASES: dict[str, list[Case]] = {
             _disk("290-1x180", "outbox"), _disk("290-1x180"), {**_labels(SYNC), "folder": "outbox"}, 90
         ),
         Case(_disk("290-1x180", "outbox"), _disk("900-5x120", "outbox"), {**_labels(SYNC), "folder": "outbox"}, 90),
+    ],
+    "ShoalOrchestratorGone": [
+        Case(
+            {f"up{{{ORCHESTRATOR}}}": "1x30 0x90", ALIVE: "1x120"},
+            {f"up{{{ORCHESTRATOR}}}": "1x58 0x2 1x60", ALIVE: "1x120"},
+            _labels(RUN),
+        ),
+        Case(  # its pod is not there; then nothing of the run is
+            {f"up{{{ORCHESTRATOR}}}": "1x30 _x90", ALIVE: "1x120"},
+            {f"up{{{ORCHESTRATOR}}}": "1x30 _x90", ALIVE: "1x30 _x90"},
+            _labels(RUN),
+        ),
     ],
     "ShoalPartDown": [
         Case(

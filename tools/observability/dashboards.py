@@ -41,7 +41,7 @@ OVERVIEW = Board(
         "Where it stands": (
             Panel("Policy version", {"{{run}}": one("shoal_latest_version")}, kind="stat", runbook="ShoalNoProgress"),
             Panel("Steps done", {"{{run}}": f"{one('shoal_trainer_step')} / {one('shoal_run_steps')}"}, "percentunit", kind="stat"),
-            Panel("Healthy nodes", {"{{run}}": one("shoal_nodes", ',state="Healthy"')}, kind="stat"),
+            Panel("Healthy nodes", {"{{run}}": one("shoal_nodes", ',state="Healthy"')}, kind="stat", runbook="ShoalOrchestratorGone"),
         ),
         "What comes of it": (
             Panel("Reward", {
