@@ -15,7 +15,8 @@ from shoal.contracts.base import SpecModel
 from shoal_operator.api import KINDS
 from shoal_operator.api.crd import crd, crd_yaml, file_name
 from shoal_operator.api.reference import reference_page
-from shoal_operator.api.schema import UnsupportedSchema, structural_schema
+from shoal_operator.api.schema import UnsupportedSchema, schema_at, structural_schema
+from shoal_operator.api.training_run import TrainingRunSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -109,9 +110,18 @@ def test_defaults_below_an_object_apply_though_the_object_is_absent() -> None:
     spec = yaml.safe_load(crd_yaml("TrainingRun"))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
         "spec"
     ]
-    assert spec["properties"]["recipe"]["default"]["groupSize"] == 16
-    assert spec["properties"]["recipe"]["properties"]["groupSize"]["default"] == 16
+    recipe = spec["properties"]["recipe"]
+    assert recipe["default"]["promptsPerStep"] == 256
+    assert recipe["properties"]["promptsPerStep"]["default"] == 256
     assert "default" not in spec["properties"]["lengthReward"]
+
+
+def test_no_group_size_is_filled_in_by_a_server_that_cannot_know_the_algorithm() -> None:
+    recipe = schema_at(structural_schema(TrainingRunSpec), ("recipe",))
+    assert recipe is not None
+    assert "default" not in recipe["properties"]["groupSize"]
+    assert "groupSize" not in recipe["default"]
+    assert "groupSize" not in recipe.get("required", [])
 
 
 def test_a_union_is_refused_by_the_name_of_its_field() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.contracts.recipe import Recipe
 from shoal_operator.api import KINDS, TrainingRun
 from shoal_operator.api.manifest import MAX_BYTES, ManifestError, broken_rules, load_manifest
 from shoal_operator.api.rules import RULES, Rule, holds
@@ -58,6 +59,17 @@ def test_what_is_not_given_has_the_papers_defaults() -> None:
     assert run.spec.async_level == 2
     assert (run.spec.recipe.prompts_per_step, run.spec.recipe.group_size, run.spec.recipe.clip_delta) == (256, 16, 4.0)
     assert run.spec.length_reward is None
+
+
+def test_the_group_size_that_is_not_given_is_the_algorithms() -> None:
+    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": "prime"})))
+    assert isinstance(run, TrainingRun)
+    recipe = run.spec.recipe
+    assert (recipe.prompts_per_step, recipe.group_size) == (256, 4)
+    assert recipe.process_rewards is not None
+    assert (recipe.process_rewards.beta, recipe.process_rewards.learning_rate) == (0.05, 1e-6)
+    assert Recipe.model_validate(recipe.model_dump(by_alias=True)) == recipe
+    assert Recipe(algorithm="prime", group_size=8).group_size == 8
 
 
 @pytest.mark.parametrize("number", ["1e-4", "1E-4", "0.0001", "1.0e-4"])

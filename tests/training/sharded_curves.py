@@ -16,11 +16,13 @@ from sft_rows import sample, sft_rows, sft_settings
 from test_batches import groups
 from tiny_run import recipe
 
+from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.training.batches import plan_step
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks, start_ranks
+from shoal.training.process_rewards import ProcessRewards, told_of
 from shoal.training.sft.order import Schedule
 from shoal.training.sft.update import batch_of, held_out_loss, learn
 from shoal.training.update import behaviour_logprobs, mismatch, plan_logprobs, train
@@ -96,12 +98,41 @@ def run_supervised(base: Path, ranks: Ranks) -> dict[str, Any]:
     }
 
 
+def run_prime(base: Path, ranks: Ranks) -> dict[str, Any]:
+    """Three steps with a reward model: groups are spread over ranks, and their baselines and the whitening are not."""
+    settings = PrimeSettings(beta=0.3, learning_rate=1e-3)
+    chosen = recipe(pack_length=48, algorithm="prime", prime=settings)
+    policy, reference, prm = (
+        load_policy(base, None, ranks),
+        load_reference(base, None, ranks),
+        load_policy(base, None, ranks),
+    )
+    process, optimizer = ProcessRewards(prm, chosen, settings), Optimizer(policy.parameters(), chosen)
+    given = groups()
+    found: dict[str, Any] = {"loss": [], "prm_loss": [], "accuracy": [], "norms": []}
+    for step in range(STEPS):
+        plan = plan_step(given, chosen, seed=0, step=step, rank=ranks.rank, world=ranks.world)
+        old, base_logprobs = (plan_logprobs(one, plan, lambda: None) for one in (policy, reference))
+        plan = process.complete(plan, base_logprobs, told_of(given), lambda: None)
+        learnt = process.learn(plan, base_logprobs, told_of(given), lambda: None)
+        updates = train(policy, optimizer, plan, old, base_logprobs, chosen, lambda: None)
+        found["loss"].append(updates.loss)
+        found["prm_loss"].append(learnt.loss)
+        found["accuracy"].append(learnt.accuracy)
+        found["norms"] += [*updates.norms, *learnt.norms]
+    found["weights"] = torch.cat(
+        [tensor.flatten() for one in (policy, prm) for _, tensor in one.full_weights()]
+    ).tolist()
+    return found
+
+
 def run_rank(rank: int, world: int, port: int, base: Path, result: Path) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHOAL_BIND": "127.0.0.1"}
     ranks = start_ranks("cpu", deadline_seconds=200.0)
     found = {name: run_case(base, settings, ranks) for name, settings in CASES.items()}
     found["supervised"] = run_supervised(base, ranks)
+    found["prime"] = run_prime(base, ranks)
     if ranks.leader:
         result.write_text(json.dumps(found))
     ranks.close()

@@ -80,3 +80,14 @@ def test_supervised_fine_tuning_is_the_same_on_any_number_of_ranks(
         np.testing.assert_allclose(together[figure], alone[figure], rtol=1e-4, err_msg=figure)
     ours, theirs = np.array(together["weights"]), np.array(alone["weights"])
     assert np.linalg.norm(ours - theirs) <= 1e-4 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_prime_is_the_same_on_any_number_of_ranks(curves: dict[int, dict[str, Any]], world: int) -> None:
+    alone, together = curves[1]["prime"], curves[world]["prime"]
+    for figure in ("loss", "prm_loss", "norms"):
+        np.testing.assert_allclose(together[figure], alone[figure], rtol=1e-4, atol=1e-5, err_msg=figure)
+    assert together["accuracy"] == alone["accuracy"]
+    assert len(set(alone["prm_loss"])) == len(alone["prm_loss"])
+    ours, theirs = np.array(together["weights"]), np.array(alone["weights"])
+    assert np.linalg.norm(ours - theirs) <= 1e-4 * np.linalg.norm(theirs)

@@ -13,6 +13,7 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from shoal_operator.api.mode_rules import MODE_RULES
+from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.sft_rules import SFT_RULES
 
@@ -27,7 +28,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="Recipe",
-        expression="(self.promptsPerStep * self.groupSize) % self.optimizerSteps == 0",
+        expression=f"(self.promptsPerStep * {GROUP_SIZE}) % self.optimizerSteps == 0",
         message="promptsPerStep x groupSize must be divisible by optimizerSteps",
         field="optimizerSteps",
         good={"promptsPerStep": 256, "groupSize": 16, "optimizerSteps": 8},
@@ -282,6 +283,7 @@ RULES: tuple[Rule, ...] = (
         bad={"validatorRef": "shared", "validator": {"replicas": 2}},
     ),
     *MODE_RULES,
+    *PRIME_RULES,
     *SFT_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),

@@ -127,7 +127,8 @@ def test_a_misspelled_key_is_refused_by_kubectl(control_plane: ControlPlane, nam
 
 def test_what_is_not_given_is_there_with_its_default(kube: Kube, namespace: str) -> None:
     spec = kube.create(run(namespace, recipe=None), dry_run=True)["spec"]
-    assert (spec["asyncLevel"], spec["recipe"]["groupSize"], spec["recipe"]["clipDelta"]) == (2, 16, 4.0)
+    assert (spec["asyncLevel"], spec["recipe"]["promptsPerStep"], spec["recipe"]["clipDelta"]) == (2, 256, 4.0)
+    assert "groupSize" not in spec["recipe"]  # 16, or 4 with algorithm prime: read by the operator
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))

@@ -4,12 +4,13 @@ These models are both the parts of `TrainingRun.spec` from which the CRD is gene
 read: one definition, one set of defaults. Defaults are those of INTELLECT-2 (paper sections 3 and 4.1) unless the field says otherwise.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.datasets import DatasetSource
+from shoal.contracts.prime import GROUP_SIZES, Algorithm, PrimeSettings
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -31,12 +32,23 @@ class OverlongShaping(SpecModel):
     penalty: float = Field(1.0, gt=0.0, le=100.0, description="Taken from the reward at the limit.")
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """For a default that depends on another field: an API server must not fill one in."""
+    schema.pop("default", None)
+
+
 class Recipe(SpecModel):
-    """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1)."""
+    """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1), or with algorithm `prime` that of PRIME (arXiv:2502.01456)."""
 
     objective: Objective = Field("TwoSidedGRPO", description="Which loss is minimised (paper section 3.4).")
     prompts_per_step: int = Field(256, ge=1, le=65536, description="Groups with signal that make a full rollout step.")
-    group_size: int = Field(16, ge=2, le=1024, description="Completions sampled for each prompt.")
+    group_size: int = Field(
+        GROUP_SIZES["grpo"],
+        ge=2,
+        le=1024,
+        description="Completions sampled for each prompt. If not set: 16, with algorithm prime 4.",
+        json_schema_extra=_without_default,
+    )
     optimizer_steps: int = Field(8, ge=1, le=1024, description="Optimizer updates made from one rollout step.")
     learning_rate: float = Field(3e-7, gt=0.0, le=1.0, description="Peak AdamW learning rate.")
     warmup_steps: int = Field(25, ge=0, le=100_000, description="Optimizer steps of linear warm-up, then constant.")
@@ -82,6 +94,27 @@ class Recipe(SpecModel):
         le=4_194_304,
         description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
     )
+    algorithm: Algorithm = Field(
+        "grpo",
+        description="What advantages are made of: grpo, rewards within a group; prime, these and implicit process rewards for each token.",
+    )
+    prime: PrimeSettings | None = Field(
+        None, description="PRIME's numbers, with algorithm prime only; absent: those of its paper."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _group_size_of_the_algorithm(cls, given: Any) -> Any:
+        """Fill in the group size, whose default depends on the algorithm."""
+        if isinstance(given, dict) and not {"group_size", "groupSize"} & given.keys():
+            size = GROUP_SIZES.get(str(given.get("algorithm", "grpo")))
+            return given if size is None else {**given, "groupSize": size}
+        return given
+
+    @property
+    def process_rewards(self) -> PrimeSettings | None:
+        """PRIME's settings, written out or not; None with another algorithm."""
+        return (self.prime or PrimeSettings()) if self.algorithm == "prime" else None
 
 
 class Lora(SpecModel):

@@ -68,6 +68,16 @@ class StepMetrics(Contract):
     held_out_loss: float | None = Field(
         default=None, description="mode SFT: mean loss (nats a token) of rows that are not learnt, after the step"
     )
+    prm_loss: float | None = Field(
+        default=None, description="algorithm prime: mean loss (nats a row) of the reward model, before each update"
+    )
+    prm_accuracy: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="share of rows on whose outcome the reward model was right"
+    )
+    prm_gradient_norm: float | None = Field(
+        default=None, description="of the reward model, before its clip, mean over its applied updates"
+    )
+    prm_skipped_updates: int = Field(default=0, ge=0, description="updates of the reward model that were left out")
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"

@@ -90,7 +90,8 @@ class TrainSchedule:
         return step_counter.version_window(step, self.async_level)
 
     def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
-        return step_counter.signal_groups(rewards, prompts, group_size, self.recipe.online_filter)
+        recipe = self.recipe
+        return step_counter.signal_groups(rewards, prompts, group_size, recipe.online_filter, recipe.process_rewards)
 
     def rate(self, judged_groups: int, counted_groups: int) -> float:
         return allocation.signal_rate(judged_groups, counted_groups)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward
 
@@ -41,21 +42,28 @@ def openable_steps(sealed: Collection[int], latest_version: int | None, async_le
 
 
 def signal_groups(
-    rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int, online_filter: OnlineFilter
+    rewards: Sequence[RowReward],
+    prompts: Sequence[int],
+    group_size: int,
+    online_filter: OnlineFilter,
+    prime: PrimeSettings | None = None,
 ) -> list[int]:
     """Prompt indices of the groups that carry signal (paper section 3.3.2).
 
     `rewards` has `group_size` rows for each of `prompts`, in that order. A group carries signal when the rewards that the filter looks at are not all
-    equal. Rows that could not be scored are left out of their group; a group without a scored row never counts.
+    equal; with `prime`, when its accuracy filter keeps it. Rows that could not be scored are left out of their group; a group without a scored row
+    never counts.
     """
     if len(rewards) != len(prompts) * group_size:
         raise ValueError(f"{len(rewards)} rewards do not fit {len(prompts)} groups of {group_size}")
     carrying = []
     for number, prompt in enumerate(prompts):
         rows = rewards[number * group_size : (number + 1) * group_size]
-        values = [row.reward if online_filter == "TotalReward" else row.task_reward for row in rows]
+        values = [row.reward if prime is None and online_filter == "TotalReward" else row.task_reward for row in rows]
         scored = [value for value in values if value is not None]
-        if scored and (online_filter == "None" or min(scored) != max(scored)):
+        if not scored:
+            continue
+        if prime.keeps(scored) if prime is not None else online_filter == "None" or min(scored) != max(scored):
             carrying.append(prompt)
     return carrying
 

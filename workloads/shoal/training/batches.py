@@ -6,7 +6,7 @@ step on any number of them. Pure; called by `loop`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,13 +80,16 @@ class OptimizerBatch:
     """What one optimizer step trains on: this rank's micro-batches, as many as every other rank has.
 
     `token_count` is over all ranks, and `divisor` is what the objective divides the sum over tokens by. `versions` has for
-    each round the policy versions that sampled any rank's tokens of it, ascending.
+    each round the policy versions that sampled any rank's tokens of it, ascending. `numbers` has for each of this rank's micro-batches which samples
+    of the step its segments are, counted through the groups (none for a filler); `rows` is how many of all ranks' samples have a sampled token.
     """
 
     micro_batches: list[MicroBatch]
     token_count: int
     divisor: float
     versions: list[tuple[int, ...]]
+    numbers: list[tuple[int, ...]] = field(default_factory=list)
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,15 +136,20 @@ def plan_step(
     for part in np.array_split(order, recipe.optimizer_steps):
         members = [scored[index] for index in part]
         lengths = [len(sample.tokens) for sample, _ in members]
-        packs = [[members[index] for index in indices] for indices in pack(lengths, capacity)]
+        bins_of_part = pack(lengths, capacity)
+        packs = [[members[index] for index in indices] for indices in bins_of_part]
+        numbers = [[int(part[index]) for index in indices] for indices in bins_of_part]
         divisor = None if objective_of(recipe).divisor == "tokens" else float(len(members) * longest)
-        batches.append(optimizer_batch(packs, rank, world, divisor))
+        batches.append(optimizer_batch(packs, rank, world, divisor, numbers))
         tokens, bins = tokens + sum(lengths), bins + len(packs)
     return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
 
 
 def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
-    """Each sample of a group with its advantage under the recipe's objective, overlong completions penalised if it says so."""
+    """Each sample of a group with its advantage under the recipe's objective, overlong completions penalised if it says so.
+
+    With PRIME it is the outcome's advantage alone, which `process_rewards` completes.
+    """
     objective, shaping = objective_of(recipe), recipe.overlong_shaping
     rewards = np.array([sample.reward for sample in group.samples])
     if shaping is not None:
@@ -149,20 +157,32 @@ def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> 
             limit = recipe.max_sequence_length - sample.prompt_length
             limit = limit if completion_limit is None else min(limit, completion_limit)
             rewards[index] -= overlong_penalty(sample.completion_length, limit, shaping)
+    prime = recipe.algorithm == "prime"
     advantages = group_advantages(
         rewards,
-        normalize=recipe.normalize_advantages and objective.divides_by_deviation,
-        leave_one_out=objective.advantages == "leave_one_out",
+        normalize=recipe.normalize_advantages and objective.divides_by_deviation and not prime,
+        leave_one_out=objective.advantages == "leave_one_out" or prime,
     )
     return list(zip(group.samples, advantages.tolist(), strict=True))
 
 
 def optimizer_batch(
-    packs: Sequence[Sequence[Scored]], rank: int, world: int, divisor: float | None = None
+    packs: Sequence[Sequence[Scored]],
+    rank: int,
+    world: int,
+    divisor: float | None = None,
+    numbers: Sequence[Sequence[int]] | None = None,
 ) -> OptimizerBatch:
-    """Packs dealt out to ranks. Without a `divisor` the loss is divided by the count of completion tokens."""
+    """Packs dealt out to ranks. Without a `divisor` the loss is divided by the count of completion tokens.
+
+    `numbers` says which samples of the step the packs hold; without it they are counted through the packs.
+    """
+    if numbers is None:
+        starts = np.cumsum([0, *map(len, packs)]).tolist()
+        numbers = [range(start, start + len(members)) for start, members in zip(starts, packs, strict=False)]
     # A pack of tool output only has nothing to learn from, and no gradient.
-    useful = [members for members in packs if any(sample.mask.any() for sample, _ in members)]
+    kept = [index for index, members in enumerate(packs) if any(sample.mask.any() for sample, _ in members)]
+    useful, named = [packs[index] for index in kept], [tuple(numbers[index]) for index in kept]
     dealt = deal([cost([len(sample.tokens) for sample, _ in members]) for members in useful], world)
     tokens = sum(int(sample.mask.sum()) for members in useful for sample, _ in members)
     return OptimizerBatch(
@@ -173,6 +193,8 @@ def optimizer_batch(
             tuple(sorted({sample.policy_version for index in here if index is not None for sample, _ in useful[index]}))
             for here in zip(*dealt, strict=True)
         ],
+        numbers=[() if index is None else named[index] for index in dealt[rank]],
+        rows=sum(bool(sample.mask.any()) for members in useful for sample, _ in members),
     )
 
 

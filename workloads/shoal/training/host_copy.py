@@ -6,6 +6,7 @@ when a state was read into them. One set of buffers is used again for every vers
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from shoal.training.parallel import Ranks
 WEIGHTS = "weights"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What torch's AdamW keeps for a parameter."""
+COMPANION = "beside."
+"""Before the kinds of keys that belong to a model which is trained beside the policy."""
 
 
 def trained(policy: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -31,21 +34,82 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class HostCopy:
-    """Host copies of the weights `weights/<parameter>`, AdamW's moments `<moment>/<parameter>` and random states `random/<kind>/<rank>`."""
+@dataclass(frozen=True)
+class Learner:
+    """A model that is trained, with its optimizer."""
 
-    def __init__(self, policy: torch.nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
-        self._policy = policy
+    model: torch.nn.Module
+    optimizer: Optimizer
+
+
+class _Part:
+    """One learner's share of a copy. `prefix` stands before the kinds of its keys."""
+
+    def __init__(self, prefix: str, learner: Learner) -> None:
+        self.prefix = prefix
+        self.model, self.optimizer = learner.model, learner.optimizer
         # These stay the sharded parameters, also while a forward pass shows whole ones in their place.
-        self._trained = dict(trained(policy))
-        self._optimizer = optimizer
+        self.trained = dict(trained(learner.model))
+
+    def key(self, kind: str, name: str) -> str:
+        return f"{self.prefix}{kind}/{name}"
+
+    def live(self) -> Iterator[tuple[str, Tensor]]:
+        """All that a copy holds of this learner, by key."""
+        for name, parameter in self.trained.items():
+            yield self.key(WEIGHTS, name), parameter
+            for moment, value in self.optimizer.adamw.state.get(parameter, {}).items():
+                if moment in MOMENTS:
+                    yield self.key(moment, name), value
+
+    def like(self, key: str) -> Tensor | None:
+        """A tensor of the shape and sharding that `key` has; None for a key that is not this learner's."""
+        kind, _, name = key.partition("/")
+        if kind == f"{self.prefix}step":
+            return torch.zeros(())
+        kinds = {f"{self.prefix}{kind}" for kind in (WEIGHTS, *MOMENTS)}
+        return self.trained[name] if kind in kinds else None
+
+    @torch.no_grad()
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Weights by key into the model; what a forward pass had gathered of others is dropped."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for name, parameter in self.trained.items():
+            local(parameter).copy_(local(weights[self.key(WEIGHTS, name)]))
+
+    def put_moments(self, tensors: Mapping[str, Tensor]) -> None:
+        """AdamW's moments by key into the optimizer, which forgets those that it had."""
+        state = self.optimizer.adamw.state
+        state.clear()
+        for name, parameter in self.trained.items():
+            moments = {moment: tensors[key] for moment in MOMENTS if (key := self.key(moment, name)) in tensors}
+            if moments:
+                state[parameter] = {
+                    moment: kept.clone() if moment == "step" else _like(parameter, kept)
+                    for moment, kept in moments.items()
+                }
+
+
+class HostCopy:
+    """Host copies of the weights `weights/<parameter>`, AdamW's moments `<moment>/<parameter>` and random states `random/<kind>/<rank>`.
+
+    A `companion` is what a method trains beside the policy: its kinds begin with `beside.`, and it is copied and given back together with it.
+    """
+
+    def __init__(
+        self, policy: torch.nn.Module, optimizer: Optimizer, ranks: Ranks, companion: Learner | None = None
+    ) -> None:
+        self._policy = _Part("", Learner(policy, optimizer))
+        self._parts = [self._policy] + ([] if companion is None else [_Part(COMPANION, companion)])
         self._ranks = ranks
         self._buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
 
     def take(self) -> None:
         """Copy everything as it is now."""
-        self.tensors = {key: self._copied(key, live) for key, live in self._live()}
+        self.tensors = {key: self._copied(key, live) for part in self._parts for key, live in part.live()}
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize()
         self.tensors |= self._random_states()
@@ -53,37 +117,31 @@ class HostCopy:
     def expect(self, keys: set[str]) -> dict[str, Tensor]:
         """Tensors to read a state with these keys into. Random states of ranks that are no more are left out."""
         for key in keys:
-            kind, _, name = key.partition("/")
-            if kind == WEIGHTS or kind in MOMENTS:
-                like = torch.zeros(()) if kind == "step" else self._trained[name]
-                self.tensors[key] = self._host_like(key, like)
+            for part in self._parts:
+                if (like := part.like(key)) is not None:
+                    self.tensors[key] = self._host_like(key, like)
         self.tensors = {key: tensor for key, tensor in self.tensors.items() if key in keys}
         self.tensors |= {key: state for key, state in self._random_states().items() if key in keys}
         return self.tensors
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Global shapes of the weights by key."""
-        return {f"{WEIGHTS}/{name}": parameter.shape for name, parameter in self._trained.items()}
+        """Global shapes of the weights by key, the companion's too."""
+        return {
+            part.key(WEIGHTS, name): parameter.shape for part in self._parts for name, parameter in part.trained.items()
+        }
 
     def empty_weights(self) -> dict[str, Tensor]:
-        """Tensors of their own, to read another version's weights into."""
+        """Tensors of their own, to read another version's weights of the policy into."""
         return {
             f"{WEIGHTS}/{name}": self._wrapped(torch.empty(local(live).shape), live)
-            for name, live in self._trained.items()
+            for name, live in self._policy.trained.items()
         }
 
     def give(self) -> None:
-        """Put the copy back into policy, optimizer and random generators."""
-        self.give_weights()
-        state = self._optimizer.adamw.state
-        state.clear()
-        for name, parameter in self._trained.items():
-            moments = {moment: self.tensors[key] for moment in MOMENTS if (key := f"{moment}/{name}") in self.tensors}
-            if moments:
-                state[parameter] = {
-                    moment: kept.clone() if moment == "step" else _like(parameter, kept)
-                    for moment, kept in moments.items()
-                }
+        """Put the copy back into models, optimizers and random generators."""
+        for part in self._parts:
+            part.put_weights(self.tensors)
+            part.put_moments(self.tensors)
         for key, state_bytes in self.tensors.items():
             if key == self._random("cpu"):
                 torch.set_rng_state(state_bytes)
@@ -91,24 +149,12 @@ class HostCopy:
                 torch.cuda.set_rng_state(state_bytes, self._ranks.device)
 
     def give_weights(self) -> None:
-        """Put the weights alone back; bit for bit, after others were tried out in their place."""
+        """Put the policy's weights alone back; bit for bit, after others were tried out in their place."""
         self.put_weights(self.tensors)
 
-    @torch.no_grad()
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Put the weights of some version, by key, into the policy; what a forward pass had gathered of others is dropped."""
-        for module in self._policy.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        for name, parameter in self._trained.items():
-            local(parameter).copy_(local(weights[f"{WEIGHTS}/{name}"]))
-
-    def _live(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._trained.items():
-            yield f"{WEIGHTS}/{name}", parameter
-            for moment, value in self._optimizer.adamw.state.get(parameter, {}).items():
-                if moment in MOMENTS:
-                    yield f"{moment}/{name}", value
+        self._policy.put_weights(weights)
 
     def _copied(self, key: str, live: Tensor) -> Tensor:
         copy = self._host_like(key, live)

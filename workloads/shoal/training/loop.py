@@ -77,7 +77,7 @@ class Trainer:
         )
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = self._method.optimizer
-        self._copy = HostCopy(self._policy, self._optimizer, ranks)
+        self._copy = HostCopy(self._policy, self._optimizer, ranks, self._method.companion)
         self._states = States(store, config.run, scratch, ranks, self._method.data)
         self._handover = Handover()
         self._waits = Waits(ranks, self._handover, progress, liveness)

@@ -13,7 +13,7 @@ from shoal import telemetry
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
-from shoal.training.host_copy import HostCopy
+from shoal.training.host_copy import HostCopy, Learner
 from shoal.training.metrics import StepTimes
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
@@ -60,9 +60,13 @@ Report = Callable[[StepTimes], StepMetrics]
 
 
 class Method(Protocol):
-    """One kind of training. `data` is the digest of what all of its steps train on, or None where that is decided step by step."""
+    """One kind of training. `data` is the digest of what all of its steps train on, or None where that is decided step by step.
+
+    `companion` is a model that is trained beside the policy, and so a part of every training state; None where there is none.
+    """
 
     optimizer: Optimizer
+    companion: Learner | None
     data: str | None
 
     def begin(self, tools: Tools) -> None:

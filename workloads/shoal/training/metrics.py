@@ -13,7 +13,7 @@ import numpy as np
 from shoal.contracts.steps import StepMetrics
 from shoal.training.batches import StepPlan
 from shoal.training.rollouts import Group
-from shoal.training.update import Updates
+from shoal.training.update import RewardModelUpdates, Updates
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def step_metrics(
     mismatch_kl: float,
     times: StepTimes,
     rows_left_out: int = 0,
+    reward_model: RewardModelUpdates | None = None,
 ) -> StepMetrics:
     """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so."""
     samples = list(chain.from_iterable(group.samples for group in groups))
@@ -71,7 +72,18 @@ def step_metrics(
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
         phase_seconds=times.phase_seconds,
+        **({} if reward_model is None else reward_model_metrics(reward_model)),
     )
+
+
+def reward_model_metrics(learnt: RewardModelUpdates) -> dict[str, Any]:
+    """What the report says of PRIME's reward model."""
+    return {
+        "prm_loss": finite(learnt.loss),
+        "prm_accuracy": learnt.accuracy,
+        "prm_gradient_norm": float(np.mean(learnt.norms or [0.0])),
+        "prm_skipped_updates": learnt.skipped,
+    }
 
 
 def untrained_metrics(

@@ -31,6 +31,8 @@ RECOMPUTE_FROM_PARAMETERS = 50_000_000
 they are a few megabytes, and a third more computing buys nothing.
 """
 SERVED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Look = Callable[[Float[Tensor, " completion"]], None]
+"""Is shown the log-probabilities of a micro-batch's completion tokens."""
 
 
 class BadModel(ValueError):
@@ -49,10 +51,12 @@ class Policy(torch.nn.Module):
         model.set_attn_implementation(NAME)
 
     def forward(
-        self, batch: MicroBatch, loss: TileLoss | None = None
+        self, batch: MicroBatch, loss: TileLoss | None = None, look: Look | None = None
     ) -> tuple[Float[Tensor, ""] | None, Float[Tensor, " completion"], Float[Tensor, " completion"]]:
         """Loss (to be differentiated; None without `loss`), log-probability and entropy of every completion token of the pack.
 
+        `look` is shown all log-probabilities before `loss` is asked for its first tile: a loss over whole completions is no sum over tokens, but
+        its gradient is known from them. That costs one more product with the head's weight.
         All ranks call this equally often: with nothing to do, on a filler.
         """
         head = self.model.get_output_embeddings()
@@ -68,6 +72,8 @@ class Policy(torch.nn.Module):
         arguments = (states, head.weight, batch.targets, batch.temperatures)
         if loss is None:
             return None, *head_logprobs(*arguments, tile_elements=self.tile_elements)
+        if look is not None:
+            look(head_logprobs(*arguments, tile_elements=self.tile_elements)[0])
         return head_loss(*arguments, loss, tile_elements=self.tile_elements)
 
     @property

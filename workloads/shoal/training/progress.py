@@ -87,6 +87,22 @@ SIGNALS = {
 HELD_OUT_LOSS = Gauge(
     "shoal_trainer_held_out_loss", "Mean loss of rows that are not learnt, after the last step; NaN: there are none."
 )
+REWARD_MODEL = {
+    "prm_loss": Gauge(
+        "shoal_trainer_prm_loss", "Mean loss of PRIME's reward model in the last step (nats a row); NaN: there is none."
+    ),
+    "prm_accuracy": Gauge(
+        "shoal_trainer_prm_accuracy",
+        "Share of rows on whose outcome PRIME's reward model was right; NaN: there is none.",
+    ),
+    "prm_gradient_norm": Gauge(
+        "shoal_trainer_prm_gradient_norm", "Gradient norm of PRIME's reward model before the clip; NaN: there is none."
+    ),
+}
+PRM_SKIPPED = Counter(
+    "shoal_trainer_prm_skipped_updates_total",
+    "Updates of PRIME's reward model left out because the gradient norm was not finite.",
+)
 WARNED = Gauge("shoal_trainer_warnings", "Signs of instability that the last step showed.")
 LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that could not be trained on.")
 
@@ -151,6 +167,10 @@ class Progress:
             value = None if signals is None else getattr(signals, signal.name)
             SIGNALS[signal.name].set(math.nan if value is None else value)
         HELD_OUT_LOSS.set(math.nan if metrics.held_out_loss is None else metrics.held_out_loss)
+        for name, gauge in REWARD_MODEL.items():
+            value = getattr(metrics, name)
+            gauge.set(math.nan if value is None else value)
+        PRM_SKIPPED.inc(metrics.prm_skipped_updates)
         WARNED.set(len(metrics.warnings))
         LEFT_OUT.inc(metrics.rows_left_out)
         for name, gauge in LAST.items():

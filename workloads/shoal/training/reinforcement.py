@@ -1,6 +1,7 @@
 """Learning from rollouts: wait for the step's batch, read it, compute log-probabilities of the fixed policies, make the updates (paper section 3).
 
 In: the batches that the orchestrator writes, the rollout files that validators accepted. Out: policy and optimizer after the step, and its report.
+With algorithm `prime` the reward model (`process_rewards`) completes the advantages and is updated before the policy is.
 A `method` of the loop.
 """
 
@@ -15,6 +16,7 @@ from shoal.training.model import load_reference, served_dtype
 from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
 from shoal.training.prefetch import Prefetch, Reader
+from shoal.training.process_rewards import ProcessRewards, told_of
 from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch
 from shoal.training.update import LogProbs, behaviour_logprobs, mismatch, plan_logprobs, train
 
@@ -33,6 +35,8 @@ class Reinforcement:
         config, policy, ranks = place.config, place.policy, place.ranks
         self._reference = load_reference(place.base, config.trainer, ranks, place.liveness.progress)
         self.optimizer = Optimizer(policy.parameters(), config.recipe)
+        self._process = ProcessRewards.of(place)
+        self.companion = None if self._process is None else self._process.learner
         self._reader = Reader(config, place.store, Limits(policy.vocabulary, config.recipe.max_sequence_length))
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
@@ -65,6 +69,13 @@ class Reinforcement:
             old = plan_logprobs(policy, plan, beat)
         with progress.phase("reference_logprobs"):
             reference = plan_logprobs(self._reference, plan, beat)
+        learnt = None
+        if self._process is not None:
+            with progress.phase("process_rewards"):
+                told = told_of(rows.groups)
+                plan = self._process.complete(plan, reference, told, beat)
+            with progress.phase("reward_model"):
+                learnt = self._process.learn(plan, reference, told, beat)
         with progress.phase("update"):
             updates = train(policy, self.optimizer, plan, old, reference, recipe, beat, behaviour)
         mismatch_kl = mismatch(plan, old, policy)
@@ -78,6 +89,7 @@ class Reinforcement:
             updates=updates,
             mismatch_kl=mismatch_kl,
             times=times,
+            reward_model=learnt,
         )
 
     def keep(self, version: int) -> None:

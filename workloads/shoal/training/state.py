@@ -24,7 +24,7 @@ from shoal.contracts.base import Contract, RunName, Sha256Hex
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 from shoal.storage import NotFound, Store
-from shoal.training.host_copy import WEIGHTS, HostCopy
+from shoal.training.host_copy import COMPANION, WEIGHTS, HostCopy
 from shoal.training.parallel import Ranks, waiting_for
 from shoal.training.stability import History
 
@@ -252,15 +252,17 @@ def name_on_disk(name: str) -> str:
 
 
 def _check_names(prefix: str, reader: Any, wanted: dict[str, torch.Size]) -> None:
-    """Raise WrongState unless the state's weights are those of this policy, adapters or not."""
+    """Raise WrongState unless the state's weights are those of this policy, adapters or not, and of what is trained beside it."""
     found = {
         key: metadata.size
         for key, metadata in reader.read_metadata().state_dict_metadata.items()
-        if key.startswith(f"{WEIGHTS}/")
+        if key.startswith((f"{WEIGHTS}/", f"{COMPANION}{WEIGHTS}/"))
     }
     if found != wanted:
         different = sorted(found.keys() ^ wanted.keys()) or [key for key in wanted if found[key] != wanted[key]]
-        raise WrongState(f"{prefix} is of another model than models/base/ and trainer.lora say: {different[:3]} differ")
+        raise WrongState(
+            f"{prefix} is of another model than models/base/, trainer.lora and recipe.algorithm say: {different[:3]} differ"
+        )
 
 
 def _fresh(folder: Path) -> Path:

@@ -55,6 +55,14 @@ class Updates(Steps):
     importance_capped: float
 
 
+@dataclass(frozen=True)
+class RewardModelUpdates(Steps):
+    """What the updates of PRIME's reward model did: mean loss over rows (nats) and share of rows judged right, each before its update."""
+
+    loss: float
+    accuracy: float
+
+
 LogProbs = list[list[Float[Tensor, " completion"]]]
 """One tensor a micro-batch of this rank, in the order of the plan, on the policy's device."""
 

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from shoal import telemetry
 from shoal.contracts.sft import SftSettings
 from shoal.contracts.steps import StepMetrics
+from shoal.training.host_copy import Learner
 from shoal.training.method import Report, Tools, Untrained, Workplace
 from shoal.training.metrics import bare_metrics, finite
 from shoal.training.optimizer import Optimizer, cosine_rate
@@ -21,7 +22,9 @@ from shoal.training.sft.update import Batch, Learnt, batch_of, held_out_loss, le
 
 
 class SupervisedFineTuning:
-    """The method of `mode: SFT`."""
+    """The method of `mode: SFT`. Nothing is trained beside the policy."""
+
+    companion: Learner | None = None
 
     def __init__(self, place: Workplace) -> None:
         self._place = place

@@ -1,0 +1,126 @@
+"""A run with algorithm `prime`: its reward model is part of every state, so that no stop changes anything, and its report says how it does."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_loop import DyingStore, Killed
+from tiny_run import Orchestrator, config, fill_step, make_store, make_trainer, recipe, write_base
+
+from servers import Loopback
+from shoal.contracts import keys
+from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.recipe import RollBack
+from shoal.contracts.run import RunConfig
+from shoal.contracts.steps import StepMetrics
+from shoal.storage import Store
+from shoal.training.reinforcement import Reinforcement
+from shoal.training.state import WrongState
+
+STEPS = 2
+RECIPE = recipe(algorithm="prime", prime=PrimeSettings(beta=0.5, learning_rate=2e-3))
+
+
+@pytest.fixture(scope="module")
+def orchestrator(loopback: Loopback) -> Iterator[Orchestrator]:
+    server = Orchestrator(loopback.address())
+    server.latest_version = STEPS
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("prime") / "base")
+
+
+def run_of(orchestrator: Orchestrator, **changes: Any) -> RunConfig:
+    return config(orchestrator.url, **({"steps": STEPS, "recipe": RECIPE} | changes))
+
+
+def filled(root: Path, steps: int = STEPS) -> Store:
+    store = make_store(root)
+    for step in range(steps):
+        fill_step(store, step)
+    return store
+
+
+def report(store: Store, step: int) -> StepMetrics:
+    return StepMetrics.from_json(store.get(keys.step_metrics(step)))
+
+
+def left(store: Store, outbox: Path) -> dict[str, Any]:
+    """Digests of the last state and of every version, and the reports without their clock times."""
+    found: dict[str, Any] = {
+        path.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(outbox.glob("v*/model.safetensors"))
+    }
+    found["state"] = hashlib.sha256(store.get(keys.trainer_state(STEPS) + "rank-00000.distcp")).hexdigest()
+    for step in range(STEPS):
+        found[f"step {step}"] = report(store, step).model_dump(
+            exclude={"started_unix", "finished_unix", "phase_seconds"}
+        )
+    return found
+
+
+def test_the_report_says_how_the_reward_model_does_and_a_stop_at_any_write_changes_nothing(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator
+) -> None:
+    undisturbed = filled(tmp_path / "undisturbed" / "store")
+    make_trainer(tmp_path / "undisturbed", base, undisturbed, orchestrator, run_of(orchestrator)).run()
+    first, second = report(undisturbed, 0), report(undisturbed, 1)
+    assert first.prm_loss is not None
+    assert second.prm_loss is not None
+    assert 0.3 < first.prm_loss < 1.5
+    assert second.prm_loss != first.prm_loss
+    assert 0.0 <= (first.prm_accuracy or 0.0) <= 1.0
+    assert (first.prm_gradient_norm or 0.0) > 0.0
+    assert first.prm_skipped_updates == 0
+    assert {"process_rewards", "reward_model"} <= first.phase_seconds.keys()
+
+    store, stops = filled(tmp_path / "stopped" / "store"), 0
+    while True:  # each attempt gets a few writes further, with a new process's memory
+        dying = DyingStore(store, at=2 + stops % 3)
+        try:
+            make_trainer(tmp_path / "stopped", base, dying, orchestrator, run_of(orchestrator)).run()
+            break
+        except Killed:
+            stops += 1
+            assert stops < 40
+    assert stops >= 3
+    assert left(store, tmp_path / "stopped" / "outbox") == left(undisturbed, tmp_path / "undisturbed" / "outbox")
+
+
+def reward_model(trainer: Any) -> torch.Tensor:
+    """All weights of a trainer's reward model."""
+    assert isinstance(trainer._method, Reinforcement)
+    assert trainer._method.companion is not None
+    return torch.cat([parameter.detach().flatten() for parameter in trainer._method.companion.model.parameters()])
+
+
+def test_going_back_takes_the_reward_model_back_too(tmp_path: Path, base: Path, orchestrator: Orchestrator) -> None:
+    store = filled(tmp_path / "store", 3)
+    run = run_of(orchestrator, steps=3, roll_back=RollBack(to_version=1, at_step=2))
+    going = make_trainer(tmp_path, base, store, orchestrator, run)
+    going.resume()
+    going.next_step()
+    earlier = reward_model(going).clone()
+    going.next_step()
+    assert not torch.equal(reward_model(going), earlier)
+    going.next_step()
+    assert going._handover.settle(60.0)
+    assert report(store, 2).rolled_back_to == 1
+    assert torch.equal(reward_model(going), earlier)
+
+
+def test_a_state_without_a_reward_model_is_of_another_run(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator
+) -> None:
+    store = filled(tmp_path / "store")
+    make_trainer(tmp_path, base, store, orchestrator, run_of(orchestrator, recipe=recipe())).run()
+    assert report(store, 0).prm_loss is None
+    with pytest.raises(WrongState, match=r"recipe\.algorithm say"):
+        make_trainer(tmp_path, base, store, orchestrator, run_of(orchestrator)).resume()

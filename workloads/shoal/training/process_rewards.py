@@ -1,0 +1,206 @@
+"""PRIME's implicit process reward model: a second model that learns outcomes beside the policy, and completes the plan's advantages.
+
+In: the plan of a step, whose advantages are those of the outcome alone, and the base model's log-probabilities. Out: the plan with PRIME's
+advantages; the reward model after one update for each optimizer batch. Rewards come from the weights at the start of the step (algorithm 1 of
+the paper: one forward pass, then the update), so the order of the two is fixed. Formulas are in `objectives/prime.py`. All ranks call
+everything here alike: what a group's baseline and the whitening need of other ranks is summed over them. Called by `reinforcement`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.recipe import Recipe
+from shoal.training.batches import MicroBatch, OptimizerBatch, StepPlan
+from shoal.training.host_copy import Learner
+from shoal.training.method import Workplace
+from shoal.training.model import Policy, load_policy
+from shoal.training.objectives.prime import (
+    Packed,
+    loss_slopes,
+    outcome_losses,
+    process_baselines,
+    process_returns,
+    token_rewards,
+    whitened,
+)
+from shoal.training.optimizer import Applied, Optimizer
+from shoal.training.rollouts import Group
+from shoal.training.update import Beat, LogProbs, RewardModelUpdates, over_ranks, plan_logprobs
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the verdicts say of each sample of a step, counted through its groups: the group's number, and the outcome (0 to 1)."""
+
+    groups: Int[Tensor, " step"]
+    outcomes: Float[Tensor, " step"]
+
+
+@dataclass(frozen=True)
+class RewardModelRecipe:
+    """How the reward model is optimised, as `optimizer.Hyperparameters`: its own rate and clip, the recipe's AdamW, no warm-up."""
+
+    learning_rate: float
+    max_grad_norm: float
+    adam_beta1: float
+    adam_beta2: float
+    weight_decay: float
+    warmup_steps: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, settings: PrimeSettings) -> "RewardModelRecipe":
+        return cls(
+            learning_rate=settings.learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            adam_beta1=recipe.adam_beta1,
+            adam_beta2=recipe.adam_beta2,
+            weight_decay=recipe.weight_decay,
+        )
+
+
+def told_of(groups: Sequence[Group]) -> Told:
+    """The samples' groups and outcomes, in the order in which `batches.plan_step` counts them. An outcome beyond 0 to 1 counts as the nearest."""
+    numbers = [number for number, group in enumerate(groups) for _ in group.samples]
+    outcomes = [sample.task_reward for group in groups for sample in group.samples]
+    return Told(torch.tensor(numbers), torch.tensor(outcomes, dtype=torch.float64).clamp(0.0, 1.0))
+
+
+class OutcomeLoss:
+    """The reward model's loss of one micro-batch, as `Policy.forward` asks for it: `look` first, then tile by tile.
+
+    What a tile gives has the loss's gradient, not its value: the loss of a whole completion is in `sums` (loss, right ones).
+    """
+
+    def __init__(
+        self,
+        packed: Packed,
+        reference: Float[Tensor, " completion"],
+        outcomes: Float[Tensor, " samples"],
+        beta: float,
+        rows: int,
+    ) -> None:
+        """`rows` is the count of completions of the optimizer batch over all ranks, which the loss is divided by."""
+        self._packed, self._reference, self._outcomes = packed, reference, outcomes
+        self._beta, self._rows = beta, rows
+        self._slopes: Float[Tensor, " completion"] | None = None
+        self.sums = torch.zeros(2, dtype=torch.float64, device=reference.device)
+
+    def look(self, logprobs: Float[Tensor, " completion"]) -> None:
+        """Score every completion of the pack, and fix each token's slope."""
+        scores = self._packed.sums(token_rewards(logprobs, self._reference, self._beta))
+        there = self._packed.counts() > 0
+        right = (scores > 0) == (self._outcomes > 0.5)
+        losses = outcome_losses(scores, self._outcomes)
+        self.sums += torch.stack([losses[there].sum(), right[there].double().sum()])
+        slopes = loss_slopes(scores, self._outcomes, self._beta) / self._rows
+        self._slopes = slopes[self._packed.owners].to(logprobs.dtype)
+
+    def __call__(
+        self, here: slice, logprobs: Float[Tensor, " tile"], entropy: Float[Tensor, " tile"]
+    ) -> Float[Tensor, ""]:
+        if self._slopes is None:
+            raise RuntimeError("a tile was asked for before the log-probabilities were looked at")
+        return (self._slopes[here] * logprobs).sum()
+
+
+class ProcessRewards:
+    """The reward model of a run with algorithm `prime`, with its optimizer. It begins as the base model; states bring it back."""
+
+    def __init__(self, model: Policy, recipe: Recipe, settings: PrimeSettings) -> None:
+        self._model, self._settings = model, settings
+        self.learner = Learner(model, Optimizer(model.parameters(), RewardModelRecipe.of(recipe, settings)))
+
+    @classmethod
+    def of(cls, place: Workplace) -> "ProcessRewards | None":
+        """That of the run; None with another algorithm."""
+        config = place.config
+        settings = config.recipe.process_rewards
+        if settings is None:
+            return None
+        model = load_policy(place.base, config.trainer, place.ranks, place.liveness.progress)
+        return cls(model, config.recipe, settings)
+
+    def complete(self, plan: StepPlan, reference: LogProbs, told: Told, beat: Beat) -> StepPlan:
+        """The plan with PRIME's advantages in place of the outcome's alone."""
+        settings = self._settings
+        logprobs = plan_logprobs(self._model, plan, beat)
+        rewards = [
+            [token_rewards(ours, base, settings.beta).cpu() for ours, base in zip(*pair, strict=True)]
+            for pair in zip(logprobs, reference, strict=True)
+        ]
+        baselines = self._baselines(plan, rewards, told)
+        mixed: list[list[Float[Tensor, " tokens"]]] = []
+        for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
+            mixed.append([])
+            for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
+                returns = process_returns(rewarded, baselines[list(numbers)], packed_of(packed, numbers))
+                mixed[-1].append(
+                    settings.process_weight * returns + settings.outcome_weight * packed.advantages.double()
+                )
+        mean, deviation = self._spread(mixed, plan.token_count)
+        return replace(
+            plan,
+            optimizer_batches=[
+                _with_advantages(batch, [whitened(values, mean, deviation) for values in parts])
+                for batch, parts in zip(plan.optimizer_batches, mixed, strict=True)
+            ],
+        )
+
+    def learn(self, plan: StepPlan, reference: LogProbs, told: Told, beat: Beat) -> RewardModelUpdates:
+        """One update for each optimizer batch of the plan. An update whose gradient norm is not finite is left out and counted."""
+        sums = torch.zeros(2, dtype=torch.float64)
+        applied: list[Applied] = []
+        for batch, parts in zip(plan.optimizer_batches, reference, strict=True):
+            for packed, numbers, base in zip(batch.micro_batches, batch.numbers, parts, strict=True):
+                here = packed.to(self._model.device)
+                outcomes = told.outcomes[list(numbers)].to(here.tokens.device)
+                loss = OutcomeLoss(packed_of(here, numbers), base, outcomes, self._settings.beta, batch.rows)
+                value, _, _ = self._model(here, loss, loss.look)
+                value.backward()
+                sums += loss.sums.cpu()
+                beat()
+            applied.append(self.learner.optimizer.step())
+        rows = sum(batch.rows for batch in plan.optimizer_batches)
+        loss_sum, right = over_ranks(sums, self._model, "the reward model's sums of a step")
+        return RewardModelUpdates(applied=applied, loss=loss_sum / rows, accuracy=right / rows)
+
+    def _baselines(
+        self, plan: StepPlan, rewards: list[list[Float[Tensor, " tokens"]]], told: Told
+    ) -> Float[Tensor, " step"]:
+        """Of every sample of the step, whichever rank has it."""
+        count = len(told.groups)
+        found = torch.zeros(2, count, dtype=torch.float64)
+        for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
+            for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
+                whose, here = packed_of(packed, numbers), list(numbers)
+                found[0, here], found[1, here] = whose.sums(rewarded), whose.counts()
+        sums = torch.tensor(over_ranks(found.flatten(), self._model, "process rewards of a step"), dtype=torch.float64)
+        totals, tokens = sums[:count], sums[count:]
+        return process_baselines(totals / tokens.clamp(min=1), tokens > 0, told.groups)
+
+    def _spread(self, values: list[list[Float[Tensor, " tokens"]]], count: int) -> tuple[float, float]:
+        """Mean and deviation (the population's) over all tokens of the step, of all ranks."""
+        flat = torch.cat([torch.zeros(0, dtype=torch.float64), *(part for parts in values for part in parts)])
+        mean = over_ranks(flat.sum()[None], self._model, "the mean of a step's advantages")[0] / count
+        squares = over_ranks(((flat - mean) ** 2).sum()[None], self._model, "the spread of a step's advantages")[0]
+        return mean, (squares / count) ** 0.5
+
+
+def packed_of(batch: MicroBatch, numbers: Sequence[int]) -> Packed:
+    """Which sample each token of a micro-batch belongs to; a filler's one segment is none."""
+    if not numbers:
+        return Packed(batch.predicted_from, 0)
+    return Packed.of(batch.predicted_from, batch.segments.on(batch.tokens.device))
+
+
+def _with_advantages(batch: OptimizerBatch, advantages: list[Float[Tensor, " tokens"]]) -> OptimizerBatch:
+    kept = [
+        replace(packed, advantages=values.float())
+        for packed, values in zip(batch.micro_batches, advantages, strict=True)
+    ]
+    return replace(batch, micro_batches=kept)
