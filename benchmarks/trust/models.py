@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.trust import weight_sets
 from shoal import environments
+from shoal.cli.calibrate import calibrate as calibrate_model
 from shoal.contracts.proof_profile import PROFILE_FILE
 from shoal.contracts.run import RunConfig
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import make_model
+from shoal.proofs.calibration import Effort
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,22 @@ def calibrate(config: RunConfig, folder: Path) -> None:
     profile = proof_calibration.of_run(config, environment, tasks, folder)
     if profile is not None:
         (folder / PROFILE_FILE).write_bytes(profile.to_json())
+
+
+def calibrate_engine(config: RunConfig, folder: Path) -> None:
+    """The same as `shoal calibrate --engine` does it, in the checkpoint's type of serving, with prepare's effort."""
+    effort = Effort(
+        sequences=proof_calibration.RUN_SEQUENCES,
+        max_tokens=min(proof_calibration.RUN_TOKENS, config.sampling.max_completion_tokens),
+        seconds=600.0,
+        file_sequences=config.sampling.groups_per_submission * config.recipe.group_size,
+        learning_rate=config.recipe.learning_rate,
+        updates=config.recipe.optimizer_steps,
+        seed=config.seed,
+    )
+    calibrate_model(
+        folder, config.tasks.environment, "auto", config.recipe.max_sequence_length, effort, None, print, engine=True
+    )
 
 
 def in_bfloat16(source: Path, target: Path) -> Path:

@@ -16,7 +16,7 @@ from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate, in_bfloat16
+from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
 from shoal.contracts.pools import Sampler
 from shoal.contracts.proof_profile import PROFILE_FILE, read_profile, thresholds_in_force
 
@@ -61,7 +61,7 @@ def of_dtype(made: Made, home: Path, dtype: str) -> dict[str, Any]:
     changes: dict[str, object] = {}
     config = paper_config()
     if dtype != "float32":  # the demo's own thresholds are for float32: here those calibrated for the dtype apply
-        calibrate(config, base)
+        calibrate_engine(config, base)
         changes["validation"] = config.validation.model_copy(update={"thresholds": None})
         config = paper_config(changes)
     folders = {name: served(folder, home / name) for name, folder in _folders(made, home).items()}

@@ -1,5 +1,6 @@
 """`shoal calibrate`: a profile beside the weights, a table for people, and mistakes in one line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def test_the_profile_lies_beside_the_weights_in_the_type_that_was_asked_for(mode
     assert "0.00% (0.00%-30.85%)" in text  # of honest chunks: none of ten
     assert f"written to {model / 'proof_profile.json'}" in text
     assert not list(model.glob("*.part"))
+
+
+def test_the_workers_own_engine_bounds_whole_files(model: Path) -> None:
+    said: list[str] = []
+    ends = json.loads((model / "config.json").read_text()) | {"eos_token_id": 1}
+    (model / "config.json").write_text(json.dumps(ends))
+    calibrate(model, "arithmetic", "bfloat16", 64, EFFORT, None, said.append, engine=True)
+    profile = read_profile(model, 128)
+    assert profile is not None
+    assert profile.size.sequences == 20  # ten of each
+    assert profile.thresholds.file_mean is not None
+    assert profile.honest.rejected_files.events == 0
+    assert "mean over a file of many chunks: " in "\n".join(said)
+
+
+def test_an_engine_that_cannot_start_is_named_with_its_last_words(model: Path) -> None:
+    with pytest.raises(InputWrong, match=r"the engine ended with status 1: .*gives eos_token_id"):
+        calibrate(model, "arithmetic", "float32", 64, EFFORT, None, lambda line: None, engine=True)
 
 
 def test_the_profile_goes_where_it_is_told(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.contracts import toploc
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.recipe import FileMean, ProofThresholds
 from shoal.contracts.top_points import bfloat16_bits
 from shoal.contracts.toploc import MalformedProofError, ProofErrors
 
@@ -208,3 +208,11 @@ def test_states_that_cannot_be_proven_are_refused() -> None:
         toploc.encode(states(3).astype(np.float64))
     with pytest.raises(ValueError, match="1 proofs, but the states of 33 tokens make 2"):
         toploc.compare(toploc.parse(toploc.encode(states(3)), 3, HIDDEN), states(33))
+
+
+def test_few_chunks_may_be_further_off_together_than_many() -> None:
+    bound = ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1))
+    assert toploc.file_mean_allowed(bound, 1) == pytest.approx(0.9)
+    assert toploc.file_mean_allowed(bound, 4) == pytest.approx(0.7)
+    assert toploc.file_mean_allowed(bound, 400) == pytest.approx(0.52)
+    assert toploc.file_mean_allowed(ProofThresholds(), 1) == float("inf")

@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from shoal.contracts import toploc
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.toploc import ErrorTable
 from shoal.proofs import CannotCalibrate, forgeries
-from shoal.proofs.calibration import Effort, calibrate, thresholds_for
+from shoal.proofs.calibration import Effort, Served, calibrate, thresholds_for
 from shoal.proofs.chunks import by_file, distance, layout, points_of
 from shoal.proofs.dishonest_weights import changes, other_weights
 from shoal.proofs.forward import decode, prefill
@@ -126,6 +127,40 @@ def test_in_bfloat16_thresholds_are_wider_and_still_no_forgery_passes() -> None:
     assert profile.thresholds.max_mantissa_error_mean > 0.1
     rates = passed(profile)
     assert [rates[name] for name in ("dimension prior", "token prior", "constant", "low degree")] == [0.0] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(dtype: torch.dtype) -> None:
+    model = model_with(OUTLIERS, dtype)
+    asked = []
+
+    def serve(prompts: Sequence[Sequence[int]], max_tokens: int, masked: Sequence[int]) -> list[Served]:
+        asked.append((len(prompts), max_tokens, list(masked)))
+        mask = np.isin(np.arange(128), masked)
+        return [
+            Served(each.prompt, each.completion, toploc.encode(each.states, mask))
+            for group in decode(model, prompts, max_tokens, seed=5, batch=11)
+            for each in group
+        ]
+
+    profile = calibrate(model, PROMPTS, EFFORT, lambda what, done, wanted: None, serve)
+    assert asked == [(48, 40, OUTLIERS)]
+    assert profile.size.sequences == 96
+    assert (profile.honest.rejected_chunks.trials, profile.honest.rejected_files.trials) == (192, 8)
+    assert profile.honest.rejected_chunks.events == profile.honest.rejected_files.events == 0
+    if dtype == torch.float32:
+        assert profile.thresholds.file_mean is None
+        return
+    bound = profile.thresholds.file_mean
+    assert bound is not None
+    assert 0 < bound.bound < profile.thresholds.max_mantissa_error_mean / 4
+    int4 = next(control for control in profile.controls if control.name == "int4")
+    assert int4.files.events == 0  # every file is found, whether or not a chunk of it tells
+
+
+def test_an_engine_that_completes_nothing_is_named() -> None:
+    with pytest.raises(CannotCalibrate, match="the serving engine completed no prompt"):
+        calibrate(model_with([]), PROMPTS, EFFORT, lambda what, done, wanted: None, lambda *asked: [])
 
 
 def test_a_model_of_nothing_but_outliers_keeps_half_its_dimensions() -> None:

@@ -13,7 +13,9 @@ from test_validator_process import ROLE_KEYS, publish
 from samples import PROOF_PROFILE
 from shoal.contracts import toploc
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
+from shoal.contracts.recipe import FileMean, ProofThresholds
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.verdicts import Verdict
 from shoal.storage.store import open_folder
 from shoal.validation.policies import Policies, Policy
 from shoal.validation.prefill import prefill
@@ -50,6 +52,24 @@ def test_calibrated_thresholds_hold_where_the_manifest_gives_none(court: Court, 
     assert "allowed together 2" in rejected(calibrated.judge(shifted, job=STATISTICAL), "computation")
     wide = court_with(court, unmasked.model_copy(update={"thresholds": loose}), thresholds=None)
     assert wide.judge(shifted, job=STATISTICAL).outcome == "accept"
+
+
+def test_errors_too_small_for_a_chunk_to_tell_are_found_in_the_mean_of_a_file(
+    court: Court, honest: list[Rollout]
+) -> None:
+    unmasked = PROOF_PROFILE.model_copy(update={"masked_dimensions": []})
+    loose = ProofThresholds()
+    bound = loose.model_copy(update={"file_mean": FileMean(bound=0.1, deviation=0.2)})
+    near = [replace(row, proofs=proofs(court, row, unmasked, 1.01)) for row in honest]
+
+    def outcome(rows: list[Rollout], thresholds: ProofThresholds) -> Verdict:
+        profile = unmasked.model_copy(update={"thresholds": thresholds})
+        return court_with(court, profile, thresholds=None).judge(rows, job=STATISTICAL)
+
+    assert outcome(near, loose).outcome == "accept"
+    evidence = rejected(outcome(near, bound), "computation")
+    assert "are together too far from version 3: mantissa error" in evidence
+    assert outcome(honest, bound).outcome == "accept"
 
 
 def test_a_loaded_version_has_the_profile_of_its_folder(court: Court, tmp_path: Path) -> None:

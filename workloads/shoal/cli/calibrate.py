@@ -4,16 +4,25 @@ In: a checkpoint's folder and how much to measure. Out: `proof_profile.json` and
 for a bound on false rejects that prepare has no time for, and for another type of serving. Called by `main`.
 """
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from shoal import environments
 from shoal.cli.errors import InputWrong
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
+from shoal.contracts.recipe import ProofThresholds
 from shoal.environments.prepare import CannotPrepare, checked_checkpoint
 from shoal.environments.proof_calibration import PROMPTS, measure
 from shoal.proofs import CannotCalibrate
-from shoal.proofs.calibration import Effort
+from shoal.proofs.calibration import Effort, Served
+
+START_SECONDS = 900.0
+"""What an engine may take to start: a large model is read and compiled first."""
 
 
 def calibrate(
@@ -24,13 +33,16 @@ def calibrate(
     effort: Effort,
     output: Path | None,
     write: Callable[[str], None],
+    *,
+    engine: bool = False,
 ) -> None:
-    """Calibrate the checkpoint in `model`; `write` is told a line at a time. Raises InputWrong."""
+    """Calibrate the checkpoint in `model`, with `engine` by vLLM's proofs too; `write` is told a line at a time. Raises InputWrong."""
     try:
         folder = checked_checkpoint(model)
         loaded = environments.load(environment)
         tasks = loaded.tasks(PROMPTS, effort.seed)
-        profile = measure(folder, loaded, tasks, [None], max_length, effort, dtype)
+        serve = partial(_serve, folder, max_length, effort) if engine else None
+        profile = measure(folder, loaded, tasks, [None], max_length, effort, dtype, serve)
     except (CannotPrepare, CannotCalibrate, ValueError) as error:
         raise InputWrong(f"{model}: {str(error).removeprefix('spec.model.path: ')}") from None
     path = output or folder / PROFILE_FILE
@@ -41,6 +53,43 @@ def calibrate(
     write(f"written to {path}: it travels with the weights from here on")
 
 
+def _serve(
+    folder: Path,
+    max_length: int,
+    effort: Effort,
+    dtype: str,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    masked: Sequence[int],
+) -> list[Served]:
+    """Completions and proofs of the checkpoint by a worker's engine, in a process of its own. Raises CannotCalibrate with its last words."""
+    wanted = {
+        "prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens, "max_length": max_length,
+        "dtype": dtype, "masked": list(masked), "seed": effort.seed, "seconds": effort.seconds,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="shoal-calibrate-") as scratch:
+        request, output, log = (Path(scratch) / name for name in ("request.json", "made.json", "engine.log"))
+        request.write_text(json.dumps(wanted))
+        command = [sys.executable, "-m", "shoal.inference.prove", str(folder), str(request), str(output)]
+        with log.open("wb") as errors:
+            try:
+                ended = subprocess.run(
+                    command, stdout=errors, stderr=errors, timeout=START_SECONDS + 2 * effort.seconds, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise CannotCalibrate(
+                    f"the engine did not end within {error.timeout:.0f} s: ask for fewer --sequences or --max-tokens"
+                ) from None
+        if ended.returncode != 0:
+            last = log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise CannotCalibrate(f"the engine ended with status {ended.returncode}: " + " | ".join(last))
+        made = json.loads(output.read_bytes())
+    return [
+        Served(list(prompt), tokens, bytes.fromhex(proofs))
+        for prompt, (tokens, proofs) in zip(prompts, made, strict=False)  # those that were begun in time
+    ]
+
+
 def lines(profile: ProofProfile) -> list[str]:
     """The profile for people."""
     limits, honest, size = profile.thresholds, profile.honest, profile.size
@@ -49,6 +98,7 @@ def lines(profile: ProofProfile) -> list[str]:
         f"masked dimensions: {len(profile.masked_dimensions)} of {profile.hidden_size}",
         f"thresholds: {limits.max_exponent_mismatches} mismatches of 128, mantissa error mean {limits.max_mantissa_error_mean:g}, "
         f"median {limits.max_mantissa_error_median:g}",
+        *_of_file(limits),
         f"honest proofs, largest seen: {honest.max_mismatches}, {honest.max_mantissa_error_mean:.3g}, {honest.max_mantissa_error_median:g}",
         f"{'':28}  {'chunks':>24}  {'files':>24}",
         f"{'honest, rejected':28}  {_rate(honest.rejected_chunks):>24}  {_rate(honest.rejected_files):>24}",
@@ -58,6 +108,13 @@ def lines(profile: ProofProfile) -> list[str]:
         for control in profile.controls
     ]
     return said
+
+
+def _of_file(limits: ProofThresholds) -> list[str]:
+    if limits.file_mean is None:
+        return []
+    mean = limits.file_mean
+    return [f"mean over a file of many chunks: {mean.bound:g}, and 4 x {mean.deviation:g} / sqrt(n) more for n chunks"]
 
 
 def _rate(rate: ErrorRate) -> str:

@@ -291,12 +291,27 @@ class StorageSpec(SpecModel):
     folder_size: ShortText = Field("20Gi", description="Size of the volume that holds the folder store.")
 
 
+class FileMean(SpecModel):
+    """What the mean of the mantissa errors over a file's verified chunks may be: for a type of serving in which one chunk says little."""
+
+    bound: float = Field(ge=0.0, le=10.0, description="Mean allowed over very many chunks.")
+    deviation: float = Field(
+        ge=0.0,
+        le=10.0,
+        description="Standard deviation of one honest chunk; n chunks may be 4 / sqrt(n) of it further.",
+    )
+
+
 class ProofThresholds(SpecModel):
     """TOPLOC tolerances of one chunk; the published bf16 values are the upper bound (TOPLOC, section 4)."""
 
     max_exponent_mismatches: int = Field(38, ge=0, le=38, description="Of 128 values, how many exponents may differ.")
     max_mantissa_error_mean: float = Field(10.0, ge=0.0, le=10.0, description="Mean mantissa error allowed.")
     max_mantissa_error_median: float = Field(8.0, ge=0.0, le=8.0, description="Median mantissa error allowed.")
+    file_mean: FileMean | None = Field(
+        None,
+        description="Bound on a whole file, as `shoal calibrate --engine` measures it; absent: chunks alone are judged.",
+    )
 
 
 class Validation(SpecModel):

@@ -17,6 +17,7 @@ reader accepts a polynomial of any degree, and a constant passes for most real c
 exponents.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ PROOF_BYTES = 2 + 2 * TOP_K
 # 128 honest points have an interpolating polynomial of degree 127 but for one case in 65497, and of at least 126 but
 # for one in 4e9.
 MIN_DEGREE = TOP_K - 2
+FILE_MEAN_DEVIATIONS = 4.0
 NOT_FINITE = 0x7F80  # bfloat16's infinity without its sign; NaNs lie above
 
 Float64 = npt.NDArray[np.float64]
@@ -104,6 +106,17 @@ def accept(errors: ProofErrors, thresholds: ProofThresholds) -> bool:
         and errors.mantissa_error_mean <= thresholds.max_mantissa_error_mean
         and errors.mantissa_error_median <= thresholds.max_mantissa_error_median
     )
+
+
+def file_mean_allowed(thresholds: ProofThresholds, chunks: int) -> float:
+    """The largest mean of `mantissa_error_mean` over `chunks` chunks of a file (at least one); infinite where no bound is set.
+
+    Honest chunks scatter, and so does their mean: it may be FILE_MEAN_DEVIATIONS of its own standard deviations beyond the bound, which an honest
+    file exceeds about three times in 100,000 looks if the errors of its chunks are independent.
+    """
+    if thresholds.file_mean is None:
+        return math.inf
+    return thresholds.file_mean.bound + FILE_MEAN_DEVIATIONS * thresholds.file_mean.deviation / math.sqrt(chunks)
 
 
 def proof_count(tokens: int) -> int:

@@ -5,7 +5,7 @@ and by `shoal calibrate`. What is measured, and how, is in `proofs.calibration`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,16 +87,18 @@ def measure(
     max_length: int,
     effort: Any,
     dtype: str = "auto",
+    serve: Callable[..., Any] | None = None,
 ) -> ProofProfile:
     """Calibrate the checkpoint in `folder` in its own type, or another `dtype`, on a GPU if there is one; `effort` is `proofs.calibration.Effort`.
 
-    Prompts ask for `targets` (tokens, or None) in turn; those that leave little room below `max_length` tokens are left out.
+    Prompts ask for `targets` (tokens, or None) in turn; those that leave little room below `max_length` tokens are left out. `serve` is a
+    `proofs.calibration.Serve` that is told the type of serving first; the model makes room on the GPU for it.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from shoal.proofs.calibration import calibrate
+    from shoal.proofs.calibration import Served, calibrate, dtype_name
 
     disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -122,7 +124,17 @@ def measure(
         if done % REPORT_EVERY == 0 or done == wanted:
             log.info("calibrating proofs", doing=what, done=done, wanted=wanted)
 
-    return calibrate(model, fitting, effort, report)
+    def engine(*asked: Any) -> list[Served]:
+        assert serve is not None
+        device = model.device
+        model.to("cpu")
+        torch.cuda.empty_cache()  # nothing where there is no GPU
+        try:
+            return list(serve(dtype_name(model), *asked))
+        finally:
+            model.to(device)
+
+    return calibrate(model, fitting, effort, report, engine if serve is not None else None)
 
 
 def hidden_size(folder: Path) -> int:

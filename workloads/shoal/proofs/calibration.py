@@ -11,16 +11,15 @@ ones. What they let through is then measured with dishonest weights and with pro
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from shoal.contracts.proof_profile import CalibrationSize, Control, HonestErrors, ProofProfile
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
+from shoal.contracts.recipe import FileMean, ProofThresholds
 from shoal.contracts.top_points import Bool, Float32
-from shoal.contracts.toploc import ErrorTable, compare_points
+from shoal.contracts.toploc import ErrorTable, Proofs, compare_points, file_mean_allowed, parse
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
 from shoal.proofs.dishonest_weights import changes, other_weights
@@ -36,6 +35,8 @@ LEAST_HALF = ProofThresholds(max_exponent_mismatches=10, max_mantissa_error_mean
 """The same of 16-bit types. What an engine rounds between fused operations does not show within transformers: vLLM's honest proofs were
 up to 5, 1.06 and 1.0 off in bfloat16, transformers' own 3, 0.31 and 0.0. Twice vLLM's.
 """
+FILE_MARGIN = 1.25
+"""The bound on a file's mean is so many times the engine's own: a mean over many chunks hardly scatters, but another device's lies elsewhere."""
 BATCHES = (1, 32, 7)
 """Sequences decoded together, in turn: another batch is another order of sums."""
 CONTROL_SEQUENCES = 256
@@ -60,10 +61,47 @@ Report = Callable[[str, int, int], None]
 """Told what is done, how much of it is, and how much there is."""
 
 
-def calibrate(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report) -> ProofProfile:
+@dataclass(frozen=True)
+class Served:
+    """One sequence from a serving engine: token ids, and the proofs that came with the completion."""
+
+    prompt: list[int]
+    completion: list[int]
+    proofs: bytes
+
+
+Serve = Callable[[Sequence[Sequence[int]], int, Sequence[int]], list[Served]]
+"""Completes prompts with up to so many tokens by the workers' own engine, whose proofs leave out the masked dimensions given last."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Proofs against our own states: where the chunks are from, and their errors."""
+
+    chunks: Chunks
+    errors: ErrorTable
+
+    def and_(self, other: "Compared") -> "Compared":
+        """Both, the other's sequences after ours."""
+        after = int(self.chunks.sequence[-1]) + 1 if len(self.chunks) else 0
+        ours, theirs = self.chunks, other.chunks
+        chunks = Chunks(
+            np.concatenate([ours.sequence, theirs.sequence + after]), np.concatenate([ours.tokens, theirs.tokens])
+        )
+        columns = [
+            np.concatenate([getattr(self.errors, each.name), getattr(other.errors, each.name)])
+            for each in fields(ErrorTable)
+        ]
+        return Compared(chunks, ErrorTable(*columns))
+
+
+def calibrate(
+    model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report, serve: Serve | None = None
+) -> ProofProfile:
     """Measure a Hugging Face causal language model, in evaluation mode. Raises CannotCalibrate.
 
-    The weights are changed on the way and are as before when it returns.
+    With `serve` the engine's honest proofs are measured too, and in 16-bit types bound the mean over a file. The weights are changed on the way
+    and are as before when it returns.
     """
     hidden_size = model.config.hidden_size
     honest = _decoded(model, prompts, effort, report)
@@ -73,17 +111,21 @@ def calibrate(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, repo
     again = prefill(model, honest, 1)  # one by one, as different from batches as can be
     masked = masked_dimensions([each.states for each in honest])
     mask = _mask(masked, hidden_size)
-    chunks = layout([len(states) for states in again])
-    ours = points_of(again, mask)
-    errors = distance(points_of([each.states for each in honest], mask), ours)
-    thresholds = thresholds_for(errors, dtype_name(model))
+    decoded = Compared(
+        layout([len(states) for states in again]),
+        distance(points_of([each.states for each in honest], mask), points_of(again, mask)),
+    )
+    served = _served(model, prompts, mask, masked, effort, report, serve) if serve is not None else None
+    all_honest = decoded.and_(served) if served is not None else decoded
+    chunks, errors = all_honest.chunks, all_honest.errors
+    thresholds = thresholds_for(errors, dtype_name(model), served.errors if served is not None else None)
     controls = [
         Control(
             name=name,
-            chunks=error_rate(int(accepted.sum()), len(accepted)),
-            files=_files(~accepted, part, effort.file_sequences, passes=True),
+            chunks=error_rate(int(each.errors.accepted(thresholds).sum()), len(each.chunks)),
+            files=_rate(~_rejected_files(each, thresholds, effort.file_sequences)),
         )
-        for name, accepted, part in _controls(model, honest, again, mask, thresholds, effort, report)
+        for name, each in _controls(model, honest, again, mask, effort, report)
     ]
     rejected = ~errors.accepted(thresholds)
     return ProofProfile(
@@ -92,9 +134,9 @@ def calibrate(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, repo
         masked_dimensions=masked,
         thresholds=thresholds,
         size=CalibrationSize(
-            prover="transformers",
-            sequences=len(honest),
-            tokens=sum(len(each.completion) for each in honest),
+            prover="transformers" if served is None else "transformers and the serving engine",
+            sequences=int(chunks.sequence[-1]) + 1,
+            tokens=int(chunks.tokens.sum()),
             chunks=len(chunks),
             file_sequences=effort.file_sequences,
         ),
@@ -103,14 +145,17 @@ def calibrate(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, repo
             max_mantissa_error_mean=float(errors.mantissa_error_mean.max()),
             max_mantissa_error_median=float(errors.mantissa_error_median.max()),
             rejected_chunks=error_rate(int(rejected.sum()), len(rejected)),
-            rejected_files=_files(rejected, chunks, effort.file_sequences, passes=False),
+            rejected_files=_rate(_rejected_files(all_honest, thresholds, effort.file_sequences)),
         ),
         controls=controls,
     )
 
 
-def thresholds_for(errors: ErrorTable, dtype: str) -> ProofThresholds:
-    """The largest honest errors with the margin, rounded up; at least those of the type of serving, at most the published thresholds."""
+def thresholds_for(errors: ErrorTable, dtype: str, served: ErrorTable | None = None) -> ProofThresholds:
+    """The largest honest errors with the margin, rounded up; at least those of the type of serving, at most the published thresholds.
+
+    `served`: those errors that came from the serving engine; in 16-bit types they bound the mean over a file.
+    """
     least, published = LEAST_FLOAT32 if dtype == "float32" else LEAST_HALF, ProofThresholds()
     mismatches = int((errors.exponent_mismatches + errors.sign_mismatches).max())
     mean, median = float(errors.mantissa_error_mean.max()), float(errors.mantissa_error_median.max())
@@ -132,7 +177,20 @@ def thresholds_for(errors: ErrorTable, dtype: str) -> ProofThresholds:
             MARGIN * median,
             published.max_mantissa_error_median,
         ),
+        file_mean=_file_mean(served) if served is not None and dtype != "float32" else None,
     )
+
+
+def _file_mean(served: ErrorTable) -> FileMean | None:
+    """The bound on a file's mean from the engine's honest chunks; None where theirs are so far off already that it could not bind."""
+    errors = served.mantissa_error_mean
+    if not np.isfinite(errors).all():
+        return None
+    bound, deviation = (
+        math.ceil(1000 * value) / 1000 for value in (FILE_MARGIN * float(errors.mean()), float(errors.std()))
+    )
+    most = ProofThresholds().max_mantissa_error_mean
+    return FileMean(bound=bound, deviation=deviation) if max(bound, deviation) <= most else None
 
 
 def dtype_name(model: Any) -> Any:
@@ -165,41 +223,64 @@ def _decoded(model: Any, prompts: Sequence[Sequence[int]], effort: Effort, repor
     return made
 
 
+def _served(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    mask: Bool | None,
+    masked: Sequence[int],
+    effort: Effort,
+    report: Report,
+    serve: Serve,
+) -> Compared:
+    """The serving engine's honest proofs against one pass over each of its sequences."""
+    wanted = [prompts[number % len(prompts)] for number in range(effort.sequences)]
+    report("serve", 0, len(wanted))
+    made = [each for each in serve(wanted, effort.max_tokens, masked) if each.completion]
+    if not made:
+        raise CannotCalibrate("the serving engine completed no prompt with a single token: give other prompts")
+    none = np.zeros((0, 0), dtype=np.float32)
+    report("compute again", 0, len(made))
+    again = prefill(model, [Decoded(each.prompt, each.completion, none) for each in made], 1)
+    proofs = [parse(each.proofs, len(each.completion), model.config.hidden_size) for each in made]
+    whole = Proofs(np.concatenate([p.moduli for p in proofs]), np.concatenate([p.coefficients for p in proofs]))
+    report("serve", len(made), len(wanted))
+    return Compared(layout([len(states) for states in again]), compare_points(whole, *points_of(again, mask)))
+
+
 def _controls(
     model: Any,
     honest: Sequence[Decoded],
     again: Sequence[Float32],
     mask: Bool | None,
-    thresholds: ProofThresholds,
     effort: Effort,
     report: Report,
-) -> Iterator[tuple[str, npt.NDArray[np.bool_], Chunks]]:
-    """Each kind of dishonest proof: name, which of its chunks pass, and what chunks these are."""
+) -> Iterator[tuple[str, Compared]]:
+    """Each kind of dishonest proof: its name, and its errors."""
     half = max(1, min(len(honest) // 2, CONTROL_SEQUENCES))
     given, seen = list(honest[-half:]), list(honest[:-half]) or list(honest)
     chunks = layout([len(each.completion) for each in given])
     ours = points_of(again[-half:], mask)
 
-    def passes(claimed: Points) -> npt.NDArray[np.bool_]:
-        return distance(claimed, ours).accepted(thresholds)
+    def compared(claimed: Points) -> Compared:
+        return Compared(chunks, distance(claimed, ours))
 
     for name, change in changes(effort.learning_rate, effort.updates).items():
         report(name, 0, half)
         with other_weights(model, name, change, effort.seed):
             states = prefill(model, given, CONTROL_BATCH)
-        yield name, passes(points_of(states, mask)), chunks
+        yield name, compared(points_of(states, mask))
     report("proofs without a forward pass", 0, half)
     known = [each.states for each in seen]
-    yield "dimension prior", passes(forgeries.dimension_prior(known, mask, chunks)), chunks
+    yield "dimension prior", compared(forgeries.dimension_prior(known, mask, chunks))
     prior = forgeries.token_prior(known, [_read(each) for each in seen], [_read(each) for each in given], mask)
-    yield "token prior", passes(prior), chunks
+    yield "token prior", compared(prior)
     claimed = points_of([each.states for each in given], mask)
-    yield "signs flipped", passes(forgeries.flipped(claimed)), chunks
+    yield "signs flipped", compared(forgeries.flipped(claimed))
     for name, proofs in (
         ("constant", forgeries.constants(claimed, len(chunks))),
         ("low degree", forgeries.low_degree(claimed)),
     ):
-        yield name, compare_points(proofs, *ours).accepted(thresholds), chunks
+        yield name, Compared(chunks, compare_points(proofs, *ours))
 
 
 def _read(each: Decoded) -> list[int]:
@@ -207,10 +288,18 @@ def _read(each: Decoded) -> list[int]:
     return [each.prompt[-1], *each.completion[:-1]]
 
 
-def _files(rejected: npt.NDArray[np.bool_], chunks: Chunks, file_sequences: int, *, passes: bool) -> Any:
-    """How many files have a rejected chunk or, with `passes`, have none."""
-    hit = by_file(rejected, chunks, file_sequences)
-    return error_rate(int((~hit if passes else hit).sum()), len(hit))
+def _rejected_files(each: Compared, thresholds: ProofThresholds, file_sequences: int) -> Bool:
+    """Which files have a chunk beyond its bounds, or too large a mean; bool [files]."""
+    rejected = by_file(~each.errors.accepted(thresholds), each.chunks, file_sequences)
+    number = each.chunks.sequence // file_sequences
+    for file in range(len(rejected)):
+        errors = each.errors.mantissa_error_mean[number == file]
+        rejected[file] |= bool(errors.mean() > file_mean_allowed(thresholds, len(errors)))
+    return rejected
+
+
+def _rate(events: Bool) -> ErrorRate:
+    return error_rate(int(events.sum()), len(events))
 
 
 def _mask(masked: Sequence[int], hidden_size: int) -> Bool | None:

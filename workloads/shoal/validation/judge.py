@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal.contracts.proof_profile import thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
+from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.telemetry import get_logger
@@ -96,12 +98,13 @@ def dear_finding(
         return weights
     count = len(file.rows)
     order = rng.sample(range(count), count)
+    thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
     looks = sequential.looks(count, sequential.first_rows(count, file.job, facts.validation))
     chance = sequential.chance_of_a_part(facts.validation, len(looks))
     for until in looks:
         drawn = {number: file.rows[number] for number in order[len(looked_at) : until]}
-        finding = _row_by_row(file, facts, policy, drawn, looked_at, watch) or _all_together(
-            file, facts, chance, looked_at, watch
+        finding = _row_by_row(file, facts, policy, thresholds, drawn, looked_at, watch) or _all_together(
+            file, facts, thresholds, chance, looked_at, watch
         )
         if finding is not None or not sequential.undecided(looked_at.values(), count, facts.validation):
             return finding
@@ -112,6 +115,7 @@ def _row_by_row(
     file: File,
     facts: Facts,
     policy: Policy,
+    thresholds: ProofThresholds,
     drawn: Mapping[int, Rollout],
     looked_at: dict[int, Prefill],
     watch: Stopwatch,
@@ -124,20 +128,30 @@ def _row_by_row(
         if batch is None:
             return None
         with watch("computation"):
-            finding = computation.check(file, batch, facts, policy.profile)
+            errors = computation.measure(file, batch, facts, policy.profile)
+            finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
             finding = finding or redraw.check(file, batch, policy.dtype)
-        looked_at |= {number: ours.without_states() for number, ours in batch.items()}
+        looked_at |= {
+            number: ours.judged([each.mantissa_error_mean for each in errors[number]]) for number, ours in batch.items()
+        }
         if finding is not None:
             return finding
 
 
 def _all_together(
-    file: File, facts: Facts, chance: float, looked_at: Mapping[int, Prefill], watch: Stopwatch
+    file: File,
+    facts: Facts,
+    thresholds: ProofThresholds,
+    chance: float,
+    looked_at: Mapping[int, Prefill],
+    watch: Stopwatch,
 ) -> Finding | None:
     """Checks that sum over the rows seen so far."""
+    with watch("computation"):
+        finding = computation.check_mean(file, looked_at, thresholds)
     with watch("token_sampling"):
-        finding = token_sampling.check(file, looked_at, facts, chance)
+        finding = finding or token_sampling.check(file, looked_at, facts, chance)
     with watch("termination"):
         return finding or termination.check_probabilities(file, looked_at, facts, chance)
 

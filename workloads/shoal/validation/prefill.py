@@ -11,7 +11,7 @@ because a mask over a pack costs the square of the pack.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,8 @@ class Prefill:
     is improbable there; `surprise_mean` and `surprise_variance` [n] of an honest sample's surprise, capped at
     SURPRISE_CAP nats; `colder` and `hotter` [n] log-likelihood ratios of the chosen token at OTHER_TEMPERATURES
     against the run's; `gaps` [n] by how many nats the sampler's own choice is ahead of the chosen token and `drawn`
-    [n] that choice, both None when the sampler cannot be redone.
+    [n] that choice, both None when the sampler cannot be redone. `proof_errors` [proofs] are the mean mantissa errors of
+    the row's proofs, once they were compared.
     """
 
     states: Float32
@@ -67,10 +68,15 @@ class Prefill:
     hotter: Float32
     gaps: Float32 | None = None
     drawn: Int64 | None = None
+    proof_errors: Float32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
-    def without_states(self) -> "Prefill":
-        """The same without what takes the memory: at the paper's size 200 MB of states a row."""
-        return replace(self, states=np.empty((0, self.states.shape[1]), dtype=np.float32))
+    def judged(self, proof_errors: Sequence[float]) -> "Prefill":
+        """The same with the errors of its proofs, and without what takes the memory: at the paper's size 200 MB of states a row."""
+        return replace(
+            self,
+            states=np.empty((0, self.states.shape[1]), dtype=np.float32),
+            proof_errors=np.asarray(proof_errors, dtype=np.float32),
+        )
 
 
 def batches(lengths: Mapping[int, int], budget: int = BATCH_TOKENS) -> list[list[int]]:

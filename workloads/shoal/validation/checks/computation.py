@@ -2,12 +2,13 @@
 TOPLOC, section 4).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from shoal.contracts import toploc
-from shoal.contracts.proof_profile import ProofProfile, thresholds_in_force
+from shoal.contracts.proof_profile import ProofProfile
+from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.top_points import Bool
 from shoal.contracts.toploc import MalformedProofError, ProofErrors, Proofs
@@ -25,18 +26,21 @@ def check_shape(file: File, facts: Facts) -> Finding | None:
     return None
 
 
-def check(
+def measure(
     file: File, prefills: Mapping[int, Prefill], facts: Facts, profile: ProofProfile | None = None
-) -> Finding | None:
-    """Proofs of the rows in `prefills` (by row number) fit the states of our own forward pass, chunk by chunk.
+) -> dict[int, list[ProofErrors]]:
+    """How far the proofs of the rows in `prefills` are from the states of our own forward pass, by row number, a chunk each.
 
-    `profile`: that of the version's folder, with the dimensions that proofs leave out and the calibrated thresholds.
+    `profile`: that of the version's folder, with the dimensions that proofs leave out.
     """
-    thresholds = thresholds_in_force(facts.validation.thresholds, profile)
     masked = profile.mask() if profile is not None else None
-    for number, ours in prefills.items():
-        row = file.rows[number]
-        for chunk, errors in enumerate(_errors(row, ours, facts, masked)):
+    return {number: _errors(file.rows[number], ours, facts, masked) for number, ours in prefills.items()}
+
+
+def check(file: File, found: Mapping[int, Sequence[ProofErrors]], thresholds: ProofThresholds) -> Finding | None:
+    """Every chunk whose errors `measure` found is within its bounds."""
+    for number, chunks in found.items():
+        for chunk, errors in enumerate(chunks):
             if not toploc.accept(errors, thresholds):
                 return reject(
                     "computation",
@@ -47,6 +51,21 @@ def check(
                     f"{errors.mantissa_error_median:.1f} (allowed {thresholds.max_mantissa_error_median})",
                 )
     return None
+
+
+def check_mean(file: File, prefills: Mapping[int, Prefill], thresholds: ProofThresholds) -> Finding | None:
+    """The chunks of all rows seen so far are within the bound on their mean: weights too near for a single chunk to tell add up."""
+    errors = np.concatenate([ours.proof_errors for ours in prefills.values()])
+    if not len(errors):
+        return None
+    mean, allowed = float(errors.mean(dtype=float)), toploc.file_mean_allowed(thresholds, len(errors))
+    if mean <= allowed:
+        return None
+    return reject(
+        "computation",
+        f"{len(errors)} proofs of {len(prefills)} rows are together too far from version {file.policy_version}: "
+        f"mantissa error {mean:.3f} on average (allowed {allowed:.3f})",
+    )
 
 
 def _parse(row: Rollout, facts: Facts) -> list[Proofs]:
