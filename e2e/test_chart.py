@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e import clusters
 from e2e.release import Release
 from e2e.space import Space
 
@@ -71,3 +72,31 @@ def test_the_charts_own_object_store_comes_up_with_its_bucket(
     assert [each["status"]["phase"] for each in claims] == ["Bound"]
     # Helm removes the Job that made the bucket only once it has succeeded.
     assert [job["metadata"]["name"] for job in space.kube.list("Job", space.name)] == []
+
+
+def test_helm_uninstall_keeps_the_kinds_and_what_is_of_them_unless_told_otherwise(
+    release: Release, cluster: clusters.Cluster
+) -> None:
+    if isinstance(cluster, clusters.GivenCluster):
+        pytest.skip("it would end every run of a cluster that is somebody's")
+    space = release.space
+
+    def kinds() -> int:
+        return len(space.kube.list("CustomResourceDefinition", labels="app.kubernetes.io/part-of=shoal"))
+
+    lonely = {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "RelayServer",
+        "metadata": {"name": "lonely"},
+        "spec": {"run": "nobody"},
+    }
+    release.install("--set", "operator.replicas=1")
+    space.apply(lonely)
+    release.uninstall()
+    assert kinds() == 4
+    assert space.kube.get("RelayServer", "lonely", space.name) is not None
+
+    release.install("--set", "operator.replicas=1", "--set", "crds.keep=false")
+    assert space.kube.get("RelayServer", "lonely", space.name) is not None
+    release.uninstall()
+    space.wait("the kinds to be gone", lambda: kinds() == 0)
