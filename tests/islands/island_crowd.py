@@ -20,15 +20,15 @@ ALONE: Any = SimpleNamespace(
     rank=0, world=1, leader=True, group=None, broadcast=lambda value, what: value, all=lambda flag, what: flag
 )
 SETTINGS = IslandSettings(
-    inner_steps=1, wait_seconds=3.0, join_seconds=20.0, connect_seconds=10.0, transfer_seconds=20.0
+    inner_steps=1, wait_seconds=30.0, join_seconds=60.0, connect_seconds=30.0, transfer_seconds=30.0
 )
 
 
 class Crowd:
-    """A lighthouse, and islands with a parameter vector each."""
+    """A lighthouse, and islands with a parameter vector each. On a busy machine nobody is taken for dead or late within these seconds."""
 
-    def __init__(self, wait_seconds: float = 3.0) -> None:
-        self.lighthouse = serve(HOST, 0, wait_seconds)
+    def __init__(self, wait_seconds: float = 60.0, silence_seconds: float = 60.0) -> None:
+        self.lighthouse = serve(HOST, 0, wait_seconds, silence_seconds)
         self.port = int(self.lighthouse.address().rsplit(":", 1)[1])
         self.islands: dict[str, Island] = {}
         self.parameters: dict[str, torch.Tensor] = {}
@@ -58,7 +58,7 @@ class Crowd:
         threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(chosen)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if errors:
@@ -68,6 +68,13 @@ class Crowd:
 
     def exchange(self, islands: Sequence[Island] | None = None, position: int = 1) -> list[Exchanged | None]:
         return self.all(lambda island: island.exchange(position), islands)
+
+    def exchange_until(self, islands: Sequence[Island], done: Callable[[list[Any]], bool]) -> list[Any]:
+        """Rounds until one is as it must become, once the lighthouse has missed whoever is gone."""
+        deadline = time.monotonic() + 150
+        while not done(said := self.exchange(islands)):
+            assert time.monotonic() < deadline, f"the last round was {said}"
+        return said
 
     def close(self) -> None:
         for island in self.islands.values():

@@ -7,6 +7,7 @@ Called with a scenario's name and an empty folder. Every island writes a line of
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from shoal.islands.island import Exchanged, Island, IslandSettings, Place
 from shoal.islands.lighthouse import serve
 from shoal.training.model import load_policy
 from shoal.training.optimizer import Optimizer
+from shoal.training.parallel import start_ranks
 from shoal.training.sft.update import batch_of, learn
 
 INNER_STEPS = 3
@@ -42,46 +44,47 @@ SETTINGS = IslandSettings(
 )
 
 
-def train(name: str, folder: Path, port: int) -> None:
-    """Train until killed: supervised fine-tuning on this island's own rows."""
+def train(name: str, folder: Path, port: int, rank: int = 0, world: int = 1, ranks_port: int = 0) -> None:
+    """Train until killed: supervised fine-tuning on this island's own rows, sharded where it has several ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     number = int(name.rpartition("-")[2])
-    policy = load_policy(folder / "base")
+    ranks = ALONE
+    if world > 1:
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": HOST}
+        os.environ |= environment | {"MASTER_PORT": str(ranks_port), "SHOAL_BIND": HOST}
+        ranks = start_ranks("cpu", deadline_seconds=PATIENCE_SECONDS)
+    policy = load_policy(folder / "base", None, ranks if world > 1 else None)
     parameters = {key: value for key, value in policy.named_parameters() if value.requires_grad}
     optimizer = Optimizer(policy.parameters(), sft_settings(learning_rate=1e-3))
     place = Place(RUN, name, KEYS[name], KNOWN, f"http://{HOST}:{port}", HOST)
-    island = Island(place, SETTINGS, ALONE, parameters)
+    island = Island(place, SETTINGS, ranks, parameters)
     rows = [sample(row) for row in sft_rows(40, seed=number)]
-    chance = np.random.default_rng([number, os.getpid()])
-    note(folder, name, island, island.join(), None)
+    chance = np.random.default_rng([number, time.time_ns() if world == 1 else 0])
+    written = f"{name}.{rank}" if world > 1 else name
+    note(folder, written, island, island.join(), None)
     position = island.position
     while True:
         chosen = [rows[index] for index in chance.integers(0, len(rows), 4)]
-        loss = learn(policy, optimizer, [batch_of(chosen, 64)], 64, lambda: None).loss
+        loss = learn(policy, optimizer, [batch_of(chosen, 64, rank, world)], 64, lambda: None).loss
         position += 1
         time.sleep(0.02)  # two cores for all: leave some to the others
         said = island.after_update(position)
         if said is not None:
             position = said.position
-            note(folder, name, island, said, loss)
+            note(folder, written, island, said, loss)
 
 
 def note(folder: Path, name: str, island: Island, said: Exchanged | None, loss: float | None) -> None:
     if said is None:
         return
-    weights = torch.cat([value.detach().flatten() for _, value in sorted(island_parameters(island).items())])
     line = {
         "pid": os.getpid(), "round": said.round, "digest": island.shared.digest(), "loss": loss,
-        "in_place": bool(torch.equal(weights, island.shared.weights)), "islands": said.islands,
+        "in_place": bool(torch.equal(island.weights(), island.shared.weights)), "islands": said.islands,
         "contributors": said.contributors, "joined": said.joined, "position": said.position,
     }  # fmt: skip
     with (folder / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def island_parameters(island: Island) -> dict[str, torch.Tensor]:
-    return island._parameters._named
 
 
 class Fleet:
@@ -114,6 +117,13 @@ class Fleet:
         for name in names:
             self._fork(name, lambda name=name: train(name, self.folder, self.port))  # type: ignore[misc]
 
+    def start_sharded(self, name: str, world: int) -> None:
+        """An island of several ranks; each writes a file of its own."""
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        for rank in range(world):
+            self._fork(f"{name}.{rank}", lambda rank=rank: train(name, self.folder, self.port, rank, world, port))  # type: ignore[misc]
+
     def kill(self, name: str) -> None:
         os.kill(self.pids[name], signal.SIGKILL)
         os.waitpid(self.pids.pop(name), 0)
@@ -136,18 +146,14 @@ class Fleet:
                 sys.exit(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
             time.sleep(0.1)
 
-    def rounds_of(self, *names: str, more: int = 2, together: bool = True) -> None:
+    def rounds_of(self, *names: str, more: int = 2) -> None:
         """Wait until these have made so many rounds more, with one another and nobody else."""
         before = {name: len(self.lines(name)) for name in names}
+        islands = sorted({name.partition(".")[0] for name in names})
 
         def done() -> bool:
             return all(
-                sum(
-                    1
-                    for line in self.lines(name)[before[name] :]
-                    if not together or line["contributors"] == sorted(names)
-                )
-                >= more
+                sum(1 for line in self.lines(name)[before[name] :] if line["contributors"] == islands) >= more
                 for name in names
             )
 
@@ -205,9 +211,25 @@ def slow(fleet: Fleet, count: int) -> dict[str, Any]:
     return {"names": names}
 
 
+def sharded(fleet: Fleet) -> dict[str, Any]:
+    """Two islands of two ranks each; one dies and comes back."""
+    parts = {name: [f"{name}.0", f"{name}.1"] for name in ("island-0", "island-1")}
+    for name in parts:
+        fleet.start_sharded(name, 2)
+    names = [part for both in parts.values() for part in both]
+    fleet.rounds_of(*names)
+    for part in parts["island-0"]:
+        fleet.kill(part)
+    fleet.rounds_of(*parts["island-1"])
+    fleet.start_sharded("island-0", 2)
+    fleet.rounds_of(*names)
+    return {"names": names}
+
+
 SCENARIOS: dict[str, Callable[[Fleet], dict[str, Any]]] = {
     "two": lambda fleet: deaths(fleet, 2),
     "four": lambda fleet: deaths(fleet, 4),
+    "sharded": sharded,
     "slow": lambda fleet: slow(fleet, 2),
 }
 

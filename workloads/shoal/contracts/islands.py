@@ -20,7 +20,7 @@ StoreAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,
 
 
 class IslandNotice(Contract):
-    """An island comes to a round. `live`: it stood in the last round that it knows of; a joiner, or one that came late, did not."""
+    """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not."""
 
     run: RunName
     island: IslandName

@@ -27,9 +27,10 @@ class Head:
 def head_of(notices: Sequence[IslandNotice]) -> Head:
     """The head among islands with distinct names.
 
-    Islands that stood in the last round they know of (`live`) are asked, and the others only where there is none, so that any number of
+    Islands that have stood in a round since they started (`live`) are asked, and the others only where there is none, so that any number of
     restarted ones does not outvote a survivor. A state that more than half of those asked have is the head, else the one of the highest round
-    (ties: the smaller digest), so that one island alone cannot make itself the source against a majority that is in step.
+    (ties: the smaller digest), so that one island alone cannot make itself the source against a majority that is in step. The price: should
+    most islands have missed the same rounds while a few made them, those rounds are lost.
     """
     if not notices:
         raise ValueError("nobody announced anything; an island always sees its own notice")

@@ -151,6 +151,10 @@ class Island:
         """How far the islands are, in the trainer's own count."""
         return self.shared.meta.position
 
+    def weights(self) -> Float[Tensor, " values"]:
+        """The parameters as they are now, on the host: this rank's parts."""
+        return self._parameters.read()
+
     def restore(self, meta: Meta, momentum: Float[Tensor, " values"]) -> None:
         """Take up a saved state whose weights are in the parameters already."""
         if momentum.shape != self.shared.momentum.shape:
@@ -176,9 +180,8 @@ class Island:
         started = time.monotonic()
         now = self._parameters.read()
         gradient = self.shared.weights - now if learnt else None
-        late = self._members is not None and self._members.late
         for attempt in range(ATTEMPTS):
-            meeting = self._ranks.broadcast(self._meet(late, deadline), "which islands met")
+            meeting = self._ranks.broadcast(self._meet(deadline), "which islands met")
             if meeting is None:
                 break
             before = self._group.sent_bytes
@@ -194,7 +197,7 @@ class Island:
         self._begin_round()
         return None
 
-    def _meet(self, late: bool, deadline: float) -> Meeting | None:
+    def _meet(self, deadline: float) -> Meeting | None:
         """On the leader; the others get its answer."""
         digest = self._over_ranks(self.shared.digest())
         if self._members is None:
@@ -204,7 +207,7 @@ class Island:
             island=self._place.island,
             round=self.shared.meta.round,
             digest=digest,
-            live=self._live and not late,
+            live=self._live,
             layout=self._layout,
             store=self._store.address,
         )

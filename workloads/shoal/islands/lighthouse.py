@@ -10,20 +10,22 @@ import threading
 
 from torchft.coordination import LighthouseServer
 
-SILENCE_MILLISECONDS = 5000
+SILENCE_SECONDS = 5.0
 """Without a sign of life an island counts as gone: five missed beats (`members.BEAT_SECONDS`)."""
 TICK_MILLISECONDS = 100
 WAIT_SECONDS = 60.0
 
 
-def serve(host: str, port: int, wait_seconds: float = WAIT_SECONDS) -> LighthouseServer:
+def serve(
+    host: str, port: int, wait_seconds: float = WAIT_SECONDS, silence_seconds: float = SILENCE_SECONDS
+) -> LighthouseServer:
     """Listen at `host:port` (0: any free port). A round waits `wait_seconds` for islands that are alive and not there, once most are."""
     return LighthouseServer(
         bind=f"{host}:{port}",
         min_replicas=1,  # one survivor goes on; that no minority does beside living others is the lighthouse's own rule
         join_timeout_ms=round(wait_seconds * 1000),
         quorum_tick_ms=TICK_MILLISECONDS,
-        heartbeat_timeout_ms=SILENCE_MILLISECONDS,
+        heartbeat_timeout_ms=round(silence_seconds * 1000),
     )
 
 

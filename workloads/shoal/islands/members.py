@@ -21,7 +21,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
 
 BEAT_SECONDS = 1.0
-"""Between two signs of life; the lighthouse takes five seconds without one for the end (`lighthouse.SILENCE_MILLISECONDS`)."""
+"""Between two signs of life; the lighthouse takes five seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
 CONNECT_SECONDS = 5.0
 POLL_SECONDS = 0.05
 LARGEST_NOTICE = 4096
