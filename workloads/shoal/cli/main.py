@@ -6,6 +6,7 @@ Exit codes (DESIGN section 8): 0 done, 1 the run failed, 2 the input was wrong; 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -151,19 +152,56 @@ def render(file: ManifestOption) -> None:
 
 
 @app.command()
-def report(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) -> None:
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
+    ] = None,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="For a run elsewhere; else RUN-report.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option("--prometheus", metavar="URL", help="For a run elsewhere: times and utilisation.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Of the run in Prometheus, if it has several.")
+    ] = None,
+    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
+    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
+    ] = None,
+) -> None:
     """Write report.html and report.json of a run, and say where its model is and how to load it.
 
     Example: shoal report arithmetic
-    """
-    from shoal.cli.reporting import last_words, write_report
-    from shoal.cli.run_folders import find_run
 
+    Example: shoal report s3://shoal/shoal/arithmetic --endpoint https://store.example --prometheus http://127.0.0.1:9090
+    """
+    from shoal.cli.reporting import last_words, report_elsewhere, write_report
+    from shoal.cli.run_folders import find_run, is_run
+
+    if elsewhere(run, prometheus, is_run):
+        from shoal.cli.ledger_sources import open_source
+
+        opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+        for line in last_words(report_elsewhere(opened, output, prometheus, namespace)):
+            typer.echo(line)
+        return
     written, problem = write_report(find_run(run, runs_dir))
     if written is None:
         raise InputWrong(problem)
     for line in last_words(written):
         typer.echo(line)
+
+
+def elsewhere(run: str | None, prometheus: str | None, is_run: Callable[[Path], bool]) -> bool:
+    """Whether a run is to be reported from its store alone: an S3 URL, a copy of a store, or with readings of a Prometheus."""
+    if prometheus is not None or (run or "").startswith("s3://"):
+        return True
+    return run is not None and Path(run).is_dir() and not is_run(Path(run))
 
 
 @app.command()
@@ -210,6 +248,38 @@ def ui(
 
 
 @app.command()
+def trace(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
+    ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option("--otlp", metavar="URL", envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="OTLP receiver over HTTP."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on while the run does, until Ctrl-C.")] = False,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
+    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
+    ] = None,
+) -> None:
+    """Send one trace a submission, from its lease to the step that trained on it, to an OpenTelemetry collector.
+
+    Example: shoal trace arithmetic --otlp http://127.0.0.1:4318 --follow
+    """
+    if not otlp:
+        raise InputWrong("give --otlp URL (or OTEL_EXPORTER_OTLP_ENDPOINT): tracing is off without a receiver")
+    from shoal.cli.ledger_sources import open_source
+    from shoal.cli.trace import trace as send_traces
+
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    send_traces(opened, otlp, _print, follow=follow)
+
+
+@app.command()
 def calibrate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
     dtype: Annotated[
@@ -227,10 +297,13 @@ def calibrate(
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates of one step.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and tasks.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File to write; absent: proof_profile.json in MODEL.")] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Measure vLLM's own proofs too, and bound whole files by them.")
+    ] = False,
 ) -> None:
     """Measure a model's honest proof errors: masked dimensions, thresholds and error rates, written beside its weights.
 
-    Example: shoal calibrate ./my-model --environment math --sequences 4000
+    Example: shoal calibrate ./my-model --environment math --dtype bfloat16 --sequences 4000 --engine
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise InputWrong(f"--dtype {dtype}: allowed are auto, float32, bfloat16, float16")
@@ -238,7 +311,37 @@ def calibrate(
     from shoal.proofs.calibration import Effort
 
     effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
-    measure(model, environment, dtype, max_length, effort, output, typer.echo)
+    measure(model, environment, dtype, max_length, effort, output, typer.echo, engine=engine)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
+    env: Annotated[
+        list[str], typer.Option("--env", metavar="ENV", help="Environment whose tasks are asked; repeatable.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Tasks of each environment.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0: the likeliest.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 1024,
+    target_length: Annotated[
+        int | None, typer.Option(min=1, help="Length to ask for in the prompt, in tokens; absent: do not ask.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and sampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Record to write, with every problem.")
+    ] = None,
+) -> None:
+    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, the share that was cut.
+
+    Example: shoal eval runs/arithmetic/model --env arithmetic --samples 8
+
+    Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
+    """
+    from shoal.cli.eval import evaluate as score
+    from shoal.evaluation.sampling import Settings
+
+    score(model, env, count, Settings(samples, temperature, max_tokens, seed, target_length), output, typer.echo)
 
 
 def _print(text: str) -> None:

@@ -125,9 +125,10 @@ def _run_folder(source: str | None, runs_dir: Path) -> Path | None:
 def _local(folder: Path) -> Callable[[], Snapshot]:
     """The newest snapshot of `shoal up`; without one what the configuration says."""
     try:
-        config = open_run(folder).config
+        opened = open_run(folder)
     except NoRun as error:
         raise InputWrong(plain(error, 400)) from None
+    steps = opened.config.steps if opened.config is not None else 0
 
     def newest() -> Snapshot:
         now = time.time()
@@ -137,9 +138,7 @@ def _local(folder: Path) -> Callable[[], Snapshot]:
                 return found
         except (OSError, ValidationError):
             pass
-        return Snapshot(
-            0.0, config.run, config.steps, message="`shoal up` does not run; with the run's manifest it resumes"
-        )
+        return Snapshot(0.0, opened.run, steps, message="`shoal up` does not run; with the run's manifest it resumes")
 
     return newest
 

@@ -1,5 +1,7 @@
 """Opens what a run on this machine left: its configuration and its object store. The report's only knowledge of the run folder's layout.
 
+`open_run` is for a run of this machine. Of a run elsewhere only the store is known, and `RunAccess` then has no configuration.
+
 A run folder has a folder for every pod (`pods/<pod>/`, its `SHOAL_HOME`), which outlives the pod. The orchestrator's has `config/run.json`,
 `store/` for a folder store and `secrets/store/` for an S3 store.
 """
@@ -23,11 +25,15 @@ class NoRun(ValueError):
 
 @dataclass(frozen=True)
 class RunAccess:
-    """A run's configuration, roster (checked against the run key) and store."""
+    """A run's configuration (None where only its store is known), roster (checked against the run key) and store."""
 
-    config: RunConfig
+    config: RunConfig | None
     roster: Roster
     store: Store
+
+    @property
+    def run(self) -> str:
+        return self.roster.run
 
 
 def open_run(run_dir: Path) -> RunAccess:

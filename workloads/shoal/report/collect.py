@@ -57,7 +57,7 @@ class ReportData:
     """All that the report says. Seconds are wall-clock but for `busy_seconds`, which are CPU seconds."""
 
     run: str
-    steps_total: int
+    steps_total: int | None
     store: str
     steps: list[StepMetrics]
     reward_start: float | None = None
@@ -122,7 +122,7 @@ class ReportData:
 
 def collect(
     run: str,
-    steps_total: int,
+    steps_total: int | None,
     facts: StoreFacts,
     records: Sequence[AnyRecord],
     *,

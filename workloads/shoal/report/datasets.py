@@ -35,12 +35,21 @@ def read_filter(store: Store, notes: list[str]) -> FilterReport | None:
 
 def read_card(access: RunAccess) -> DatasetCard | None:
     """The card of the run's data set; None while it is not sealed, and of a run that writes none."""
-    if access.config.mode != "Generate":
+    name = _dataset_name(access)
+    if name is None:
         return None
     try:
-        return DatasetCard.from_json(access.store.get(keys.dataset_card(access.config.generate.dataset)))
+        return DatasetCard.from_json(access.store.get(name))
     except NotFound:
         return None
+
+
+def _dataset_name(access: RunAccess) -> str | None:
+    """Key of the card: as configured, or the one that lies in the store."""
+    if access.config is not None:
+        return keys.dataset_card(access.config.generate.dataset) if access.config.mode == "Generate" else None
+    cards = [info.key for info in access.store.list("datasets/") if info.key.endswith("/card.json")]
+    return cards[0] if len(cards) == 1 else None
 
 
 def export_dataset(access: RunAccess, folder: Path) -> DatasetCard | None:

@@ -22,7 +22,7 @@ def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
     last, signer = versions[-1], access.roster.keys["trainer"]
     if held_version(folder, signer) != last:
         fresh = folder.with_name(f".{folder.name}-{last:06d}")
-        materialise(access.store, last, fresh, access.config.run, signer)
+        materialise(access.store, last, fresh, access.run, signer)
         _replace(fresh, folder)
     return ModelPlace(str(folder), last)
 

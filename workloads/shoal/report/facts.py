@@ -32,13 +32,14 @@ LARGEST_DOCUMENT_BYTES = 256 << 20
 
 @dataclass
 class StoreFacts:
-    """Everything of the store that the report uses. `kind` is `folder` or `s3`; `verdict_unix` is when a verdict was written, by its key."""
+    """Everything of the store that the report uses. `kind` is `folder` or `s3`; `*_unix` is when a document was written, by its key."""
 
     kind: str
     steps: list[StepMetrics] = field(default_factory=list)
     batches: list[StepBatch] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     verdict_unix: dict[str, float] = field(default_factory=dict)
+    batch_unix: dict[str, float] = field(default_factory=dict)
     ledger_kinds: Counter[str] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -70,7 +71,9 @@ class StoreReader:
         store, facts = self._store, StoreFacts(kind=self._store.kind)
         step_files = store.list(keys.STEPS)
         facts.steps = self.documents(_named(step_files, "/metrics.json"), StepMetrics.from_json, facts.notes)
-        facts.batches = self.documents(_named(step_files, "/batch.json"), StepBatch.from_json, facts.notes)
+        batches = _named(step_files, "/batch.json")
+        facts.batches = self.documents(batches, StepBatch.from_json, facts.notes)
+        facts.batch_unix = {info.key: info.modified_unix for info in batches}
         verdicts = _named(store.list(keys.VERDICTS), ".json")
         facts.verdicts = self.documents(verdicts, _verdict, facts.notes)
         facts.verdict_unix = {info.key: info.modified_unix for info in verdicts}

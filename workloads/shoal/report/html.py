@@ -69,7 +69,8 @@ def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand
 
 def _lead(data: ReportData) -> str:
     time = f" in {duration(data.wall_seconds)}" if data.wall_seconds is not None else ""
-    parts = [f"{len(data.steps)} of {data.steps_total} steps trained{time}"]
+    total = f" of {data.steps_total}" if data.steps_total is not None else ""
+    parts = [f"{len(data.steps)}{total} steps trained{time}"]
     parts += [f"rollouts by {data.engine}"] if data.engine else []
     parts += [f"weights through {data.relay}"] if data.relay else []
     return ", ".join([*parts, f"object store: {data.store}"]) + "."
@@ -79,7 +80,7 @@ def _cards(data: ReportData) -> str:
     gain = None if data.reward_start is None or data.reward_end is None else data.reward_end - data.reward_start
     cards = [
         ("Task reward", f"{number(data.reward_start, 2)} → {number(data.reward_end, 2)}", f"change {gain:+.3f}" if gain is not None else ""),
-        ("Steps", f"{len(data.steps)} / {data.steps_total}", f"newest version {data.versions[-1]}" if data.versions else "no version published"),
+        ("Steps", _steps(data), f"newest version {data.versions[-1]}" if data.versions else "no version published"),
         ("Files accepted", count(data.files["accept"]), f"{count(data.files['reject'])} rejected, {count(data.files['expired'])} expired"),
         ("Groups trained on", count(data.groups_used), f"{count(data.completion_tokens)} completion tokens"),
         ("Weights broadcast", size(data.bytes_broadcast), "served by relays"),
@@ -87,6 +88,10 @@ def _cards(data: ReportData) -> str:
     ]  # fmt: skip
     body = "".join(f"<div><dt>{text(t)}</dt><dd>{text(v)}<small>{text(s)}</small></dd></div>" for t, v, s in cards)
     return f'<dl class="cards">{body}</dl>'
+
+
+def _steps(data: ReportData) -> str:
+    return f"{len(data.steps)} / {data.steps_total}" if data.steps_total is not None else str(len(data.steps))
 
 
 def _per_step(data: ReportData) -> float | None:

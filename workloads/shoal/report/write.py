@@ -1,6 +1,7 @@
 """Makes the report of a run folder: `report.html`, `report.json` and the exported `model/`. Called by `shoal up` at the end and by `shoal report`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace, ReportData, collect
 from shoal.report.datasets import read_card, read_filter
 from shoal.report.export import export_model
-from shoal.report.facts import read_store
+from shoal.report.facts import StoreFacts, read_store
 from shoal.report.html import page
 from shoal.report.loading import LoadCommand, load_commands
 from shoal.report.plots import all_plots
-from shoal.report.records import parse_records
+from shoal.report.records import SampleRecord, SessionRecord, parse_records
 from shoal.storage import NotFound
 from shoal.storage.checkpoint_files import WrongWeights
 
 FALLBACK_PROMPT = "The"
+UNKNOWN_CONTEXT = 512
+"""Tokens that the printed commands allow where the run's longest sequence is not known: any model has them."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +45,39 @@ def make_report(run_dir: Path, metrics_file: Path, model_folder: Path) -> Report
 
     Raises `NoRun` when there is nothing to report, `storage.StoreUnavailable` when the store is away.
     """
-    access = open_run(run_dir)
     lines = metrics_file.read_text(errors="replace").splitlines() if metrics_file.is_file() else []
     records, unreadable = parse_records(lines)
-    facts = read_store(access.store)
+    return report_of(open_run(run_dir), Readings(records, unreadable=unreadable), run_dir, model_folder)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was read of the parts while they ran. `steps_total` is what an orchestrator told, where no configuration says it."""
+
+    records: Sequence[SessionRecord | SampleRecord] = ()
+    unreadable: int = 0
+    steps_total: int | None = None
+    notes: Sequence[str] = ()
+
+
+def report_of(
+    access: RunAccess, readings: Readings, folder: Path, model_folder: Path, facts: StoreFacts | None = None
+) -> Report:
+    """Write the report of an opened run into `folder`, which is there; raises `storage.StoreUnavailable`. `facts`: if they were read already."""
+    facts = read_store(access.store) if facts is None else facts
+    facts.notes += readings.notes
     model: ModelPlace | None = None
     try:
         model = export_model(access, model_folder)
     except (WrongWeights, BadSignature, NotFound) as error:
         facts.notes.append(f"the trained model was not exported: {error}")
-    data = collect(access.config.run, access.config.steps, facts, records, unreadable_records=unreadable, model=model)
+    total = access.config.steps if access.config is not None else readings.steps_total
+    data = collect(access.run, total, facts, readings.records, unreadable_records=readings.unreadable, model=model)
     data.filtered = read_filter(access.store, data.notes)
     data.dataset = read_card(access)
-    commands = (
-        load_commands(Path(model.path), example_prompt(access), access.config.recipe.max_sequence_length)
-        if model
-        else []
-    )
-    report = Report(data, run_dir / "report.html", run_dir / "report.json", commands)
+    longest = access.config.recipe.max_sequence_length if access.config is not None else UNKNOWN_CONTEXT
+    commands = load_commands(Path(model.path), example_prompt(access), longest) if model else []
+    report = Report(data, folder / "report.html", folder / "report.json", commands)
     write_atomically(report.json, (json.dumps(data.to_json(), indent=2, allow_nan=False) + "\n").encode())
     write_atomically(report.html, page(data, all_plots(data), commands).encode())
     return report
@@ -67,7 +85,7 @@ def make_report(run_dir: Path, metrics_file: Path, model_folder: Path) -> Report
 
 def example_prompt(access: RunAccess) -> str:
     """The first task as a worker would put it, for the commands; one word when the table or the environment is not there."""
-    length = access.config.length_reward
+    length = access.config.length_reward if access.config is not None else None
     try:
         prepared = Prepared.from_json(access.store.get(keys.PREPARED))
         task = read_tasks(access.store.get(keys.task_table(prepared.tasks_digest)))[0]

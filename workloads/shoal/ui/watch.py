@@ -20,8 +20,8 @@ from shoal.contracts import keys
 from shoal.contracts.ledger_audit import Audit
 from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.text import plain
+from shoal.report.times import StoreTimes, read_times
 from shoal.storage import StoreUnavailable
-from shoal.ui.timeline import StoreTimes, read_times
 
 SNAPSHOT_SECONDS = 1.0
 STORE_SECONDS = 3.0
