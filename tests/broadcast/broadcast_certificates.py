@@ -17,6 +17,13 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
+def _alternative(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
 @dataclass
 class Authority:
     """A CA; `pem` is what clients trust."""
@@ -40,7 +47,7 @@ class Authority:
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, folder: Path, address: str, *, days: float = 1.0) -> None:
-        """`tls.crt` and `tls.key` in `folder`, as a Kubernetes Secret has them, for an IP address; valid until `days` from now."""
+        """`tls.crt` and `tls.key` in `folder`, as a Kubernetes Secret has them, for an IP address or a name; valid until `days` from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -51,7 +58,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 3 * DAY)
             .not_valid_after(now + days * DAY)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_alternative(address)]), critical=False)
         )
         certificate = builder.sign(self._key, hashes.SHA256())
         folder.mkdir(parents=True, exist_ok=True)

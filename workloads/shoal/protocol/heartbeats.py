@@ -8,6 +8,7 @@ not plain (an invite, a node that is no member, a body that does not parse, stat
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.contracts.http_signatures import NONCE_SECONDS, SignedBy
-from shoal.contracts.protocol import Heartbeat, HeartbeatReply
+from shoal.contracts.protocol import HEARTBEAT_SECONDS, Heartbeat, HeartbeatReply
 from shoal.protocol import membership, metrics
 from shoal.protocol.node_states import MEMBERS, next_state
 from shoal.protocol.records import NodeRecord
@@ -25,6 +26,7 @@ from shoal.protocol.recovery import BUILT
 from shoal.protocol.redis_access import nonce_key
 from shoal.protocol.run_state import RunState
 from shoal.protocol.service import json_answer, peer_is_away
+from shoal.transport.pace import Pace
 from shoal.transport.server import Problem, SignatureGate, problem_response
 
 PATH = "/v1/heartbeats"
@@ -34,6 +36,8 @@ LINGER_SECONDS = 0.004
 """Heartbeats wait this long for others to travel with: at a thousand a second, four share what one call of Redis costs this process."""
 BATCH = 64
 """Most in one call: Redis serves nobody else meanwhile, some 200 microseconds."""
+BEATS_PER_SECOND, BEATS_AT_ONCE = 1.0, 30
+"""Of one key: an agent that has lost its way beats once a second, and at once when it was refused something."""
 TRIES = 4  # a record that changes under so many heartbeats in a row is left to the service's own route
 
 SWAP = """
@@ -125,6 +129,7 @@ class QuickHeartbeats:
         self._state = state
         self._gate = gate
         self._queue = SwapQueue(client, state.prefix)
+        self._pace = Pace(BEATS_PER_SECOND, BEATS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
@@ -135,12 +140,16 @@ class QuickHeartbeats:
         if not (length.isdecimal() and len(length) < 6 and int(length) <= MAX_BODY_BYTES):
             await self._app(scope, receive, send)
             return
-        body = await _read(receive)
-        if body is None:
-            return  # the client went away
         try:
+            body = await _read(receive)
+            if body is None:
+                return  # the client went away
             target = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
             signed = self._gate.check("POST", target, headers, body)
+            wait = self._pace.take(signed.key)
+            if wait > 0.0:
+                words = f"a heartbeat is due every {HEARTBEAT_SECONDS:.0f} s: wait {wait:.1f} s"
+                raise Problem(429, "Too many heartbeats", words, {"Retry-After": str(math.ceil(wait))})
             reply = await self._note(signed, body)
         except Problem as problem:
             answer = problem_response(problem.status, problem.title, problem.detail, problem.headers)

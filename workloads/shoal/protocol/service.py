@@ -3,6 +3,7 @@
 A handler asks for the signer first and parses the body after, so that nobody unsigned learns more than that.
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,10 +16,13 @@ from shoal.contracts.identity import Role, Roster
 from shoal.contracts.run import home
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import get_logger, render_metrics
+from shoal.transport.pace import Pace
 from shoal.transport.server import Problem, SignatureGate, problem_response
 
 Body = TypeVar("Body", bound=Contract)
 
+REQUESTS_PER_SECOND, REQUESTS_AT_ONCE = 20.0, 200
+"""Of one node's key. An agent and its worker ask some two times a second, and more often for a moment when a step opens."""
 LONGEST_POLL_SECONDS = 25.0
 """A long poll ends before the usual 30 s of clients and of proxies between."""
 
@@ -26,13 +30,26 @@ LONGEST_POLL_SECONDS = 25.0
 class Gate:
     """Says who signed a request, as a node or as a role of the roster."""
 
-    def __init__(self, signatures: SignatureGate, roster: Roster) -> None:
+    def __init__(self, signatures: SignatureGate, roster: Roster, pace: Pace | None = None) -> None:
         self._signatures = signatures
         self._roster = roster
+        self._pace = pace or Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
 
     async def node(self, request: Request) -> str:
-        """The key that signed; raises `Problem` 401. Whether the key may do anything is decided by its record."""
-        return (await self._signatures.signer(request)).key
+        """The key that signed; raises `Problem` 401, and 429 for a stranger's key that asks too often.
+
+        Whether the key may do anything is decided by its record. Roles are not held back: their replicas share a key.
+        """
+        key = (await self._signatures.signer(request)).key
+        wait = 0.0 if self._roster.role_of(key) is not None else self._pace.take(key)
+        if wait > 0.0:
+            raise Problem(
+                429,
+                "Too many requests",
+                f"a key has {REQUESTS_AT_ONCE} requests at once and {REQUESTS_PER_SECOND:.0f} a second: wait {wait:.1f} s",
+                {"Retry-After": str(math.ceil(wait))},
+            )
+        return key
 
     async def speaks_for(self, request: Request, body: type[Body]) -> Body:
         """The body, whose field `node` must be the signer; raises `Problem` 401, 403 or 422."""

@@ -12,6 +12,8 @@ from typing import IO, Any
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from shoal.protocol.leases import upload_seconds
+from shoal.transport.patience import IDLE_SECONDS, within
 from shoal.transport.server import Problem
 
 MAX_FIELDS = 16
@@ -35,7 +37,7 @@ class StagingForm:
         self.size = 0
         self._check = check
         self._sink = sink
-        self._max_bytes = 0
+        self.max_bytes = 0
         self._fields: dict[str, str] = {}
         self._name: str | None = None
         self._value = bytearray()
@@ -92,15 +94,15 @@ class StagingForm:
 
     def _headers_end(self) -> None:
         if self._name == "file":
-            self.key, self._max_bytes = self._check(self._fields)
+            self.key, self.max_bytes = self._check(self._fields)
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self.key is None:
             self._grow(self._value, data[start:end], MAX_FIELD_BYTES)
             return
         self.size += end - start
-        if self.size > self._max_bytes:
-            raise Problem(413, "File is too large", f"the grant allows {self._max_bytes} bytes")
+        if self.size > self.max_bytes:
+            raise Problem(413, "File is too large", f"the grant allows {self.max_bytes} bytes")
         self._sink.write(data[start:end])
 
     def _part_ends(self) -> None:
@@ -122,8 +124,16 @@ async def receive_form(
 ) -> tuple[str, int]:
     """Read a posted form; the file's bytes go to `sink`. Returns key and size. Raises `Problem`."""
     form = StagingForm(content_type, check, sink)
-    async for chunk in body:
-        form.write(chunk)
+    try:
+        async for chunk in within(body, lambda: upload_seconds(form.max_bytes)):
+            form.write(chunk)
+    except TimeoutError:
+        raise Problem(
+            408,
+            "Upload is too slow",
+            f"a pause of {IDLE_SECONDS:.0f} s, or {upload_seconds(form.max_bytes):.0f} s in all: ask for a new grant and try again",
+            {"Connection": "close"},
+        ) from None
     key, size = form.finish()
     sink.flush()
     return key, size

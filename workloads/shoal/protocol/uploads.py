@@ -5,6 +5,8 @@ and hashed there, because a staging object may change until its grant expires. T
 staging is cleared: after a crash at any point the repeated notice, or `recovery`, finishes the rest, and nothing is queued twice.
 """
 
+import math
+
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
@@ -24,6 +26,9 @@ BYTES_A_TOKEN = 4 + 4 + 1
 PROOF_BYTES, PROOF_TOKENS = 258, 32  # DESIGN section 4, TOPLOC proof
 ROW_BYTES = 4096
 """Everything else in a row, with room to spare."""
+HOUR_SECONDS = 3600
+FILES_AN_HOUR = 1200
+"""Of one node: a file every three seconds, far more than an engine makes; a node cannot fill the store faster than this."""
 FILE_BYTES = 1 << 20
 """Parquet's own structures and the file's metadata."""
 
@@ -58,6 +63,8 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
                 409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt"
             )
         _require_time_left(record, now)
+        if record.sha256 is None:
+            _take_from_quota(state, request.node, now)
         state.leases.name_file(record, request.sha256, request.size, expires)
     return make_grant(
         state.config,
@@ -67,6 +74,24 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
         run_secret=state.run_secret,
         outside=bool(member.outside),
     )
+
+
+def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
+    """Count a file of this node in this hour; raises `Problem` 429. A repeated request for the same file is not counted again."""
+    hour = int(now_unix // HOUR_SECONDS)
+    key = f"{state.prefix}:files:{hour}:{node}"
+    with state.redis.pipeline() as pipe:
+        pipe.incr(key)
+        pipe.expire(key, 2 * HOUR_SECONDS)
+        count = int(pipe.execute()[0])
+    if count > FILES_AN_HOUR:
+        wait = math.ceil((hour + 1) * HOUR_SECONDS - now_unix)
+        raise Problem(
+            429,
+            "Too many files",
+            f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s",
+            {"Retry-After": str(wait)},
+        )
 
 
 def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:

@@ -4,6 +4,7 @@ A FastAPI service makes one `SignatureGate`, asks it for the signer of each requ
 `serve(app, port)`. Who may do what is the service's own decision.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, verify_request
 from shoal.contracts.run import bind_address
+from shoal.transport.patience import BODY_SECONDS, PatientProtocol, allow_connections
 
 MAX_BODY_BYTES = 1 << 20
 """Greatest JSON body in bytes; only verdicts of very large files come near it (their service raises it)."""
@@ -96,11 +98,24 @@ class BodyLimit:
                 scope, receive, send
             )
             return
-        read = 0
+        read, waited, whole = 0, 0.0, False
+        clock = asyncio.get_running_loop().time
 
         async def bounded() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, waited, whole
+            if whole:
+                return await receive()  # waits for the client to go away, as long polls do
+            began = clock()
+            try:
+                async with asyncio.timeout(max(0.0, BODY_SECONDS - waited)):
+                    message = await receive()
+            except TimeoutError:
+                # The rest would be taken for the next request: the connection ends with the answer.
+                raise Problem(
+                    408, "Body came too slowly", f"send it within {BODY_SECONDS:.0f} s", {"Connection": "close"}
+                ) from None
+            waited += clock() - began
+            whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self._max_bytes:
                 raise Problem(413, "Body is too large", f"send at most {self._max_bytes} bytes")
@@ -139,8 +154,11 @@ def add_problem_answers(app: FastAPI) -> None:
 
 def serve(app: FastAPI, port: int, *, grace_seconds: int = 10) -> None:
     """Run the application on `SHOAL_BIND`:`port` until SIGTERM; open requests get `grace_seconds` to end."""
+    allow_connections()
     uvicorn.run(
         app,
+        http=PatientProtocol,
+        ws="none",
         host=bind_address(),
         port=port,
         log_level="warning",

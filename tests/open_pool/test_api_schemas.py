@@ -1,0 +1,152 @@
+"""Schemathesis over both OpenAPI documents: what fits a schema, whoever signed it, gets no 5xx, and every refusal is a problem that says why.
+
+The services are the real ones over HTTP. Requests are signed by a member, a stranger and every trusted role, and a `node` in a body is mostly the
+signer, so that they get behind the door. Seeded: the same requests in each run.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from protocol_stack import GROUP_SIZE, Node, Stack
+
+from servers import Loopback
+from shoal.contracts.http_signatures import sign_request
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.recipe import Recipe
+from shoal.protocol import api_pages
+
+EXAMPLES = 12
+"""Requests for each operation; `make soak` sends more (below)."""
+SOAK_EXAMPLES = 150
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
+    recipe = Recipe(prompts_per_step=100, group_size=GROUP_SIZE, max_sequence_length=128)
+    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address(), recipe=recipe)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def signers(stack: Stack) -> list[PrivateKey | None]:
+    """Who sends: a member with work to do, a stranger, every role, nobody."""
+    member = Node(stack).join()
+    stack.announce(0)
+    member.step()
+    return [member.key, member.key, PrivateKey.generate(), *stack.role_keys.values(), None]
+
+
+def operations(url: str) -> list[schemathesis.APIOperation]:
+    schema = schemathesis.openapi.from_dict(httpx.get(f"{url}/openapi.json", trust_env=False).json())
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def send(http: httpx.Client, url: str, case: schemathesis.Case, key: PrivateKey | None, own: bool) -> httpx.Response:
+    """One case as a signed request."""
+    if own and key is not None:
+        if isinstance(case.body, dict) and "node" in case.body:
+            case.body["node"] = key.public
+        if "node" in (case.path_parameters or {}):
+            case.path_parameters["node"] = key.public
+    if isinstance(case.query, dict) and "wait_seconds" in case.query:
+        case.query["wait_seconds"] = 0  # a long poll that finds nothing is no failure, but it takes its time
+    given = case.as_transport_kwargs(base_url=url)
+    parts = {name: given[name] for name in ("method", "url", "params", "json", "data", "files") if given.get(name)}
+    headers = {name: value for name, value in (given.get("headers") or {}).items() if value is not None}
+    made = requests.Request(**parts, headers=headers).prepare()
+    body = made.body.encode() if isinstance(made.body, str) else made.body or b""
+    assert made.method is not None
+    assert made.url is not None
+    request = httpx.Request(made.method, made.url, content=body, headers=dict(made.headers))
+    if key is not None:
+        request.headers.update(
+            sign_request(
+                method=request.method,
+                url=str(request.url),
+                body=body,
+                key=key,
+                created_unix=int(time.time()),
+                nonce=secrets.token_hex(16),
+            )
+        )
+    return http.send(request)
+
+
+def fuzz(url: str, signers: list[PrivateKey | None], examples: int) -> dict[int, int]:
+    """Send `examples` requests to each operation; returns how often each status came."""
+    statuses: dict[int, int] = {}
+    with httpx.Client(trust_env=False, timeout=30.0) as http:
+        for operation in operations(url):
+
+            @seed(8)
+            @settings(
+                max_examples=examples,
+                deadline=None,
+                database=None,
+                phases=[Phase.explicit, Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(
+                case=operation.as_strategy(), signer=st.sampled_from(signers), own=st.sampled_from([True, True, False])
+            )
+            def check(case: schemathesis.Case, signer: PrivateKey | None, own: bool) -> None:
+                answer = send(http, url, case, signer, own)
+                where = f"{case.method} {case.path} {case.body!r}"[:500]
+                statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+                assert answer.status_code < 500, f"{where}: {answer.status_code} {answer.text[:300]}"
+                if answer.status_code >= 400:
+                    assert answer.headers["content-type"] == "application/problem+json", where
+                    problem = answer.json()
+                    assert problem["title"], where
+                    assert problem["detail"], where
+                    assert problem["status"] == answer.status_code, where
+
+            check()
+    return statuses
+
+
+def test_discovery_answers_whatever_fits_its_schema(stack: Stack, signers: list[PrivateKey | None]) -> None:
+    statuses = fuzz(stack.addresses.discovery, signers, EXAMPLES)
+    assert statuses[200] > 0, statuses
+    assert {401, 403} <= set(statuses), statuses
+
+
+def test_the_orchestrator_answers_whatever_fits_its_schema(stack: Stack, signers: list[PrivateKey | None]) -> None:
+    statuses = fuzz(stack.addresses.orchestrator, signers, EXAMPLES)
+    assert statuses[200] > 0, statuses
+    assert {401, 403, 404} <= set(statuses), statuses
+
+
+@pytest.mark.soak
+def test_many_more_requests(stack: Stack, signers: list[PrivateKey | None]) -> None:
+    for url in (stack.addresses.discovery, stack.addresses.orchestrator):
+        fuzz(url, signers, SOAK_EXAMPLES)
+
+
+def test_every_route_is_described_and_every_example_fits(stack: Stack) -> None:
+    for url, pages in (
+        (stack.addresses.discovery, api_pages.DISCOVERY),
+        (stack.addresses.orchestrator, api_pages.ORCHESTRATOR),
+    ):
+        document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+        routes = {(method, path) for path, found in document["paths"].items() for method in found}
+        described = {(page.method, page.path) for page in pages}
+        assert described <= routes, urlsplit(url).port
+        assert {each for each in routes - described if not each[1].startswith("/v1/admin/")} == set()
+        for page in pages:
+            if page.example is not None:
+                assert page.body is not None
+                page.body.from_json(json.dumps(page.example))
