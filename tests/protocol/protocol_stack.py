@@ -53,6 +53,7 @@ from shoal.transport import Refused, SignedClient
 RUN = "tiny"
 GROUPS, GROUP_SIZE, NEEDED = 2, 2, 4
 """Two groups of two rows a file, four groups with signal a step: two good files fill a step."""
+ADMIN_TOKEN = "the token of an admin, of 32 or more"
 SECRET = b"a run secret of more than 16 bytes"
 TASKS = [
     Task(problem_id=f"p{n}", task_type="arithmetic", prompt=f"{n}+1=", verification_info={"answer": str(n + 1)})
@@ -257,6 +258,7 @@ class Stack:
         (home / "config" / "run.json").write_bytes(self.config.to_json())
         (home / "secrets" / "role.pem").write_bytes(self.role_keys[role].to_pem())
         (home / "secrets" / "run_secret").write_bytes(SECRET)
+        (home / "secrets" / "admin_token").write_text(f"{ADMIN_TOKEN}\n")
         (home / "store").symlink_to(self.folder / "store")
         command = [sys.executable, "-m", f"shoal.protocol.{role}"]
         return Server(command, self.address, port, home, environment(home, self.address, role))

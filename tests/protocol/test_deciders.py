@@ -33,7 +33,7 @@ from shoal.protocol.step_counter import (
     signal_groups,
     version_window,
 )
-from shoal.protocol.verdicts import STATISTICAL, Decision, decide
+from shoal.protocol.verdicts import EVICTED, STATISTICAL, Decision, decide
 
 STATES: tuple[NodeState, ...] = get_args(NodeState)
 EVENTS: tuple[Event, ...] = get_args(Event)
@@ -71,8 +71,9 @@ def test_a_stranger_does_not_become_a_member_without_an_invite() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(EXCLUDED))
-def test_there_is_no_way_back_for_the_excluded(state: NodeState) -> None:
-    assert {next_state(state, event) for event in EVENTS} <= EXCLUDED
+def test_there_is_no_way_back_for_the_excluded_but_a_ban_taken_back(state: NodeState) -> None:
+    assert {next_state(state, event) for event in EVENTS if event != "unban"} <= EXCLUDED
+    assert next_state(state, "unban") == {"Banned": "Discovered", "Evicted": "Evicted"}[state]
 
 
 def test_every_other_state_can_be_evicted_and_banned() -> None:
@@ -275,8 +276,11 @@ def decided(
     by: str = "validator-1",
     alone: bool = False,
     votes: int = 1,
+    evicted: bool = False,
 ) -> Decision:
-    return decide(found, digest, opinions, validator=by, alone=alone, sealed=sealed, window=(2, 4), votes=votes)
+    return decide(
+        found, digest, opinions, validator=by, alone=alone, sealed=sealed, window=(2, 4), votes=votes, evicted=evicted
+    )
 
 
 def opinion(reason: RejectReason, digest: str = "e" * 64, by: str = "validator-0") -> OpinionNote:
@@ -339,6 +343,12 @@ def test_a_file_accepted_after_the_seal_is_expired() -> None:
 @pytest.mark.parametrize(("version", "kind"), [(1, "expire"), (2, "record"), (4, "record"), (5, "expire")])
 def test_a_version_outside_the_window_is_expired(version: int, kind: str) -> None:
     assert decided(verdict("accept", version=version)).kind == kind
+
+
+def test_nothing_of_an_evicted_node_is_accepted_any_more_and_its_cheats_are_still_recorded() -> None:
+    assert decided(verdict("accept"), evicted=True) == Decision("expire", EVICTED)
+    assert decided(verdict("reject", "bounds"), evicted=True).kind == "record"
+    assert decided(verdict("inconclusive"), evicted=True).kind == "again"
 
 
 def test_a_cheat_is_recorded_even_after_the_seal() -> None:

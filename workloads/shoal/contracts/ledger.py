@@ -27,7 +27,9 @@ EntryKind = Literal[
     "beacon-revealed",  # step, digest = commitment; nodes that joined after this entry may not serve the step
     "node-joined",  # node, detail = nonce of the invite, which is used up by this
     "node-dead",  # node
-    "node-evicted",  # node, detail
+    "node-evicted",  # node, detail: found out by validators, for good
+    "node-banned",  # node, detail: by an admin, with the reason
+    "node-unbanned",  # node, detail: takes a ban back, never an eviction
     "version-published",  # version, digest = weights digest
     "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups
     "rejected",  # node, step, submission, digest = file, detail = reason and evidence

@@ -36,6 +36,7 @@ class NodeTotals:
     joined: bool = False
     dead: bool = False
     evicted: bool = False
+    slashed: bool = False  # evicted for a rejected file, which no admin takes back
     files_accepted: int = 0
     files_rejected: int = 0
     groups: int = 0
@@ -168,7 +169,11 @@ class Audit:
             case "node-dead":
                 totals.dead = True
             case "node-evicted":
+                totals.slashed = totals.evicted = True
+            case "node-banned":
                 totals.evicted = True
+            case "node-unbanned":
+                totals.evicted = totals.slashed
             case "accepted":
                 totals.files_accepted += 1
                 totals.groups += entry.groups or 0

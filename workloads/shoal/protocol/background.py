@@ -13,7 +13,7 @@ from shoal.protocol import leases, membership, recovery, work
 from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.metrics import report, report_details
 from shoal.protocol.run_state import RunState
-from shoal.protocol.verdicts import expire
+from shoal.protocol.verdicts import expire, over
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import SignedClient
 
@@ -121,13 +121,13 @@ class Background:
 
 
 def settle_late(state: RunState) -> None:
-    """Settle waiting files of sealed steps as expired, and forget leases of sealed steps after a while."""
+    """Settle waiting files of sealed steps and evicted nodes as expired, and forget leases of sealed steps after a while."""
     for job in state.queue.all():
-        if job.record.step in state.view.sealed:
-            expire(state, job.record, f"step {job.record.step} was sealed before this file was checked")
-    over = state.clock() - leases.MEMORY_SECONDS
+        if reason := over(state, job.record):
+            expire(state, job.record, reason)
+    old = state.clock() - leases.MEMORY_SECONDS
     for record in state.leases.all():
-        if record.lease.step in state.view.sealed and record.lease.expires_unix < over:
+        if record.lease.step in state.view.sealed and record.lease.expires_unix < old:
             state.leases.forget(record.lease.lease)
 
 

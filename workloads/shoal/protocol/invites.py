@@ -44,8 +44,11 @@ def wants_invite(known: KnownNode, record: NodeRecord | None, run: str) -> bool:
     return record.state not in EXCLUDED and known.seen_unix > record.answered_seen_unix
 
 
-def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: bool) -> str:
-    """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word."""
+def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: bool, welcome: bool = False) -> str:
+    """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word.
+
+    `welcome`: an admin let it in, whatever the pool's list and codes say.
+    """
     terms = terms_of(pools, registration.pool)
     if terms is None:
         return f"this run has no pool {registration.pool!r}"
@@ -54,7 +57,7 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
     if not terms.open:
         return f"pool {registration.pool!r} is not open to strangers' machines"
     admission, run, node = terms.admission, registration.run, registration.node
-    if (admission.nodes or admission.codes) and node not in admission.nodes:
+    if (admission.nodes or admission.codes) and node not in admission.nodes and not welcome:
         if not admission.codes:
             return f"pool {registration.pool!r} is open to listed machines only, and {node[:12]}... is not listed"
         if not code_fits(registration.code, admission, run, registration.pool, node):

@@ -30,7 +30,9 @@ class LedgerView:
         self.joined: dict[str, int] = {}  # node -> number of the entry of its first admission
         self.invite_nonces: dict[str, str] = {}  # used nonce -> node
         self.dead: set[str] = set()
-        self.evicted: set[str] = set()
+        self.slashed: set[str] = set()
+        self.banned: set[str] = set()
+        self.evicted: set[str] = set()  # slashed or banned: excluded either way
         self.committed: dict[int, str] = {}
         self.revealed: dict[int, int] = {}  # step -> number of the entry
         self.versions: dict[int, str] = {}  # version -> weights digest
@@ -85,7 +87,15 @@ class LedgerView:
             case "node-dead":
                 self.dead.add(node)
             case "node-evicted":
+                self.slashed.add(node)
                 self.evicted.add(node)
+            case "node-banned":
+                self.banned.add(node)
+                self.evicted.add(node)
+            case "node-unbanned":
+                self.banned.discard(node)
+                if node not in self.slashed:
+                    self.evicted.discard(node)
             case "version-published":
                 self.versions[entry.version if entry.version is not None else -1] = digest
             case "dataset-published":

@@ -11,7 +11,6 @@ from shoal.contracts.canonical import sign
 from shoal.contracts.pools import is_own_pod, terms_of
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
-    Assignment,
     Exclusions,
     Heartbeat,
     HeartbeatReply,
@@ -21,7 +20,7 @@ from shoal.contracts.protocol import (
     Url,
 )
 from shoal.contracts.relay_token import encode
-from shoal.protocol import capability_check
+from shoal.protocol import admin, capability_check
 from shoal.protocol.invites import (
     BadInvite,
     InviteTerms,
@@ -73,7 +72,7 @@ def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
         relay_token=token,
         relays=_relays_for(state, record),
         latest_version=state.view.latest_version,
-        assignment=Assignment(restarts=record.restarts),
+        assignment=admin.assignment_of(record),
         logs_wanted=record.logs_wanted or None,
         files_accepted=files.accepted,
         files_rejected=files.rejected,
@@ -138,7 +137,10 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         if node in state.view.evicted or not wants_invite(known, record, state.config.run):
             continue
         own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
-        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod) or _why_not_moved(known, record)
+        welcome = record is not None and record.welcome
+        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
+            known, record
+        )
         if refusal:
             _note_refusal(state, known, record, refusal)
             continue

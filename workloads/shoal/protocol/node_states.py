@@ -1,14 +1,15 @@
 """The states of a node: one table, one row an edge (DESIGN section 4).
 
 `next_state` says where an event leads; an event without a row leaves the node where it is. Called by `nodes`, which keeps the state, for every
-invite, heartbeat, silence and slash. Evicted and Banned have no way back: a node that wants to return needs a new key, and starts as a stranger.
+invite, heartbeat, silence and slash. Evicted has no way back, Banned only by the admin who banned: a node that wants to return
+needs a new key, and starts as a stranger.
 """
 
 from typing import Literal
 
 from shoal.contracts.protocol import HEARTBEAT_SECONDS, NodeState
 
-Event = Literal["invited", "invite-expired", "joined", "heartbeat", "late", "silent", "evict", "ban"]
+Event = Literal["invited", "invite-expired", "joined", "heartbeat", "late", "silent", "evict", "ban", "unban"]
 
 EDGES: dict[tuple[NodeState, Event], NodeState] = {
     ("Discovered", "invited"): "Invited",
@@ -36,6 +37,8 @@ EDGES: dict[tuple[NodeState, Event], NodeState] = {
     ("Unhealthy", "ban"): "Banned",
     ("Dead", "ban"): "Banned",
     ("Evicted", "ban"): "Banned",
+    # An admin takes a ban back; the ledger says whether the node was evicted besides, and then it stays so.
+    ("Banned", "unban"): "Discovered",
 }
 
 LATE_SECONDS = 1.5 * HEARTBEAT_SECONDS

@@ -40,17 +40,19 @@ class NodeRegistry:
     believed: it saves parsing a text that is still the same, no more.
     """
 
-    def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str]) -> None:
+    def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str], banned: Set[str] = frozenset()) -> None:
+        """`evicted`: all that the ledger excludes; `banned`: those of them that an admin did."""
         self._redis = client
         self._hash = f"{prefix}:nodes"
         self._evicted = evicted
+        self._banned = banned
         self._swap = client.register_script(SWAP)
         self._seen: dict[str, Seen] = {}
 
     def get(self, node: str) -> NodeRecord | None:
         data = self._redis.hget(self._hash, node)
         if data is None:
-            return NodeRecord(node=node, state="Evicted") if node in self._evicted else None
+            return NodeRecord(node=node, state=self._excluded(node)) if node in self._evicted else None
         return self._as_the_ledger_says(self.read(data, node).record)
 
     def recall(self, node: str) -> Seen | None:
@@ -71,8 +73,11 @@ class NodeRegistry:
 
     def _as_the_ledger_says(self, record: NodeRecord) -> NodeRecord:
         if record.node in self._evicted and record.state not in EXCLUDED:
-            return record.model_copy(update={"state": "Evicted"})
+            return record.model_copy(update={"state": self._excluded(record.node)})
         return record
+
+    def _excluded(self, node: str) -> NodeState:
+        return "Banned" if node in self._banned else "Evicted"
 
     def all(self) -> list[NodeRecord]:
         found = {str(node): text for node, text in self._redis.hgetall(self._hash).items()}

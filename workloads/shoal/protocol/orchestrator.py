@@ -25,6 +25,7 @@ from shoal.contracts.protocol import (
     Heartbeat,
     LeaseRequest,
     LeaseReturn,
+    NodeLogs,
     SubmissionNotice,
     TrainerProgress,
     UploadRequest,
@@ -33,6 +34,8 @@ from shoal.contracts.protocol import (
 from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.verdicts import Verdict
 from shoal.protocol import (
+    admin,
+    api_pages,
     capability_check,
     lease_returns,
     membership,
@@ -43,6 +46,7 @@ from shoal.protocol import (
     verdicts,
     work,
 )
+from shoal.protocol.admin_routes import add_admin_routes, read_token
 from shoal.protocol.background import Background
 from shoal.protocol.heartbeats import QuickHeartbeats
 from shoal.protocol.redis_access import RedisNonces, connect, connect_async
@@ -76,8 +80,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def make_app(state: RunState, background: Background, nonces: RedisNonces, temporary: Path) -> FastAPI:
-    """The application over a run's state. `temporary` is where uploads lie while they come in."""
+def make_app(
+    state: RunState, background: Background, nonces: RedisNonces, temporary: Path, admin_token: bytes | None = None
+) -> FastAPI:
+    """The application over a run's state. `temporary` is where uploads lie while they come in. Without `admin_token` nobody is admin."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -119,8 +125,10 @@ def make_app(state: RunState, background: Background, nonces: RedisNonces, tempo
     _add_run_routes(app, state, gate, call)
     _add_node_routes(app, state, gate, call)
     _add_validator_routes(app, state, gate, call)
+    add_admin_routes(app, state, admin_token, call)
     if state.store.kind == "folder":
         _add_staging_route(app, state, temporary)
+    api_pages.describe(app, api_pages.ORCHESTRATOR)
     return app
 
 
@@ -173,6 +181,11 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
     async def challenge_answer(request: Request) -> Response:
         answer = await gate.speaks_for(request, ChallengeAnswer)
         return json_answer(await call(capability_check.receive, state, answer))
+
+    @app.post("/v1/logs")
+    async def logs(request: Request) -> Response:
+        await call(admin.take_logs, state, await gate.speaks_for(request, NodeLogs))
+        return Response(status_code=204)
 
     @app.get("/v1/public")
     async def public(request: Request) -> Response:
@@ -321,7 +334,8 @@ def main() -> None:
     nonces = RedisNonces(connect_async(config.addresses.redis), state.prefix)
     background = Background(state, SignedClient(config.addresses.discovery, key))
     log.info("orchestrator starts", run=config.run, port=PORT, store=store.kind, ledger_entries=state.view.next_number)
-    serve(make_app(state, background, nonces, home() / "tmp"), PORT)
+    token = read_token(home() / "secrets" / "admin_token")
+    serve(make_app(state, background, nonces, home() / "tmp", token), PORT)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class NodeRecord(Contract):
     restarts: int = Field(
         default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
     )
+    welcome: bool = Field(
+        default=False, description="an admin said that it may join, whatever its pool's admission says"
+    )
     logs_wanted: str = Field(default="", description="id of a question for logs that was not answered")
     metrics: dict[str, float] = Field(default_factory=dict)
 

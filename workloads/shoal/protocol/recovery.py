@@ -88,7 +88,7 @@ def _restore_nodes(state: RunState) -> None:
     now = state.clock()
     for node in list(state.view.joined):
         if node in state.view.evicted:
-            state.nodes.put(NodeRecord(node=node, state="Evicted"))
+            state.nodes.put(NodeRecord(node=node, state="Banned" if node in state.view.banned else "Evicted"))
         elif node in state.view.dead:
             state.nodes.put_if_absent(NodeRecord(node=node, state="Dead"))
         else:

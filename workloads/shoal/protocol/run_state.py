@@ -63,7 +63,7 @@ class RunState:
         self.prefix = f"shoal:{config.run}:orchestrator"
         self.ledger = LedgerWriter(store, config.run, key, clock)
         self.view = self.ledger.view
-        self.nodes = NodeRegistry(client, self.prefix, self.view.evicted)
+        self.nodes = NodeRegistry(client, self.prefix, self.view.evicted, self.view.banned)
         self.leases = LeaseBook(client, self.prefix, store)
         self.queue = ValidationQueue(client, self.prefix)
         self.lease_lock = threading.Lock()  # room is looked at and taken by one thread at a time

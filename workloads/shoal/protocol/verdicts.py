@@ -24,6 +24,9 @@ STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling
 """Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4). Some rejects for
 these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time without fail."""
 
+EVICTED = "its node was evicted before this file was judged"
+"""What the verdict on such a file says: it is neither paid nor trained on, and no further offence."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -43,12 +46,13 @@ def decide(
     sealed: bool,
     window: tuple[int, int],
     votes: int = 1,
+    evicted: bool = False,
 ) -> Decision:
     """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
     one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one. With `votes` above 1
-    every reject needs so many validators that agree, and one never counts twice.
+    every reject needs so many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -67,6 +71,8 @@ def decide(
             return Decision("second-opinion")
         agreed = any(note.reason == verdict.reason and (alone or note.validator != validator) for note in opinions)
         return Decision("record") if agreed else Decision("second-opinion")
+    if evicted:
+        return Decision("expire", EVICTED)
     if sealed:
         return Decision("expire", f"step {verdict.step} was sealed before this file was accepted")
     if verdict.outcome == "accept" and verdict.policy_version is not None:
@@ -105,6 +111,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             sealed=verdict.step in state.view.sealed,
             window=state.schedule.version_window(verdict.step),
             votes=state.config.validation.slash_votes,
+            evicted=verdict.node in state.view.evicted,
         )
         get_logger().info(
             "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
@@ -155,12 +162,24 @@ def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
     record_verdict(state, sign(verdict, state.key))
 
 
+def over(state: RunState, record: SubmissionRecord) -> str:
+    """Why a waiting file is not to be checked any more, or nothing."""
+    if record.step in state.view.sealed:
+        return f"step {record.step} was sealed before this file was checked"
+    return EVICTED if record.node in state.view.evicted else ""
+
+
 def evict(state: RunState, node: str, detail: str) -> None:
     """Exclude a node: the ledger first, then its record, then its open leases."""
     state.ledger.append("node-evicted", node=node, detail=detail[:4000])
     record = state.nodes.get(node)
     if record is not None:
         state.nodes.change(record, "evict")
+    give_up_leases(state, node)
+
+
+def give_up_leases(state: RunState, node: str) -> None:
+    """End what a node holds that is excluded."""
     now = state.clock()
     for lease in state.leases.all():
         if lease.lease.node == node and is_open(lease, now):

@@ -14,7 +14,7 @@ from shoal.protocol.lease_returns import give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, RunState
-from shoal.protocol.verdicts import expire
+from shoal.protocol.verdicts import expire, over
 from shoal.transport.server import Problem
 
 
@@ -128,14 +128,14 @@ def _end_overdue(state: RunState) -> int:
 
 
 def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
-    """A file for this validator to check; files of sealed steps are settled as expired on the way. None when nothing waits."""
+    """A file for this validator to check; files of sealed steps and evicted nodes are settled as expired on the way. None when nothing waits."""
     while True:
         job = state.queue.claim(request.validator, state.clock(), state.config.validation.claim_seconds)
         if job is None:
             return None
         record = job.record
-        if record.step in state.view.sealed:
-            expire(state, record, f"step {record.step} was sealed before this file was checked")
+        if reason := over(state, record):
+            expire(state, record, reason)
             continue
         oldest, newest = state.schedule.version_window(record.step)
         return ValidationJob(

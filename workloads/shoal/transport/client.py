@@ -9,8 +9,10 @@ import random
 import secrets
 import ssl
 import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -24,6 +26,10 @@ Reply = TypeVar("Reply", bound=Contract)
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+SKEW_SECONDS = 30.0
+"""A clock that differs from the server's by more is put right for signatures, whose window is a minute."""
+MOST_SKEW_SECONDS = 900.0
+"""By more than this it is not put right but reported: then it is wrong in ways that its owner should know."""
 MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; everything else is small
 
 
@@ -58,6 +64,9 @@ class SignedClient:
         `tls`: what the server's certificate is held to; None: well-known authorities.
         """
         self.tls = tls
+        self._ahead = 0.0  # seconds by which the server's clock is ahead of ours, as far as signatures must follow it
+        host = urlsplit(base_url).hostname or ""
+        self._follows_clock = base_url.startswith("https:") or host == "localhost" or host.startswith("127.")
         self._base_url = base_url.rstrip("/")
         self._key = key
         transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else None
@@ -120,6 +129,8 @@ class SignedClient:
                 response = self._try(method, url, content, timeout_seconds)
                 if response.status_code < 300:
                     return response
+                if response.status_code == 401 and self._follow_clock(response):
+                    continue
                 problem = _problem(response)
                 if response.status_code < 500 and response.status_code != 429:
                     raise problem
@@ -143,7 +154,7 @@ class SignedClient:
                 url=url,
                 body=content,
                 key=self._key,
-                created_unix=int(time.time()),
+                created_unix=int(time.time() + self._ahead),
                 nonce=secrets.token_hex(16),
             )
         timeout = (
@@ -157,6 +168,23 @@ class SignedClient:
                     raise httpx.DecodingError(f"answer is longer than {MAX_REPLY_BYTES} bytes")
                 parts.append(chunk)
         return httpx.Response(response.status_code, headers=_plain(response.headers), content=b"".join(parts))
+
+    def _follow_clock(self, response: httpx.Response) -> bool:
+        """Whether our clock was off and signatures follow the server's from now on; another try is worth while then.
+
+        Only where nobody in between can have written the time: who could make us sign for tomorrow could send our request again tomorrow.
+        """
+        if not self._follows_clock or self._key is None:
+            return False
+        try:
+            ahead = parsedate_to_datetime(response.headers["date"]).timestamp() - time.time()
+        except (KeyError, ValueError, TypeError):
+            return False
+        if abs(ahead - self._ahead) <= SKEW_SECONDS or abs(ahead) > MOST_SKEW_SECONDS:
+            return False
+        structlog.get_logger().warning("this machine's clock is off", server_ahead_seconds=round(ahead))
+        self._ahead = ahead
+        return True
 
 
 def _plain(headers: httpx.Headers) -> dict[str, str]:
