@@ -33,6 +33,7 @@ def generate(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool
     run_dir = runs_dir / manifest.name
     try:
         access = open_run(run_dir)
+        assert access.config is not None  # the run of a folder has one
         folder = run_dir / DATASETS_FOLDER / access.config.generate.dataset
         card = export_dataset(access, folder)
     except (DamagedDataset, StoreUnavailable) as error:
