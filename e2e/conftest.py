@@ -106,9 +106,11 @@ def open_space(
     name = f"{slug}-{uuid.uuid4().hex[:6]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "shoal.dev/e2e": "yes"}
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    yield Space(kube, name, kubeconfig, image)
-    if not config.getoption("--keep-cluster"):
-        kube.delete("Namespace", name)
+    try:
+        yield Space(kube, name, kubeconfig, image)
+    finally:
+        if not config.getoption("--keep-cluster"):
+            kube.delete("Namespace", name)
 
 
 @pytest.fixture
