@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "system"))
 
 from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
 
+from shoal.protocol.metrics import NODE_METRICS_PORT
 from shoal.report.prometheus import read_prometheus
 from shoal.report.sampler import METRIC_PORTS
 
@@ -99,7 +100,7 @@ class Watched:
         """As the chart's PodMonitors would: one target a container, with the labels that rules and dashboards go by."""
         targets = [
             {
-                "targets": [f"{pod.address}:{METRIC_PORTS[container.name]}"],
+                "targets": [f"{pod.address}:{port}"],
                 "labels": {
                     "namespace": "local", "run": self.system.run, "component": pod.component,
                     "container": container.name, "pod": pod.name,
@@ -107,7 +108,8 @@ class Watched:
             }
             for pod in self.system.running_pods()
             for container in pod.containers
-            if container.name in METRIC_PORTS and pod.address
+            for port in (METRIC_PORTS.get(container.name), NODE_METRICS_PORT if container.name == "orchestrator" else None)
+            if port is not None and pod.address
         ]  # fmt: skip
         partial = self._folder / "targets.partial"
         partial.write_text(json.dumps(targets))

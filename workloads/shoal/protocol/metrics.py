@@ -6,7 +6,7 @@ own, and strangers that have files accepted, because keys are free and anybody m
 
 import math
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from shoal.protocol.progress import run_progress
 from shoal.protocol.records import NodeRecord
@@ -36,11 +36,31 @@ FALSE_REJECT = Gauge(
     ["estimate"],
 )
 
-NODE_SILENCE = Gauge("shoal_node_silence_seconds", "Time since the last heartbeat.", ["node", "pool"])
-NODE_VERSION = Gauge("shoal_node_policy_version", "Version that the node says it holds, -1: none.", ["node", "pool"])
-NODE_RATE = Gauge("shoal_node_tokens_per_second", "Sampling rate that the node claims.", ["node", "pool"])
-NODE_STREAK = Gauge("shoal_node_accepted_in_a_row", "Files accepted since the last rejected one.", ["node", "pool"])
-NODE_ABANDONED = Gauge("shoal_node_abandoned_leases", "Leases that ended without a file.", ["node", "pool"])
+NODES_REGISTRY = CollectorRegistry()
+"""Series of single nodes: served on a port of their own, which no Service of a run exposes. Strangers reach the orchestrator's other port."""
+NODE_METRICS_PORT = 9108
+
+NODE_SILENCE = Gauge(
+    "shoal_node_silence_seconds", "Time since the last heartbeat.", ["node", "pool"], registry=NODES_REGISTRY
+)
+NODE_VERSION = Gauge(
+    "shoal_node_policy_version",
+    "Version that the node says it holds, -1: none.",
+    ["node", "pool"],
+    registry=NODES_REGISTRY,
+)
+NODE_RATE = Gauge(
+    "shoal_node_tokens_per_second", "Sampling rate that the node claims.", ["node", "pool"], registry=NODES_REGISTRY
+)
+NODE_STREAK = Gauge(
+    "shoal_node_accepted_in_a_row",
+    "Files accepted since the last rejected one.",
+    ["node", "pool"],
+    registry=NODES_REGISTRY,
+)
+NODE_ABANDONED = Gauge(
+    "shoal_node_abandoned_leases", "Leases that ended without a file.", ["node", "pool"], registry=NODES_REGISTRY
+)
 OF_NODES = (NODE_SILENCE, NODE_VERSION, NODE_RATE, NODE_STREAK, NODE_ABANDONED)
 
 HEARTBEATS = Counter("shoal_heartbeats_total", "Heartbeats taken, by the state that the node is in.", ["state"])

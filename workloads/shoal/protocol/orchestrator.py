@@ -63,7 +63,7 @@ from shoal.protocol.service import (
 from shoal.protocol.staging import receive_form, temporary_file
 from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
-from shoal.telemetry import install_signals, start, wait_for
+from shoal.telemetry import Liveness, install_signals, serve_health, start, wait_for
 from shoal.transport import SignedClient
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
 
@@ -334,6 +334,8 @@ def main() -> None:
     nonces = RedisNonces(connect_async(config.addresses.redis), state.prefix)
     background = Background(state, SignedClient(config.addresses.discovery, key))
     log.info("orchestrator starts", run=config.run, port=PORT, store=store.kind, ledger_entries=state.view.next_number)
+    # A port that only serves figures has no loop of its own to watch: its liveness is never asked for.
+    serve_health(metrics.NODE_METRICS_PORT, Liveness(float("inf")), lambda: None, registry=metrics.NODES_REGISTRY)
     token = read_token(home() / "secrets" / "admin_token")
     serve(make_app(state, background, nonces, home() / "tmp", token), PORT)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from shoal.contracts.run import bind_address
@@ -33,13 +33,13 @@ class Liveness:
         return f"last progress {time.monotonic() - self._last:.0f} s ago, limit {self.limit_seconds:.0f} s"
 
 
-def render_metrics(accept: str | None = None) -> tuple[bytes, str]:
+def render_metrics(accept: str | None = None, registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
     """Body and content type of `/metrics`: OpenMetrics, which has exemplars, for who accepts it, Prometheus text for others."""
     try:
         encode, content_type = choose_encoder(accept or "")
     except (TypeError, ValueError):  # a version that is none, in a header that anybody may send
         encode, content_type = choose_encoder("")
-    return encode(REGISTRY), content_type
+    return encode(registry), content_type
 
 
 Route = Callable[[Message], tuple[int, dict[str, str], bytes]]
@@ -53,11 +53,15 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve_health(
-    port: int, liveness: Liveness, ready: Callable[[], str | None], routes: Mapping[str, Route] | None = None
+    port: int,
+    liveness: Liveness,
+    ready: Callable[[], str | None],
+    routes: Mapping[str, Route] | None = None,
+    registry: CollectorRegistry = REGISTRY,
 ) -> ThreadingHTTPServer:
     """Serve health on `SHOAL_BIND`:`port` from a daemon thread. `ready` gives None, or why the process is not ready.
 
-    `routes` adds paths beside the three.
+    `routes` adds paths beside the three; `registry` is what `/metrics` shows.
     """
     further = dict(routes or {})
 
@@ -71,7 +75,7 @@ def serve_health(
                 reason = ready()
                 self._answer(200 if reason is None else 503, (reason or "ready").encode())
             elif self.path == "/metrics":
-                body, content_type = render_metrics(self.headers.get("Accept"))
+                body, content_type = render_metrics(self.headers.get("Accept"), registry)
                 self._answer(200, body, content_type)
             elif self.path in further:
                 status, headers, body = further[self.path](self.headers)
