@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -79,6 +79,9 @@ golden: setup ## make the golden values of TRL anew that tests compare with
 
 bench-trust: setup ## honest and dishonest workers before the validators: what lying and finding it costs; some half an hour
 	$(PYTHON) -m benchmarks.trust
+
+bench-prime: setup ## PRIME from a plain base and after a warm start: steps to one pass@1, the reward model's cost; some ten minutes a seed
+	nice -n 19 $(PYTHON) -m benchmarks.prime
 
 bench-toploc: setup ## proofs a chunk beside the published library, which is built from source the first time
 	$(PYTHON) -m benchmarks.toploc

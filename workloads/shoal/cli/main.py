@@ -14,6 +14,7 @@ import typer
 
 from shoal.cli.env import app as env_app
 from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
+from shoal.cli.eval import evaluate
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(env_app)
 app.add_typer(ledger_app)
 app.add_typer(node_app)
+app.command(name="eval")(evaluate)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
@@ -312,36 +314,6 @@ def calibrate(
 
     effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
     measure(model, environment, dtype, max_length, effort, output, typer.echo, engine=engine)
-
-
-@app.command(name="eval")
-def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
-    env: Annotated[
-        list[str], typer.Option("--env", metavar="ENV", help="Environment whose tasks are asked; repeatable.")
-    ],
-    count: Annotated[int, typer.Option(min=1, help="Tasks of each environment.")] = 64,
-    samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0: the likeliest.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 1024,
-    target_length: Annotated[
-        int | None, typer.Option(min=1, help="Length to ask for in the prompt, in tokens; absent: do not ask.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and sampling.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Record to write, with every problem.")
-    ] = None,
-) -> None:
-    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, the share that was cut.
-
-    Example: shoal eval runs/arithmetic/model --env arithmetic --samples 8
-
-    Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
-    """
-    from shoal.cli.eval import evaluate as score
-    from shoal.evaluation.sampling import Settings
-
-    score(model, env, count, Settings(samples, temperature, max_tokens, seed, target_length), output, typer.echo)
 
 
 def _print(text: str) -> None:

@@ -1,0 +1,85 @@
+"""`make bench-prime`: how many steps PRIME needs from the plain base and after a warm start, and what its reward model costs.
+
+    python -m benchmarks.prime                 some ten minutes of one core; stop it at any time, it goes on where it was
+    python -m benchmarks.prime --quick --out DIR   four steps of each, for a try
+
+Writes benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_warm` (means over seeds; null where a seed did not get there) and
+`prm_overhead` (CPU time of the reward model by that of the rest of a training step, sampling not counted).
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = 0.75
+MOST_STEPS = 100
+SEEDS = (1, 2, 3)
+
+
+def main() -> None:
+    asked = _arguments()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from benchmarks.prime.pipeline import Curve, reinforce, start, warm_base, write_json
+    from benchmarks.reproduce.page import measured_on
+
+    cache = (asked.out or ROOT / ".cache") / "prime"
+    cache.mkdir(parents=True, exist_ok=True)
+    result = asked.out / "prime.json" if asked.out else ROOT / "benchmarks" / "results" / "prime.json"
+    most, target = (4, 1.1) if asked.quick else (MOST_STEPS, TARGET)
+    curves: dict[str, dict[str, Curve]] = {}
+    for seed in asked.seeds:
+        begun = start(seed, cache)
+        for arm, folder in (("warm", warm_base(seed, cache)), ("plain", begun.folder)):
+            place = cache / f"{arm}-{seed}-{most}.json"
+            if not place.exists():
+                write_json(place, asdict(reinforce(folder, begun, seed, target, most)))
+            curves.setdefault(str(seed), {})[arm] = Curve(**_read(place))
+            found = curves[str(seed)][arm]
+            print(
+                f"seed {seed}, {arm}: {found.pass_rates[0]:.3f} -> {found.pass_rates[-1]:.3f} after {found.steps[-1]} steps",
+                flush=True,
+            )
+        write_json(result, summary(curves, target) | {"measured_on": measured_on()})
+
+
+def summary(curves: dict, target: float) -> dict:
+    """The figures over the seeds that are done, and every curve."""
+
+    def steps(arm: str) -> float | None:
+        ends = [seed[arm].steps[-1] if seed[arm].pass_rates[-1] >= target else None for seed in curves.values()]
+        return None if None in ends else sum(ends) / len(ends)
+
+    every = [curve for seed in curves.values() for curve in seed.values()]
+    other = sum(curve.other_seconds for curve in every)
+    return {
+        "steps_to_target_plain": steps("plain"),
+        "steps_to_target_warm": steps("warm"),
+        "prm_overhead": round(sum(curve.reward_model_seconds for curve in every) / other, 3) if other else None,
+        "target_pass_at_1": target,
+        "seeds": {seed: {arm: asdict(curve) for arm, curve in arms.items()} for seed, arms in curves.items()},
+    }
+
+
+def _read(path: Path) -> dict:
+    import json
+
+    return json.loads(path.read_text())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
+    parser.add_argument("--quick", action="store_true", help="four steps of each arm; needs --out")
+    parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")
+    asked = parser.parse_args()
+    if asked.quick and asked.out is None:
+        parser.error("--quick makes no figures for the checkout: say where by --out DIR")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

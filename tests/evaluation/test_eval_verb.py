@@ -1,0 +1,93 @@
+"""`shoal eval`: a real engine on a tiny model, its table and its record; and one clear line for what is wrong with the input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.contracts.recipe import GeneratedModel
+from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.generated_model import random_model
+from shoal.environments.generated_tokenizer import train_tokenizer
+
+POSITIONS = 96
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights: what it answers is long and wrong, and that is known beforehand."""
+    folder, environment = tmp_path_factory.mktemp("eval") / "model", Arithmetic()
+    tokenizer = train_tokenizer(environment.prompt(task, None) for task in environment.tasks(8, 0))
+    random_model(GeneratedModel(layers=1), tokenizer, POSITIONS).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def shoal_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal.cli.main", "eval", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def test_a_model_is_scored_with_a_table_and_a_record_of_every_problem(model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "scores.json"
+    done = shoal_eval(
+        model, "--env", "arithmetic", "--count", 6, "--samples", 2, "--max-tokens", 12, "--seed", 3, "--json", record
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert "arithmetic: 12 of 12 completions" in lines
+    head, first, *rest = lines[lines.index("arithmetic: 12 of 12 completions") + 1 :]
+    assert head.split() == [
+        "ENVIRONMENT",
+        "TASKS",
+        "SCORE",
+        "VALUE",
+        "95",
+        "%",
+        "INTERVAL",
+        "TOKENS",
+        "CUT",
+        "UNSCORED",
+    ]
+    assert first.split()[:3] == ["arithmetic", "6", "avg@2"]
+    assert [line.split()[0] for line in rest[:2]] == ["pass@1", "pass@2"]
+    said = json.loads(record.read_text())
+    (one,) = said["evaluations"]
+    assert (one["tasks"], one["samples"], one["temperature"], one["seed"]) == (6, 2, 1.0, 3)
+    assert len(one["environment_digest"]) == 64
+    found = one["scores"]
+    assert [problem["scored"] for problem in found["problems"]] == [2] * 6
+    assert [problem["problem_id"] for problem in found["problems"]] == [
+        task.problem_id for task in Arithmetic().tasks(6, 3)
+    ]
+    assert found["lengths"]["most"] <= 12
+    assert found["lengths"]["cut_share"] > 0.5
+    assert found["avg_at_k"]["value"] <= 1 / 6
+    assert found["avg_at_k"]["low"] <= found["avg_at_k"]["value"] < found["avg_at_k"]["high"]
+
+
+def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    (broken / "config.json").write_text(json.dumps({"dtype": "int3"}))
+    for arguments, words in (
+        ((tmp_path, "--env", "arithmetic"), "no config.json; wanted is a folder with a Hugging Face checkpoint"),
+        ((broken, "--env", "arithmetic"), "dtype is 'int3'; allowed: float32, bfloat16, float16"),
+        ((model, "--env", "arithmetics"), "'arithmetics' is not installed here; installed:"),
+        ((model, "--env", "arithmetic", "--env", "arithmetic"), "each environment once"),
+        ((model, "--env", "arithmetic", "--temperature", 0), "allowed with --samples 1"),
+        ((model, "--env", "arithmetic", "--json", tmp_path / "none" / "x.json"), "there is no folder"),
+        ((model, "--env", "arithmetic", "--count", 1_000_000), "--count 1000000"),
+        ((model,), "--env"),
+    ):
+        done = shoal_eval(*arguments)
+        assert done.returncode == 2, (arguments, done.stderr[-2000:])
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

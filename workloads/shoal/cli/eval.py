@@ -1,0 +1,43 @@
+"""The verb `shoal eval`: a model's score on environments, on this machine. Thin; the work is done in `shoal.evaluation`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.errors import InputWrong, RunFailed
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
+    env: Annotated[
+        list[str], typer.Option("--env", metavar="ENV", help="Environment whose tasks are asked; repeatable.")
+    ],
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tasks of each environment.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0: the likeliest.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 1024,
+    target_length: Annotated[
+        int | None, typer.Option(min=1, help="Length to ask for in the prompt, in tokens; absent: do not ask.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and sampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Record to write, with every problem.")
+    ] = None,
+) -> None:
+    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, the share that was cut.
+
+    Example: shoal eval ./my-model --env arithmetic --samples 8 --json scores.json
+
+    Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
+    """
+    from shoal.evaluation.record import NothingScored, evaluate_all
+    from shoal.evaluation.sampling import CannotEvaluate, Settings
+
+    settings = Settings(samples, temperature, max_tokens, seed, target_length)
+    try:
+        evaluate_all(model, env, count, settings, output, typer.echo)
+    except CannotEvaluate as error:
+        raise InputWrong(str(error)) from None
+    except NothingScored as error:
+        raise RunFailed(str(error)) from None

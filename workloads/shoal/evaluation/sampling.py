@@ -1,0 +1,133 @@
+"""Ask a model an environment's tasks, k answers each, with the engine that rollout workers use, and score what it says.
+
+In: a checkpoint folder, an environment, `Settings`. Out: `Problem`s for `scores`. Prompts, stop tokens, tools and scoring are the workers' own, so
+that a score here is the score that a run would have given. Called by `cli/eval.py`.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from shoal.contracts.tasks import Task
+from shoal.environments.base import Environment, Score
+from shoal.environments.episodes import tools_of
+from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.evaluation.scores import Answer, Problem
+from shoal.inference.checkpoint import BadCheckpointError, read_checkpoint
+from shoal.inference.completions import Completion, Request
+from shoal.inference.process_settings import set_engine_variables
+from shoal.inference.rollouts import PlannedRow
+from shoal.inference.tool_episodes import ToolFailedError, play
+
+ROWS_TOGETHER = 512
+"""Completions asked for at once: enough to keep an engine busy, few enough that progress is seen and memory stays small."""
+
+
+class CannotEvaluate(ValueError):
+    """The model cannot be asked; the message says what is wrong and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How answers are sampled. `max_tokens` is of a completion; `target_length` (tokens) is put into the prompt where it is given."""
+
+    samples: int
+    temperature: float
+    max_tokens: int
+    seed: int = 0
+    target_length: int | None = None
+
+
+def ask(
+    model: Path, environment: Environment, tasks: Sequence[Task], settings: Settings, told: Callable[[int, int], None]
+) -> list[Problem]:
+    """All answers, scored; `told(done, of)` is called with counts of completions. Raises CannotEvaluate.
+
+    Takes the engine's start (half a minute on a CPU) and then as long as the completions.
+    """
+    try:
+        checkpoint = read_checkpoint(model)
+    except (BadCheckpointError, OSError) as error:
+        raise CannotEvaluate(str(error)) from None
+    if find_spec("vllm") is None:
+        raise CannotEvaluate("vLLM is not installed here; install shoal with its extra `worker` (CPU) or `cuda`")
+    set_engine_variables()  # read when what follows is loaded
+    from transformers import AutoTokenizer
+
+    from shoal.inference.engine import Engine
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise CannotEvaluate(f"{model}: no tokenizer can be read: {str(error).strip().splitlines()[0]}") from None
+    rows = planned(
+        tasks,
+        [prompt_tokens(tokenizer, environment, task, settings.target_length) for task in tasks],
+        settings,
+        checkpoint.max_positions,
+    )
+    longest = max(len(row.request.prompt_tokens) for row in rows) + settings.max_tokens
+    engine = Engine(checkpoint, max_sequence_length=longest, batch=min(len(rows), ROWS_TOGETHER))
+    tools = tools_of(environment, tokenizer, checkpoint.eos_token_ids)
+    answers: list[Answer] = []
+    try:
+        engine.record_proofs(False)
+        for start in range(0, len(rows), ROWS_TOGETHER):
+            part = rows[start : start + ROWS_TOGETHER]
+            if tools is None:
+                made = engine.generate([row.request for row in part], _never)
+            else:
+                pauses = tools.pauses
+                made = play(part, tools, lambda asked: engine.generate(asked, _never, pauses))  # noqa: B023
+            for row, completion in zip(part, made, strict=True):
+                text = completion_text(tokenizer, completion.tokens, checkpoint.eos_token_ids)
+                answers.append(judged(environment, row.task, text, completion))
+            told(len(answers), len(rows))
+    except ToolFailedError as error:
+        raise CannotEvaluate(f"a tool failed, so that its task has no answer: {error}") from None
+    finally:
+        engine.close()
+    count = settings.samples
+    return [Problem(task.problem_id, answers[index * count : (index + 1) * count]) for index, task in enumerate(tasks)]
+
+
+def planned(
+    tasks: Sequence[Task], prompts: Sequence[Sequence[int]], settings: Settings, positions: int
+) -> list[PlannedRow]:
+    """The completions to ask for, `samples` of each task one after the other. Raises CannotEvaluate when one would not fit the model."""
+    rows = []
+    for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
+        if len(prompt) + settings.max_tokens > positions:
+            raise CannotEvaluate(
+                f"the prompt of {task.problem_id} has {len(prompt)} tokens; with {settings.max_tokens} more it is past the model's {positions}:"
+                f" allowed is --max-tokens up to {max(0, positions - len(prompt))}"
+            )
+        for sample in range(settings.samples):
+            request = Request(
+                tuple(prompt),
+                answer_seed(settings.seed, task.problem_id, sample),
+                settings.temperature,
+                settings.max_tokens,
+            )
+            rows.append(PlannedRow(task, index, sample, settings.target_length, request))
+    return rows
+
+
+def answer_seed(seed: int, problem_id: str, sample: int) -> int:
+    """The 63-bit sampling seed of one answer: the same for the same problem, whatever else is asked."""
+    digest = hashlib.sha256(f"shoal-eval {seed} {sample} {problem_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def judged(environment: Environment, task: Task, text: str, completion: Completion) -> Answer:
+    """What the environment says of a completion. One that was cut is scored as it is: a right answer may come before the limit."""
+    scored = environment.score(task, text)
+    reward = min(1.0, max(0.0, scored.task_reward)) if isinstance(scored, Score) else None
+    return Answer(reward, len(completion.tokens), completion.finish_reason == "length")
+
+
+def _never() -> str | None:
+    """Nothing ends an evaluation early but its user."""
+    return None
