@@ -1,0 +1,210 @@
+"""Every command of the documentation is one that its program takes: verbs and options of `shoal`, targets of make, values of the chart, files.
+
+Blocks that are marked `<!-- run -->` are run, in a folder of their own; those marked `<!-- run: soak -->` by `make soak`, beside a finished demo.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from doc_pages import Block, as_path, commands, page_names, shell_blocks, text_of
+from tools.docs.cli import program
+
+from servers import ROOT
+
+BLOCKS = shell_blocks()
+RESOURCES = {
+    "trun", "ipool", "relay", "val", "trainingrun", "trainingruns", "inferencepools", "relayservers", "validators",
+    "nodes", "pods", "secret", "namespace", "crd", "storageclass", "deployment", "job", "jobs", "events", "pvc",
+}  # fmt: skip
+KUBECTL_VERBS = {
+    "apply", "get", "describe", "create", "delete", "scale", "patch", "logs", "rollout", "label", "annotate",
+    "port-forward", "exec", "cordon", "drain", "top",
+}  # fmt: skip
+OTHERS = {
+    "kind": "of kind's own documentation; no such machine here",
+    "pip": "installs a package that tests/cli/test_env.py makes",
+    "docker": "images/README.md: the same build as `make images`",
+    "export": "the shell's",
+    "cd": "the shell's",
+    "curl": "a look at a page",
+    "openssl": "makes a certificate",
+    "promtool": "Prometheus's own",
+}
+
+
+def check(words: list[str], where: str) -> None:
+    """Fail unless the command is one that its program takes."""
+    name = words[0].removeprefix(".venv/bin/")
+    if name == "shoal":
+        shoal(words[1:], where)
+    elif name == "make":
+        make(words[1:], where)
+    elif name in ("python", "python3"):
+        python(words[1:], where)
+    elif name == "helm":
+        helm(words[1:], where)
+    elif name == "kubectl":
+        kubectl(words[1:], where)
+    elif name.startswith(("tools/", "./tools/")):
+        assert as_path(name.removeprefix("./")).is_file(), f"{where}: {name} does not exist"
+    else:
+        assert name in OTHERS, f"{where}: no test knows the program {name!r} ({' '.join(words)})"
+
+
+def shoal(words: list[str], where: str) -> None:
+    command: Any = program()
+    rest, path = list(words), "shoal"
+    while getattr(command, "commands", None) and rest and not rest[0].startswith("-"):
+        assert rest[0] in command.commands, f"{where}: `{path}` has no verb {rest[0]!r}"
+        path += f" {rest[0]}"
+        command = command.commands[rest.pop(0)]
+    if rest in (["--help"], []) and (rest or getattr(command, "commands", None)):
+        return
+    try:
+        command.make_context(path, list(rest))
+    except Exception as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        pytest.fail(f"{where}: `{' '.join(words)}`: {message}")
+    for flag, value in pairwise(rest):
+        if flag in ("-f", "--file") and value.startswith("examples/"):
+            assert as_path(value).is_file(), f"{where}: {value} does not exist"
+
+
+def make(words: list[str], where: str) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for word in words:
+        if not re.match(r"[A-Z0-9_]+=", word):
+            assert word in targets, f"{where}: make has no target {word!r}"
+
+
+def python(words: list[str], where: str) -> None:
+    if words[:1] != ["-m"]:
+        assert as_path(words[0]).is_file(), f"{where}: {words[0]} does not exist"
+        return
+    found = importlib.util.find_spec(words[1])
+    assert found is not None, f"{where}: there is no module {words[1]}"
+    folder = Path(found.origin or ".").parent
+    main = folder / "__main__.py"
+    source = "".join(path.read_text() for path in (main, Path(found.origin or main)) if path.is_file())
+    if "argparse" in source:
+        for option in (word.partition("=")[0] for word in words[2:] if word.startswith("--")):
+            assert f'"{option}"' in source, f"{where}: {words[1]} has no option {option}"
+
+
+def helm(words: list[str], where: str) -> None:
+    charts = [word for word in words if word.startswith("charts/")]
+    for chart in charts:
+        assert as_path(chart).is_dir(), f"{where}: {chart} does not exist"
+    if not charts:
+        return
+    values = yaml.safe_load((ROOT / "charts" / "shoal" / "values.yaml").read_text())
+    for flag, value in pairwise(words):
+        if flag in ("--set", "--set-string", "--set-json"):
+            at: Any = values
+            for key in value.partition("=")[0].split("."):
+                assert isinstance(at, dict), f"{where}: {value}: {key!r} lies below a plain value"
+                assert key in at, f"{where}: the chart has no value {value.partition('=')[0]}"
+                at = at[key]
+
+
+def kubectl(words: list[str], where: str) -> None:
+    given = {"-n", "--namespace", "-l", "-L", "-f", "-o", "-p", "--type"}
+    plain = [word for before, word in pairwise(["", *words]) if word[0] != "-" and before not in given]
+    assert plain[0] in KUBECTL_VERBS, f"{where}: kubectl {plain[0]}"
+    for flag, value in pairwise(words):
+        if flag == "-f" and value.startswith(("examples/", "crds", "charts/")):
+            assert as_path(value).exists(), f"{where}: {value} does not exist"
+    if plain[0] in ("get", "describe", "delete", "scale", "patch"):
+        for kind in plain[1].partition("/")[0].split(","):
+            assert kind in RESOURCES, f"{where}: kubectl {plain[0]} {kind}"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_its_program_takes_every_command(block: Block) -> None:
+    for words in commands(block):
+        check(words, str(block))
+
+
+def test_there_are_many_commands_to_check() -> None:
+    assert sum(1 for block in BLOCKS for _ in commands(block)) > 60
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "shoal upp -f x.yaml",
+        "shoal up --file-name x.yaml",
+        "shoal up -f examples/arithmetic/nothing.yaml",
+        "shoal ledger show --last many",
+        "make demonstration",
+        "helm install shoal charts/shoal --set operator.replica=2",
+        "kubectl -n a get truns",
+        "kubectl apply -f examples/nothing",
+        "python -m shoal_operator.instal",
+        "python -m shoal_operator.install --all-namespace",
+        "frobnicate",
+    ],
+)
+def test_a_wrong_command_would_be_found(wrong: str) -> None:
+    for words in commands(Block("page.md", 1, "sh", wrong + "\n")):
+        with pytest.raises((AssertionError, pytest.fail.Exception, ModuleNotFoundError)):
+            check(words, "page.md:1")
+
+
+def run_block(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The block's lines by bash, which stops at the first that fails; `shoal` is the one of this environment."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    lines = "\n".join(line for line in block.text.splitlines() if "--follow" not in line)
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", lines],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.run == ""], ids=str)
+def test_a_block_that_says_so_runs(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    ended = run_block(block, tmp_path)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/arithmetic`, made by `shoal up` from the demo's manifest with fewer steps."""
+    folder = tmp_path_factory.mktemp("pages")
+    manifest = yaml.safe_load((ROOT / "examples" / "arithmetic" / "trainingrun.yaml").read_text())
+    manifest["spec"]["steps"] = 3
+    (folder / "run.yaml").write_text(yaml.safe_dump(manifest))
+    up = [str(Path(sys.executable).parent / "shoal"), "up", "-f", "run.yaml", "--no-tty"]
+    with (folder / "up.log").open("w") as log:
+        ended = subprocess.run(up, cwd=folder, stdout=log, stderr=subprocess.STDOUT, timeout=1500)
+    assert ended.returncode == 0, (folder / "up.log").read_text()[-3000:]
+    return folder
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.run == "soak"], ids=str)
+def test_a_block_beside_a_finished_demo_runs(block: Block, finished_demo: Path) -> None:
+    ended = run_block(block, finished_demo)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.strip()
+
+
+def test_blocks_are_marked_on_both_kinds_of_pages() -> None:
+    assert {block.run for block in BLOCKS} >= {"", "soak"}
+    for page in page_names():
+        marked = [block for block in BLOCKS if block.page == page and block.run is not None]
+        assert text_of(page).count("<!-- run") == len(marked), f"{page}: a mark without a block behind it"

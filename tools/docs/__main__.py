@@ -1,0 +1,29 @@
+"""`python -m tools.docs`: writes docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md anew (`make docs`)."""
+
+from pathlib import Path
+
+from tools.docs.cli import cli_page
+from tools.docs.http import http_page
+from tools.docs.parquet import parquet_page
+from tools.docs.ports import ports_page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files() -> dict[str, str]:
+    """What is generated: path below the root -> text."""
+    return {
+        "docs/cli.md": cli_page(),
+        "docs/http.md": http_page(),
+        "docs/parquet.md": parquet_page(),
+        "docs/ports.md": ports_page(),
+    }
+
+
+def main() -> None:
+    for name, text in files().items():
+        (ROOT / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""docs/ports.md: every port and every Secret of a run, read from what the operator's builders make. Called by `__main__`.
+
+A manifest that asks for everything is rendered; ports, Secrets and mounts are those of the rendered pods, callers those of the network policies. What
+a port or a Secret is for is said here, and one that is not known here is an error.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tools.docs.tables import GENERATED, table
+
+from shoal.contracts.relays import OUTSIDE_PORT
+from shoal_operator.api.manifest import load_manifest
+from shoal_operator.children import names
+from shoal_operator.children.network import EDGES
+from shoal_operator.install import PORT as OPERATOR_PORT
+from shoal_operator.render import render
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cluster" / "trainingrun.yaml"
+
+SERVES = {
+    "redis": "leases, queues, registrations; can be rebuilt from the store",
+    "orchestrator": "signed HTTP API, health, metrics",
+    "discovery": "signed HTTP API, health, metrics",
+    "nginx": "weights to who has a relay token",
+    "trainer": "health, metrics",
+    "publisher": "health, metrics",
+    "sync": "health, metrics",
+    "agent": "health, metrics",
+    "fetch": "health, metrics",
+    "worker": "health, metrics",
+    "validator": "health, metrics",
+    "runner": "programs to judge, health, metrics",
+}
+SECRETS = {
+    "<run>-run-key": ("operator", "`run.pem`: signs the roster"),
+    "<run>-orchestrator-key": ("operator", "`role.pem`: signs ledger, invites, tokens; `run_secret`: beacons and upload grants"),
+    "<run>-discovery-key": ("operator", "`role.pem`: the role's key"),
+    "<run>-trainer-key": ("operator", "`role.pem`: signs policy versions"),
+    "<run>-relay-key": ("operator", "`role.pem`: signs questions to the orchestrator and the origin"),
+    "<run>-validator-key": ("operator", "`role.pem`: signs verdicts"),
+    "<run>-<pool>-ticket": ("operator", "`ticket`: by which the pool's own pods prove themselves"),
+    "<credentialsSecret>": ("you, or the chart", "`accessKey`, `secretKey` of the object store (`spec.storage.s3.credentialsSecret`)"),
+    "<tlsSecret>": ("you, or cert-manager", "`tls.crt`, `tls.key` of the relays' HTTPS (`exposure.tlsSecret`)"),
+}  # fmt: skip
+
+
+def everything() -> list[dict[str, Any]]:
+    """Objects of a run with every part: S3 store, runners, relays with HTTPS, a pool of its own."""
+    manifest = yaml.safe_load(EXAMPLE.read_text())
+    spec = manifest["spec"]
+    spec["tasks"]["environment"] = "code"
+    spec["relayServer"]["exposure"] = {"type": "LoadBalancer", "tlsSecret": "tls"}
+    spec["inferencePools"] = [{"name": "pool"}]
+    [run] = load_manifest(yaml.safe_dump(manifest), "ports")
+    return render(run)  # type: ignore[arg-type]
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(component, pod spec) of every object with a pod template."""
+    for made in objects:
+        if "template" in made.get("spec", {}):
+            template = made["spec"]["template"]
+            yield template["metadata"]["labels"][names.COMPONENT_LABEL], template["spec"]
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def ports_page() -> str:
+    """The whole page."""
+    objects = everything()
+    lines = ["# Ports and secrets", "", GENERATED, ""]
+    lines += [
+        "## Ports",
+        "",
+        "Pods of a run, by container. NetworkPolicies let in nobody but those named; kubelets may probe.",
+        "",
+    ]
+    lines += table(("port", "pod", "container", "serves", "who may connect"), _ports(objects))
+    lines += [
+        "With `exposure`, clients outside the cluster may reach discovery, orchestrator and relays too ([install](install.md)).",
+        "",
+    ]
+    lines += ["## Secrets", "", "The operator makes its Secrets once, when the run begins, and never changes them.", ""]
+    lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
+    lines += [
+        "A Secret that is lost cannot be made again with the same keys: back them up with the run ([install](install.md#upgrade-and-back-up)).",
+        "A node's own key is no Secret of the cluster: it lies on the node's volume `key/`, or on the stranger's machine.",
+        "",
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _ports(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    found: dict[tuple[int, str, str], str] = {}
+    for component, pod in pods(objects):
+        for container in containers(pod):
+            for port in container.get("ports", []):
+                found[port["containerPort"], component, container["name"]] = SERVES[container["name"]]
+    rows: list[tuple[object, ...]] = []
+    for (number, component, container), serves in sorted(found.items()):
+        callers = [caller for caller, target, named in EDGES if (target, named) == (component, container)]
+        if component == "orchestrator":
+            callers.append("operator")
+        who = ", ".join(callers) or ("Prometheus, if let in" if "metrics" in serves else "nobody")
+        rows.append((number, component, container, serves, who))
+    rows.append((OUTSIDE_PORT, "relay", "nginx", "weights over HTTPS, where `exposure` has a `tlsSecret`", "anyone"))
+    rows.append(
+        (
+            names.RENDEZVOUS_PORT,
+            "trainer",
+            "trainer",
+            "torchrun's rendezvous; collectives choose further ports",
+            "trainer",
+        )
+    )
+    rows.append((OPERATOR_PORT, "operator", "operator", "health, metrics", "Prometheus, if let in"))
+    return rows
+
+
+def _secrets(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    run = next(made["metadata"]["name"] for made in objects if made["kind"] == "Validator").removesuffix("-validator")
+    mounted: dict[str, list[str]] = {name: [] for name in SECRETS}
+    for component, pod in pods(objects):
+        for volume in pod.get("volumes", []):
+            for name in _secret_names(volume):
+                holders = [
+                    container["name"]
+                    for container in containers(pod)
+                    if volume["name"] in {mount["name"] for mount in container["volumeMounts"]}
+                ]
+                mounted[general(name, run)].extend(f"{component}/{holder}" for holder in holders)
+    for made in objects:
+        if made["kind"] == "Secret" and general(made["metadata"]["name"], run) not in SECRETS:
+            raise ValueError(f"tools/docs/ports.py does not know the Secret {made['metadata']['name']}")
+    return [
+        (f"`{name}`", by, holds, ", ".join(dict.fromkeys(mounted[name])) or "no pod")
+        for name, (by, holds) in SECRETS.items()
+    ]
+
+
+def general(name: str, run: str) -> str:
+    """A Secret's name with the names of run and pool left open."""
+    if name.endswith("-ticket"):
+        return "<run>-<pool>-ticket"
+    return {"rollout-store": "<credentialsSecret>", "tls": "<tlsSecret>"}.get(name, name.replace(run, "<run>"))
+
+
+def _secret_names(volume: dict[str, Any]) -> list[str]:
+    if "secret" in volume:
+        return [volume["secret"]["secretName"]]
+    sources = volume.get("projected", {}).get("sources", [])
+    return [source["secret"]["name"] for source in sources if "secret" in source]
