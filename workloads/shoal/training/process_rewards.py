@@ -138,7 +138,7 @@ class ProcessRewards:
         for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
             mixed.append([])
             for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
-                returns = process_returns(rewarded, baselines[list(numbers)], packed_of(packed, numbers))
+                returns = process_returns(rewarded, baselines[places(numbers)], packed_of(packed, numbers))
                 mixed[-1].append(
                     settings.process_weight * returns + settings.outcome_weight * packed.advantages.double()
                 )
@@ -158,7 +158,7 @@ class ProcessRewards:
         for batch, parts in zip(plan.optimizer_batches, reference, strict=True):
             for packed, numbers, base in zip(batch.micro_batches, batch.numbers, parts, strict=True):
                 here = packed.to(self._model.device)
-                outcomes = told.outcomes[list(numbers)].to(here.tokens.device)
+                outcomes = told.outcomes[places(numbers)].to(here.tokens.device)
                 loss = OutcomeLoss(packed_of(here, numbers), base, outcomes, self._settings.beta, batch.rows)
                 value, _, _ = self._model(here, loss, loss.look)
                 value.backward()
@@ -177,7 +177,7 @@ class ProcessRewards:
         found = torch.zeros(2, count, dtype=torch.float64)
         for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
             for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
-                whose, here = packed_of(packed, numbers), list(numbers)
+                whose, here = packed_of(packed, numbers), places(numbers)
                 found[0, here], found[1, here] = whose.sums(rewarded), whose.counts()
         sums = torch.tensor(over_ranks(found.flatten(), self._model, "process rewards of a step"), dtype=torch.float64)
         totals, tokens = sums[:count], sums[count:]
@@ -196,6 +196,11 @@ def packed_of(batch: MicroBatch, numbers: Sequence[int]) -> Packed:
     if not numbers:
         return Packed(batch.predicted_from, 0)
     return Packed.of(batch.predicted_from, batch.segments.on(batch.tokens.device))
+
+
+def places(numbers: Sequence[int]) -> Int[Tensor, " samples"]:
+    """The samples' numbers as an index; a filler has none."""
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _with_advantages(batch: OptimizerBatch, advantages: list[Float[Tensor, " tokens"]]) -> OptimizerBatch:
