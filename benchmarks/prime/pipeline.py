@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from benchmarks.reproduce.ours import Drawn
 from benchmarks.reproduce.simulator import Answers
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import GeneratedModel, Recipe
-from shoal.contracts.sft import SftSettings
+from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import make_model
@@ -37,7 +37,7 @@ from shoal.training.update import plan_logprobs, train
 STRONG_PASS_RATE = 0.8
 """Of the policy that writes the traces: the same model, taught longer. The plain base is right in 0.3 of its answers."""
 TRACED_TASKS, TRACES_PER_TASK, LONGEST_TRACE = 256, 2, 28
-"""The length filter drops nothing but ramblings: a right answer has 20 to 24 tokens."""
+"""Traces longer than that are left out, right or not."""
 SFT_EPOCHS, SFT_BATCH_ROWS, SFT_LEARNING_RATE = 2, 32, 1e-3
 SETTINGS = PrimeSettings(learning_rate=1e-4)
 """The paper's 1e-6 is for seven billion weights; this model learns at rates some hundred times as high, the policy's too."""
@@ -166,9 +166,8 @@ def _make_strong(folder: Path, seed: int) -> None:
 
 def _fine_tune(base: Path, rows: Sequence[Drawn], seed: int, folder: Path) -> None:
     """Completions only, packed, as a run of mode SFT does it."""
-    policy, settings = load_policy(base), SftSettings.model_construct(
-        learning_rate=SFT_LEARNING_RATE, warmup_steps=4, adam_beta1=0.9, adam_beta2=0.99, weight_decay=0.0, max_grad_norm=1.0
-    )  # fmt: skip
+    settings = SftSettings(dataset=SftDataset(run="traces"), learning_rate=SFT_LEARNING_RATE, warmup_steps=4)
+    policy = load_policy(base)
     optimizer, order = Optimizer(policy.parameters(), settings), np.random.default_rng(seed)
     samples = [_sample(one) for one in rows]
     for _ in range(SFT_EPOCHS):
@@ -182,7 +181,7 @@ def _fine_tune(base: Path, rows: Sequence[Drawn], seed: int, folder: Path) -> No
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
 
 
-def _made(folder: Path, make) -> Path:
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
     """The folder, made first if it is not there; half-made ones are never taken for it."""
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")
