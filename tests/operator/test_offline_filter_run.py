@@ -6,6 +6,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from run_story import MANIFEST, holds, put, said, status
 
+from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.recipe import Recipe
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import broken_rules
 from shoal_operator.children.offline_filter import filter_training_run
@@ -69,6 +71,15 @@ def test_a_run_that_stops_for_bad_data_has_a_filter_that_does() -> None:
     wanted = filter_training_run(run(failurePolicy=policy), References(), suspend=False)
     assert wanted is not None
     assert wanted["spec"]["failurePolicy"] == policy
+
+
+def test_the_filter_of_a_run_with_prime_has_no_reward_model() -> None:
+    recipe = Recipe(algorithm="prime", prime=PrimeSettings(max_accuracy=0.5), prompts_per_step=8, optimizer_steps=2)
+    given = run(recipe=recipe)
+    found = filter_training_run(given, References(), suspend=False)
+    made = TrainingRun.model_validate(found)
+    assert made.spec.recipe.process_rewards is None
+    assert list(broken_rules(made)) == []
 
 
 def test_another_model_may_be_sampled() -> None:
