@@ -83,6 +83,9 @@ bench-trust: setup ## honest and dishonest workers before the validators: what l
 bench-prime: setup ## PRIME from a plain base and after a warm start: steps to one pass@1, the reward model's cost; some ten minutes a seed
 	nice -n 19 $(PYTHON) -m benchmarks.prime
 
+bench-protocol: setup ## ten thousand heartbeating nodes, a thousand that come and go: benchmarks/results/protocol.json; some twelve minutes
+	$(PYTHON) -m benchmarks.protocol
+
 bench-toploc: setup ## proofs a chunk beside the published library, which is built from source the first time
 	$(PYTHON) -m benchmarks.toploc
 
