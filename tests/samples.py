@@ -7,6 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.final_model import FinalModel
@@ -23,6 +24,7 @@ from shoal.contracts.proof_profile import (
     ProofTerms,
 )
 from shoal.contracts.protocol import (
+    Assignment,
     Challenge,
     ChallengeAnswer,
     ChallengeRequest,
@@ -31,6 +33,7 @@ from shoal.contracts.protocol import (
     DatasetAnnouncement,
     DatasetProgress,
     Exclusions,
+    GroupPlace,
     Hardware,
     Heartbeat,
     HeartbeatReply,
@@ -42,6 +45,7 @@ from shoal.contracts.protocol import (
     LeaseReturn,
     LocalReturn,
     LocalSubmission,
+    NodeLogs,
     Registered,
     Registration,
     RelayToken,
@@ -68,7 +72,18 @@ from shoal.contracts.recipe import (
     Validation,
 )
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
-from shoal.contracts.run import Addresses, AgentState, NodeConfig, Prepared, PublicRun, RunConfig
+from shoal.contracts.run import (
+    Addresses,
+    AgentState,
+    AgentStatus,
+    JoinOffer,
+    NodeConfig,
+    OpenPool,
+    PartStatus,
+    Prepared,
+    PublicRun,
+    RunConfig,
+)
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
@@ -190,6 +205,12 @@ PUBLIC = PublicRun(
 ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE)
 CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest(ENTRY), unix=ENTRY.unix)
 
+GROUP_PLACE = GroupPlace(group="0" * 32, rank=0, nodes=[NODE, "ab" * 32])
+ASSIGNMENT = Assignment(restarts=1, group=GROUP_PLACE)
+PART = PartStatus(name="worker", state="running", pid=7)
+NODE_VIEW = NodeView(node=NODE, state="Healthy", pool="workers", assignment=ASSIGNMENT)
+
+
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
     Registered(node=NODE, invited=True),
@@ -276,4 +297,24 @@ DOCUMENTS: list[Contract] = [
     ProofTerms.in_force(None, PROOF_PROFILE),
     AgentState(node=NODE, state="Healthy", relays=["http://127.0.0.2:8090"], trainer_key=TRAINER_KEY.public, public=PUBLIC),
     NodeConfig(run=RUN, pool="workers", discovery="http://127.0.0.1:8081", roster=ROSTER, run_key=RUN_KEY.public),
+    OpenPool(name="workers", codes=True),
+    JoinOffer(run=RUN, run_key=RUN_KEY.public, roster=ROSTER, model_id="m", pools=[OpenPool(name="workers")]),
+    GROUP_PLACE,
+    ASSIGNMENT,
+    NodeLogs(node=NODE, request="0" * 32, parts={"worker": "file done"}),
+    PART,
+    AgentStatus(
+        run=RUN,
+        pool="workers",
+        node=NODE,
+        discovery="http://127.0.0.1:8081",
+        state="Healthy",
+        assignment=ASSIGNMENT,
+        parts=[PART],
+        written_unix=1.8e9,
+    ),
+    NODE_VIEW,
+    NodeList(nodes=[NODE_VIEW], next=NODE),
+    ReasonRequest(reason="ten keys on one machine"),
+    LogsTicket(request="0" * 32),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from samples import DOCUMENTS, NODE, run_config
 from shoal.contracts import (
+    admin,
     final_model,
     identity,
     islands,
@@ -49,6 +50,7 @@ def refused_fields(document: Contract, fields: dict[str, Any]) -> set[str]:
 
 def test_there_is_a_sample_of_every_message() -> None:
     modules = [
+        admin,
         final_model,
         identity,
         islands,

@@ -158,7 +158,7 @@ def test_each_role_has_a_secret_with_its_own_key_and_the_roster_lists_them(clust
     for role in ROLES:
         entries = secret(cluster, f"sums-{role}-key")
         assert PrivateKey.from_pem(entries["role.pem"]).public == roster.keys[role]
-        assert set(entries) == ({"role.pem", "run_secret"} if role == "orchestrator" else {"role.pem"})
+        assert set(entries) == ({"role.pem", "run_secret", "admin_token"} if role == "orchestrator" else {"role.pem"})
     assert PrivateKey.from_pem(secret(cluster, "sums-run-key")["run.pem"]).public == config.run_key
     assert status(cluster)["runPublicKey"] == config.run_key
 

@@ -29,6 +29,12 @@ class PoolFields(SpecModel):
     admission: Admission = Field(
         default_factory=Admission, description="Which strangers' machines may join, when the pool is open."
     )
+    group_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Nodes that are grouped to work together, neighbours first; 1: each works by itself.",
+    )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
     weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")

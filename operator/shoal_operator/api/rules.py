@@ -16,6 +16,7 @@ from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.sft_rules import SFT_RULES
+from shoal_operator.api.validator_rules import VALIDATOR_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -285,6 +286,7 @@ RULES: tuple[Rule, ...] = (
     *MODE_RULES,
     *PRIME_RULES,
     *SFT_RULES,
+    *VALIDATOR_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),
     immutable("run", "sums", "other", "RelayServerSpec"),

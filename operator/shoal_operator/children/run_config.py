@@ -59,6 +59,7 @@ def pool_terms(run: TrainingRun, references: References) -> Sequence[PoolTerms]:
             requirements=pool.requirements,
             admission=pool.admission,
             gpus=pool.gpu.count,
+            group_size=pool.group_size,
         )
         for pool in run.spec.inference_pools
     ]
@@ -69,6 +70,7 @@ def pool_terms(run: TrainingRun, references: References) -> Sequence[PoolTerms]:
             requirements=pool.spec.requirements,
             admission=pool.spec.admission,
             gpus=pool.spec.gpu.count,
+            group_size=pool.spec.group_size,
         )
         for pool in sorted(references.pools, key=lambda pool: (pool.spec.open, pool.metadata.name))
     ]

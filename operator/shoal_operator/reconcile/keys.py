@@ -1,4 +1,4 @@
-"""Makes a run's keys once, as Secrets: the run key, one key for each trusted role, the run secret and a ticket for each pool; derives the roster.
+"""Makes a run's keys once, as Secrets: run key, a key for each trusted role, run secret, admin's token, tickets of pools; derives the roster.
 
 The private halves never leave this module but into Secrets; builders get the public ones. A Secret that exists is never written again: other keys
 would make strangers of every node and void every signature of the run.
@@ -19,6 +19,8 @@ from shoal_operator.reconcile.common import owned, refuse_anothers
 RUN_KEY = "run.pem"
 ROLE_KEY = "role.pem"
 RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
+ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of the entry
+"""What whoever looks after a run's nodes shows the orchestrator (docs/nodes.md)."""
 TICKET = "ticket"
 RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
@@ -59,6 +61,7 @@ def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:
     if name == names.role_secret(run, "orchestrator"):
         # Hex, because a reader may strip white space from a file.
         data[RUN_SECRET] = secrets.token_hex(RUN_SECRET_BYTES).encode()
+        data[ADMIN_TOKEN] = secrets.token_hex(RUN_SECRET_BYTES).encode()
     content = {"type": "Opaque", "immutable": True, "data": _encoded(data)}
     return cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
 

@@ -1,6 +1,7 @@
-"""The verbs of `shoal node`: bring this machine to an open pool, see how it is, make invite codes. Thin (docs/nodes.md)."""
+"""The verbs of `shoal node`: bring this machine to an open pool, see how it is; for admins: codes, and a run's nodes. Thin (docs/nodes.md)."""
 
 import secrets
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -119,6 +120,127 @@ def code() -> None:
     seed = secrets.token_bytes(32)
     typer.echo(f"code (secret; the machine reads it from secrets/invite_code): {seed.hex()}")
     typer.echo(f"for spec admission.codes: {PrivateKey.from_seed(seed).public}")
+
+
+Orchestrator = Annotated[
+    str | None,
+    typer.Option("--orchestrator", metavar="URL", envvar="SHOAL_ORCHESTRATOR", help="The run's orchestrator."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", metavar="FILE", envvar="SHOAL_ADMIN_TOKEN_FILE", help="File with the run's admin token."
+    ),
+]
+CaFile = Annotated[Path | None, typer.Option("--ca-file", metavar="FILE", help="Authorities (PEM) for HTTPS.")]
+NodeKey = Annotated[str, typer.Argument(metavar="NODE", help="Public key of the node; a beginning is enough.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger, for everybody to read.")]
+
+
+@app.command("list")
+def list_nodes(
+    orchestrator: Orchestrator = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    state: Annotated[
+        str, typer.Option("--state", metavar="STATE", help="Only nodes in this state, such as Healthy.")
+    ] = "",
+    pool: Annotated[str, typer.Option("--pool", metavar="NAME", help="Only nodes of this pool.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of text.")] = False,
+) -> None:
+    """For the run's admin: list its nodes.
+
+    Example: shoal node list --orchestrator https://orchestrator.example.org --token-file token
+    """
+    from shoal.cli.node_admin import Admin, node_lines
+    from shoal.contracts.admin import NodeList
+
+    views = Admin(orchestrator, token_file, ca_file).nodes(state, pool)
+    if as_json:
+        _say(NodeList(nodes=views).model_dump_json(indent=2))
+        return
+    for line in node_lines(views, time.time()):
+        _say(line)
+
+
+@app.command()
+def logs(
+    node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
+    """For the run's admin: what a node's processes wrote last; it answers with its next heartbeat.
+
+    Example: shoal node logs 9c31 --orchestrator https://orchestrator.example.org --token-file token
+    """
+    from shoal.cli.node_admin import Admin, log_lines
+
+    admin = Admin(orchestrator, token_file, ca_file)
+    for line in log_lines(admin.logs(admin.find(node))):
+        _say(line)
+
+
+@app.command()
+def restart(
+    node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
+    """For the run's admin: have a node start its work again, with its next heartbeat.
+
+    Example: shoal node restart 9c31 --orchestrator https://orchestrator.example.org --token-file token
+    """
+    _change("restart", node, None, orchestrator, token_file, ca_file)
+
+
+@app.command()
+def invite(
+    node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
+    """For the run's admin: let a machine in whatever its pool's list and codes say; what the pool requires of machines stands.
+
+    Example: shoal node invite KEY --orchestrator https://orchestrator.example.org --token-file token
+    """
+    _change("invite", node, None, orchestrator, token_file, ca_file)
+
+
+@app.command()
+def ban(
+    node: NodeKey,
+    reason: Reason,
+    orchestrator: Orchestrator = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+) -> None:
+    """For the run's admin: exclude a node. The ledger keeps the reason.
+
+    Example: shoal node ban 9c31 --reason "ten keys on one machine" --token-file token
+    """
+    _change("ban", node, reason, orchestrator, token_file, ca_file)
+
+
+@app.command()
+def unban(
+    node: NodeKey,
+    reason: Reason,
+    orchestrator: Orchestrator = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+) -> None:
+    """For the run's admin: take a ban back. A node that was evicted for a rejected file stays out.
+
+    Example: shoal node unban 9c31 --reason "another machine" --token-file token
+    """
+    _change("unban", node, reason, orchestrator, token_file, ca_file)
+
+
+def _change(
+    what: str, node: str, reason: str | None, orchestrator: str | None, token_file: Path | None, ca_file: Path | None
+) -> None:
+    from shoal.cli.node_admin import Admin, node_lines, reason_of
+    from shoal.contracts.admin import NodeView
+
+    body = reason_of(reason) if reason is not None else None
+    admin = Admin(orchestrator, token_file, ca_file)
+    view = admin.ask("POST", f"nodes/{admin.find(node)}/{what}", NodeView, body)
+    for line in node_lines([view] if view is not None else [], time.time()):
+        _say(line)
 
 
 def _say(text: str) -> None:

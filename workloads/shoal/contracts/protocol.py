@@ -143,6 +143,15 @@ class Exclusions(Contract):
     nodes: list[NodeId] = Field(max_length=100_000)
 
 
+class GroupPlace(Contract):
+    """A node's place among those that it works together with."""
+
+    group: LeaseId = Field(description="never used again once it is dissolved")
+    rank: int = Field(ge=0, le=63)
+    nodes: list[NodeId] = Field(min_length=2, max_length=64, description="all of the group, by rank, this node too")
+    ready: bool = Field(default=False, description="every node of the group has been told")
+
+
 class Assignment(Contract):
     """What a member does for its pool. A name of work, never a command: what is started for it is up to the node's own installation."""
 
@@ -150,6 +159,7 @@ class Assignment(Contract):
     restarts: int = Field(
         default=0, ge=0, description="grows when an admin asks for a restart; a smaller one than before means nothing"
     )
+    group: GroupPlace | None = Field(default=None, description="in pools whose nodes work together")
 
 
 class HeartbeatReply(Contract):

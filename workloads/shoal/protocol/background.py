@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from shoal.contracts import keys
-from shoal.protocol import leases, membership, recovery, work
+from shoal.protocol import group_keeping, leases, membership, recovery, work
 from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.metrics import report, report_details
 from shoal.protocol.run_state import RunState
@@ -69,6 +69,7 @@ class Background:
                 self._attempt("reap nodes", lambda: membership.reap(self._state))
                 self._attempt("end leases", lambda: work.end_overdue_leases(self._state))
                 self._attempt("settle late files", lambda: settle_late(self._state))
+                self._attempt("keep groups", lambda: group_keeping.keep_groups(self._state))
                 self._attempt("seal steps", self._seal)
                 self._attempt("write checkpoints", self._write_checkpoints)
                 self._attempt("report", lambda: report(self._state))

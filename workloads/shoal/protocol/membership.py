@@ -72,7 +72,7 @@ def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
         relay_token=token,
         relays=_relays_for(state, record),
         latest_version=state.view.latest_version,
-        assignment=admin.assignment_of(record),
+        assignment=admin.assignment_of(state, record),
         logs_wanted=record.logs_wanted or None,
         files_accepted=files.accepted,
         files_rejected=files.rejected,

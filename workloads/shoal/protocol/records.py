@@ -10,7 +10,7 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
-from shoal.contracts.protocol import Lease, NodeState, ShortText
+from shoal.contracts.protocol import GroupPlace, Lease, NodeState, ShortText
 from shoal.contracts.verdicts import RejectReason, Verdict
 
 
@@ -42,6 +42,7 @@ class NodeRecord(Contract):
     restarts: int = Field(
         default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
     )
+    group: GroupPlace | None = Field(default=None, description="in pools whose nodes work together")
     welcome: bool = Field(
         default=False, description="an admin said that it may join, whatever its pool's admission says"
     )

@@ -43,6 +43,8 @@ CHALLENGE_PAUSE_SECONDS = (
 )
 SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
 MAX_METRICS = 64  # the contract's bound of a heartbeat
+ROUND_TRIP = "heartbeat_round_trip_ms"
+"""Metric of the last heartbeat's way there and back: how near a node is to the orchestrator, for its groups."""
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -83,6 +85,7 @@ class Session:
         self._logs_sent = ""
         self._waits_for = "discovery to answer"
         self._reply: HeartbeatReply | None = None
+        self._round_trip_ms = 0.0
         self._replied_unix: float | None = None
         self._lock = threading.Lock()
         self._orchestrator: SignedClient | None = None
@@ -289,7 +292,10 @@ class Session:
         assert self._orchestrator is not None  # set with the invite
         with self._lock:
             metrics = dict(self._metrics)
+        if len(metrics) < MAX_METRICS and self._round_trip_ms:
+            metrics[ROUND_TRIP] = self._round_trip_ms
         beat = Heartbeat(node=self.key.public, invite=invite, policy_version=held_version(), metrics=metrics)
+        sent = time.monotonic()
         try:
             reply = self._orchestrator.call(
                 "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
@@ -305,6 +311,7 @@ class Session:
             raise
         if reply is None:
             raise Unavailable("the orchestrator answered a heartbeat without content")
+        self._round_trip_ms = round((time.monotonic() - sent) * 1000, 1)
         with self._lock:
             self._reply, self._replied_unix = reply, time.time()
             known = [v for v in (self._state.latest_version, reply.latest_version) if v is not None]
