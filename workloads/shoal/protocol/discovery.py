@@ -19,6 +19,7 @@ from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
+from shoal.protocol import api_pages
 from shoal.protocol.redis_access import RedisNonces, connect_async
 from shoal.protocol.service import (
     Gate,
@@ -195,6 +196,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         await book.leave_invite(node, signed, seconds)
         return Response(status_code=204)
 
+    api_pages.describe(app, api_pages.DISCOVERY)
     return app
 
 
