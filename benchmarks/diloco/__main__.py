@@ -146,7 +146,7 @@ def wan(folder: Path) -> dict[str, Any]:
 
 
 def deaths(folder: Path) -> dict[str, Any]:
-    """Four islands, each killed in turn: whether all that stood in a round ended it with the same bits."""
+    """Four islands, each killed in turn: whether all that met for a round ended it with the same bits."""
     program = ROOT / "tests" / "islands" / "island_processes.py"
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
@@ -159,17 +159,17 @@ def deaths(folder: Path) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"the scenario failed: {done.stdout[-500:]}{done.stderr[-1500:]}")
-    states: dict[int, set[str]] = {}
+    states: dict[tuple[int, tuple[str, ...]], set[str]] = {}
     killed = rounds = 0
     for path in sorted((folder / "four").glob("island-*.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         rounds += len(lines)
         killed += len({line["pid"] for line in lines}) - 1
         for line in lines:
-            states.setdefault(line["round"], set()).add(line["digest"])
+            states.setdefault((line["round"], tuple(line["islands"])), set()).add(line["digest"])
     return {
         "survivors_identical": all(len(digests) == 1 for digests in states.values()),
-        "deaths": {"islands": 4, "killed": killed, "rounds": len(states), "island_rounds": rounds},
+        "deaths": {"islands": 4, "killed": killed, "meetings": len(states), "island_rounds": rounds},
     }
 
 

@@ -86,7 +86,7 @@ def run_islands(setting: Setting, hosts: list[Host], folder: Path) -> list[dict[
 
 def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: str) -> dict[str, Any]:
     name = f"island-{index}"
-    learner = Learner.start(setting.base, setting.seed)
+    learner = Learner.start(setting.base, setting.seed, setting.updates)
     settings = IslandSettings(setting.inner_steps, setting.exchange, wait_seconds=60.0, join_seconds=300.0)
     island = Island(
         Place("bench", name, KEYS[name], KNOWN, lighthouse, host.address), settings, ALONE, learner.parameters
@@ -119,7 +119,7 @@ def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: st
 
 def run_data_parallel(setting: Setting, count: int) -> dict[str, Any]:
     """The same rows in updates of all workers' rows together: what data parallel training computes, wherever its gradients are summed."""
-    learner = Learner.start(setting.base, setting.seed)
+    learner = Learner.start(setting.base, setting.seed, setting.updates)
     for number in range(setting.updates):
         learner.update(number, list(range(count)), setting.rows)
     return {"held_out": learner.held_out(), "tokens": learner.tokens}
@@ -130,7 +130,7 @@ def run_gradient_exchange(setting: Setting, hosts: list[Host], folder: Path) -> 
     folder.mkdir(parents=True)
 
     def rank(index: int) -> dict[str, Any]:
-        learner = Learner.start(setting.base, setting.seed)
+        learner = Learner.start(setting.base, setting.seed, setting.updates)
         address = folder / "store"
         if index == 0:
             store = MeetingStore(hosts[0].address)

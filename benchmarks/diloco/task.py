@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.training.model import Policy, load_policy
-from shoal.training.optimizer import Optimizer
+from shoal.training.optimizer import Optimizer, cosine_rate
 from shoal.training.rollouts import Sample
 from shoal.training.sft.update import batch_of, held_out_loss, learn
 
@@ -60,7 +60,8 @@ class Learner:
     tokens: int = 0
 
     @classmethod
-    def start(cls, base: Path, seed: int) -> "Learner":
+    def start(cls, base: Path, seed: int, updates: int) -> "Learner":
+        """A learner that will make so many updates: its learning rate falls to nothing over them, as in every long run."""
         torch.set_num_threads(1)
         settings = SftSettings(
             dataset=SftDataset(path="/none"),
@@ -69,7 +70,8 @@ class Learner:
             max_sequence_length=PACK,
         )
         policy = load_policy(base)
-        return cls(policy, Optimizer(policy.parameters(), settings), seed)
+        optimizer = Optimizer(policy.parameters(), settings, lambda done: cosine_rate(settings, done, updates))
+        return cls(policy, optimizer, seed)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:

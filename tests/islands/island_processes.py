@@ -31,8 +31,8 @@ from shoal.training.parallel import start_ranks
 from shoal.training.sft.update import batch_of, learn
 
 INNER_STEPS = 3
-WAIT_SECONDS = 3.0
-PATIENCE_SECONDS = 100.0
+WAIT_SECONDS, SILENCE_SECONDS = 5.0, 5.0
+PATIENCE_SECONDS = 200.0
 """For any one thing that must happen; each takes seconds where nothing else runs."""
 SETTINGS = IslandSettings(
     inner_steps=INNER_STEPS,
@@ -101,7 +101,7 @@ class Fleet:
         """Start it, the second time at the same port."""
 
         def run() -> None:
-            server = serve(HOST, self.port, WAIT_SECONDS)
+            server = serve(HOST, self.port, WAIT_SECONDS, SILENCE_SECONDS)
             port = server.address().rsplit(":", 1)[1]
             (self.folder / "port.new").write_text(port)
             (self.folder / "port.new").rename(self.folder / "port")

@@ -130,8 +130,9 @@ def test_the_last_of_two_goes_on_alone(impatient: Crowd) -> None:
     assert impatient.parameters["island-0"].tolist() == pytest.approx([1 - 0.7 * 0.19] * 1000, abs=1e-4)
 
 
+@pytest.mark.soak
 def test_without_a_lighthouse_training_goes_on_and_islands_meet_again_at_the_next_one(crowd: Crowd) -> None:
-    islands = together(crowd, 2, replace(SETTINGS, wait_seconds=3.0, connect_seconds=4.0))
+    islands = together(crowd, 2, replace(SETTINGS, wait_seconds=1.5, connect_seconds=4.0))
     crowd.lighthouse.shutdown()
     learn(crowd, island_0=0.95, island_1=0.9)
     assert crowd.exchange() == [None, None]

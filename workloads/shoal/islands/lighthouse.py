@@ -10,8 +10,9 @@ import threading
 
 from torchft.coordination import LighthouseServer
 
-SILENCE_SECONDS = 5.0
-"""Without a sign of life an island counts as gone: five missed beats (`members.BEAT_SECONDS`)."""
+SILENCE_SECONDS = 20.0
+"""Without a sign of life an island counts as gone: twenty missed beats (`members.BEAT_SECONDS`). Islands that are taken for dead by one another,
+on machines that are out of breath, make the same round apart; then one side's is lost."""
 TICK_MILLISECONDS = 100
 WAIT_SECONDS = 60.0
 

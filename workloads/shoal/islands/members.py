@@ -21,8 +21,10 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
 
 BEAT_SECONDS = 1.0
-"""Between two signs of life; the lighthouse takes five seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
+"""Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
 CONNECT_SECONDS = 5.0
+RENEWALS = 4
+"""Times that a question is asked anew within one wait: stragglers are waited for three quarters of it at least."""
 POLL_SECONDS = 0.05
 LARGEST_NOTICE = 4096
 """Characters of a signed notice: some 600 are needed."""
@@ -75,21 +77,27 @@ class Members:
     def meet(self, notice: IslandNotice, deadline: float, beat: Callable[[], None]) -> Meeting | None:
         """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out."""
         self._due = float("inf")  # it is here: heard for as long as it waits
-        while True:
-            asked = _Asked(self._lighthouse, self._island, sign(notice, self._key), deadline - time.monotonic())
-            while not asked.done.wait(POLL_SECONDS):
-                beat()
-                if time.monotonic() > deadline + CONNECT_SECONDS:
-                    return None
-            if asked.error is None and (met := self._checked(asked, notice)) is not None:
-                return met
-            if time.monotonic() + BEAT_SECONDS > deadline:
-                telemetry.get_logger().warning(
-                    "islands did not meet", reason=asked.error or "this one was not among them"
-                )
-                return None
-            self._stopped.wait(BEAT_SECONDS)
+        asks: list[_Asked] = []
+        problem = "this island was not among those that met"
+        # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks anew beside its first
+        # question, or a joiner that has waited for minutes would cut short the wait for everybody else.
+        again = self._wait_seconds / RENEWALS
+        ask_at, first = time.monotonic(), self._wait_seconds if notice.live else again
+        while (now := time.monotonic()) < deadline:
+            if now >= ask_at:
+                patience = min(deadline - now, first + 2 * again)
+                asks.append(_Asked(self._lighthouse, self._island, sign(notice, self._key), patience))
+                ask_at, first = now + first, again
+            for asked in [one for one in asks if one.done.is_set()]:
+                asks.remove(asked)
+                if asked.error is None and (met := self._checked(asked, notice)) is not None:
+                    return met
+                problem = asked.error or problem
+                ask_at = min(ask_at, now + BEAT_SECONDS) if not asks else ask_at
             beat()
+            self._stopped.wait(POLL_SECONDS)
+        telemetry.get_logger().warning("islands did not meet", reason=problem)
+        return None
 
     def _checked(self, asked: "_Asked", mine: IslandNotice) -> Meeting | None:
         found: dict[str, IslandNotice] = {}
