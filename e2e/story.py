@@ -44,6 +44,9 @@ RUN_OBJECTS = (
     "inferencepools,relayservers,validators,trainingruns"
 )
 
+ASKED = (137, 143)
+"""Exit codes of a container that was killed, or asked to end."""
+
 LIE = "import shoal.inference.worker as w; w.Worker._score = lambda *_: 1.0; from shoal.inference.__main__ import main; main()"
 """A worker that does all the work and claims that every answer is right."""
 STRANGER = "cheat"
@@ -137,9 +140,9 @@ class Story:
         found = self.pods(component)
         return str(found[0]["metadata"]["uid"]) if len(found) == 1 and is_ready(found[0]) else ""
 
-    def identities(self) -> dict[str, tuple[str, int]]:
-        """Of each pod of the run: its uid and how often its containers were started again."""
-        return {pod["metadata"]["name"]: (pod["metadata"]["uid"], restarts(pod)) for pod in self.pods()}
+    def identities(self) -> dict[str, str]:
+        """The uid of each pod of the run."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
 
     def objects(self) -> list[str]:
         """Everything that carries the run's label, as kind/name."""
@@ -229,8 +232,13 @@ def is_ready(pod: Object) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in found)
 
 
-def restarts(pod: Object) -> int:
-    """How often containers of a pod were started again."""
+def crashes(pod: Object) -> list[str]:
+    """Containers of a pod that were started again after an error or for want of memory, and not because a probe or a person asked them to end."""
     status = pod["status"]
     listed = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return sum(each["restartCount"] for each in listed)
+    ended = {each["name"]: (each.get("lastState") or {}).get("terminated") for each in listed}
+    return [
+        f"{name}: {over.get('reason')}, exit code {over['exitCode']}"
+        for name, over in ended.items()
+        if over and (over.get("reason") == "OOMKilled" or over["exitCode"] not in (0, *ASKED))
+    ]

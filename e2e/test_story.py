@@ -13,7 +13,7 @@ from kube_client import Kube
 from e2e import clusters
 from e2e.conftest import BROKEN, TOUCHED, open_space
 from e2e.release import NAME, Release
-from e2e.story import PREPARE_SECONDS, ROLES, START_SECONDS, STEP_SECONDS, STRANGER, Story, is_ready, restarts
+from e2e.story import PREPARE_SECONDS, ROLES, START_SECONDS, STEP_SECONDS, STRANGER, Story, crashes, is_ready
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -66,7 +66,7 @@ def test_the_run_trains_on_what_its_workers_were_paid_for(story: Story) -> None:
     assert status["groupsKept"] >= 3 * 8
     assert status["nodes"] == 1
     for pod in story.pods():
-        assert restarts(pod) == 0, f"{pod['metadata']['name']} was started again"
+        assert crashes(pod) == [], pod["metadata"]["name"]
 
 
 def test_a_worker_reaches_what_it_must_and_neither_redis_nor_the_origin_nor_the_api_server(

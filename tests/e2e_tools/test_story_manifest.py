@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import pytest
 import yaml
-from e2e.story import EXAMPLE, manifest, merged, without_claims
+from e2e.story import EXAMPLE, crashes, manifest, merged, without_claims
 
 from shoal_operator.api.manifest import load_manifest
 
@@ -46,3 +47,21 @@ def test_a_pod_that_stands_alone_has_an_empty_folder_in_place_of_each_claim() ->
     template = {"spec": {"containers": [{"volumeMounts": mounts}], "volumes": [{"name": "tmp", "emptyDir": {}}]}}
     volumes = without_claims(template)["spec"]["volumes"]
     assert volumes == [{"name": "tmp", "emptyDir": {}}, {"name": "key", "emptyDir": {}}]
+
+
+@pytest.mark.parametrize(
+    ("over", "is_crash"),
+    [
+        (None, False),
+        ({"exitCode": 0, "reason": "Completed"}, False),
+        ({"exitCode": 143, "reason": "Error"}, False),
+        ({"exitCode": 1, "reason": "Error"}, True),
+        ({"exitCode": 137, "reason": "OOMKilled"}, True),
+    ],
+)
+def test_a_container_that_was_asked_to_end_is_no_crash_and_one_without_memory_is(
+    over: Object | None, is_crash: bool
+) -> None:
+    last = {"terminated": over} if over else {}
+    pod = {"status": {"containerStatuses": [{"name": "worker", "lastState": last}]}}
+    assert bool(crashes(pod)) is is_crash
