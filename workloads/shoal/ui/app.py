@@ -119,7 +119,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False) ->
 
     @app.get("/api/events")
     async def events(request: Request) -> Response:
-        if not streams.take():
+        if streams.open >= MOST_STREAMS:
             return problem(503, "Too many open pages", f"{MOST_STREAMS} pages are open; close one, then load again")
         return StreamingResponse(_events(request, watch, streams), media_type="text/event-stream")
 
@@ -221,22 +221,13 @@ class _Streams:
     """Open event streams; a page left open in a hundred tabs must not take every connection."""
 
     def __init__(self) -> None:
-        self._open = 0
-
-    def take(self) -> bool:
-        """One more, if there is room."""
-        if self._open >= MOST_STREAMS:
-            return False
-        self._open += 1
-        return True
-
-    def give_back(self) -> None:
-        self._open -= 1
+        self.open = 0
 
 
 async def _events(request: Request, watch: RunWatch, streams: _Streams) -> AsyncIterator[str]:
     """The live document now and whenever something changed; a comment now and then, so that a dead connection is noticed."""
     told, quiet = -1, 0.0
+    streams.open += 1  # here, where `finally` is sure to follow: an answer that is never begun costs no place
     try:
         yield "retry: 2000\n\n"
         while not await request.is_disconnected():
@@ -251,4 +242,4 @@ async def _events(request: Request, watch: RunWatch, streams: _Streams) -> Async
             await asyncio.sleep(LOOK_SECONDS)
             quiet += LOOK_SECONDS
     finally:
-        streams.give_back()
+        streams.open -= 1

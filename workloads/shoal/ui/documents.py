@@ -113,11 +113,20 @@ def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
 def timeline_document(seen: Seen, last_steps: int) -> Document:
     """Bars and rows of the last steps."""
     facts = seen.facts
-    bars = intervals(seen.times, facts.verdicts, facts.verdict_unix, facts.steps)
-    rows = step_rows(bars, seen.audit.entries if seen.audit else (), facts.steps)
-    rows = rows[-max(1, min(last_steps, MOST_STEPS)) :]
-    first = int(rows[0]["step"] or 0) if rows else 0
-    shown = [bar for bar in bars if bar.step >= first]
+    newest = max((each.step for each in (*facts.verdicts, *facts.steps)), default=0)
+    first = max(0, newest + 1 - max(1, min(last_steps, MOST_STEPS)))
+    shown = intervals(
+        seen.times,
+        [verdict for verdict in facts.verdicts if verdict.step >= first],
+        facts.verdict_unix,
+        [metrics for metrics in facts.steps if metrics.step >= first],
+    )
+    shown = [bar for bar in shown if bar.step >= first]
+    rows = [
+        row
+        for row in step_rows(shown, seen.audit.entries if seen.audit else (), facts.steps)
+        if (row["step"] or 0) >= first
+    ]
     return {
         "bars": [[bar.lane, bar.step, bar.start, bar.end, plain(bar.what, 64), plain(bar.state, 20)] for bar in shown],
         "rows": rows,
