@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, LeaseId, NodeId
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName
 from shoal.contracts.protocol import Assignment, NodeState
+from shoal.contracts.weights import VersionNumber
 
 Reason = Annotated[
     str, StringConstraints(min_length=3, max_length=1000, strip_whitespace=True, pattern=r"^[^\x00-\x1f\x7f]*$")
@@ -21,12 +22,12 @@ class NodeView(Contract):
 
     node: NodeId
     state: NodeState
-    pool: str = ""
+    pool: RunName | None = Field(default=None, description="null: not known since Redis was lost")
     outside: bool | None = Field(default=None, description="a stranger's machine; null: not known since Redis was lost")
     address: str = Field(default="", description="block that its newest invite went to")
     refused: str = Field(default="", description="why it was not invited")
-    last_heartbeat_unix: float = 0.0
-    policy_version: int | None = None
+    last_heartbeat_unix: float = Field(default=0.0, ge=0.0)
+    policy_version: VersionNumber | None = None
     files_accepted: int = Field(default=0, ge=0)
     files_rejected: int = Field(default=0, ge=0)
     leases_open: int = Field(default=0, ge=0)

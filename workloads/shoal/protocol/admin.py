@@ -48,7 +48,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
     return NodeView(
         node=record.node,
         state=record.state,
-        pool=record.pool,
+        pool=record.pool or None,
         outside=record.outside,
         address=record.address,
         refused=record.refused,
