@@ -71,7 +71,7 @@ def main() -> None:
         },
         "heartbeat_p99_ms": beating.p99_ms,
         "bytes_per_node": beating.orchestrator_bytes_per_node + beating.redis_bytes_per_node,
-        "churn_nodes": churning.nodes,
+        "churn_nodes": min(churning.nodes, churning.joined),  # those that came in, not those that knocked
         "churn_minutes": churning.minutes,
         "lost_submissions": churning.lost,
         "doubled_submissions": churning.doubled,
