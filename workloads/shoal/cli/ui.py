@@ -98,7 +98,7 @@ def _access(place: Place) -> Access:
 
 
 def _bind(place: Place) -> socket.socket:
-    """The listening socket, bound before anything is read, so that a port in use is said at once."""
+    """The listening socket, open before anything is read, so that a port in use is said at once."""
     for file in (place.certificate, place.key):
         if file is not None and not file.is_file():
             raise InputWrong(f"{plain(file, 200)} is not there: --certificate and --key are PEM files")
@@ -107,6 +107,7 @@ def _bind(place: Place) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((place.host, place.port))
+        listener.listen()  # whoever opens the printed address before the service has started waits a moment
     except OSError as error:
         raise InputWrong(
             f"cannot listen on {plain(place.host, 100)} port {place.port}: {error.strerror or error}; give another --port (0: any)"
