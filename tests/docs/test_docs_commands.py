@@ -35,6 +35,7 @@ OTHERS = {
     "export": "the shell's",
     "cd": "the shell's",
     "curl": "a look at a page",
+    "base64": "takes a Secret apart",
     "openssl": "makes a certificate",
     "promtool": "Prometheus's own",
 }
