@@ -130,7 +130,8 @@ def snapshot(layout: Layout) -> dict[str, list[str]]:
     namespaces = NAMESPACES[0]
     return {
         "mounts": sorted(_mounts_below(layout)),
-        "namespaces": sorted(each.name for each in namespaces.iterdir()) if namespaces.exists() else [],
+        # Those of CNI: others on this machine make and remove some of theirs meanwhile.
+        "namespaces": sorted(each.name for each in namespaces.glob("cni-*")) if namespaces.exists() else [],
         "links": sorted(line.split(": ")[1].split("@")[0] for line in _call("ip", "-o", "link").splitlines()),
         "addresses": [at.NODE_ADDRESS] if at.NODE_ADDRESS in _call("ip", "-o", "address", "show", "dev", "lo") else [],
         "chains": own_chains(),
