@@ -36,7 +36,7 @@ SERVES = {
 }
 SECRETS = {
     "<run>-run-key": ("operator", "`run.pem`: signs the roster"),
-    "<run>-orchestrator-key": ("operator", "`role.pem`: signs ledger and invites; `run_secret`: beacons, grants; `admin_token`: for `shoal node list` and so on"),
+    "<run>-orchestrator-key": ("operator", "`role.pem`: signs ledger and invites; `run_secret`: beacons, grants; `admin_token`: for admins"),
     "<run>-discovery-key": ("operator", "`role.pem`: the role's key"),
     "<run>-trainer-key": ("operator", "`role.pem`: signs policy versions"),
     "<run>-relay-key": ("operator", "`role.pem`: signs questions to the orchestrator and the origin"),
