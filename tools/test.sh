@@ -32,6 +32,7 @@ else
     wait "$building" || echo "   MinIO, Helm or the Kubernetes control plane is not built: their tests cannot run"
 fi
 
+[[ "$*" == *"not soak"* ]] && echo "left out: tests marked soak (make soak), the end-to-end tests on a cluster (make e2e) among them"
 echo "== tests"
 .venv/bin/python -m pytest --junitxml=.cache/junit.xml --durations=15 --durations-min=1 -p no:cacheprovider "$@"
 status=$?

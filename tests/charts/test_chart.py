@@ -13,6 +13,7 @@ import yaml
 
 from helm import CHART, render, run_helm
 from servers import ROOT
+from shoal.protocol.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
 from shoal_operator.install import USER_ID, chart_permissions, objects
 
@@ -120,7 +121,9 @@ def test_prometheus_is_let_into_runs_by_the_ports_that_it_scrapes() -> None:
         let_in = {
             number for each in rule["ports"] for number in range(each["port"], each.get("endPort", each["port"]) + 1)
         }
-        assert let_in == {PORTS[name] for name in scraped}
+        assert let_in == {PORTS[name] for name in scraped} | {
+            NODE_METRICS_PORT
+        }  # the monitor reaches it by relabelling
     assert not [each for each in render(given[0], given[1]) if each["metadata"]["name"] == "shoal-metrics"]
 
 

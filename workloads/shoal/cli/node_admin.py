@@ -125,7 +125,7 @@ def node_lines(views: list[NodeView], now_unix: float) -> list[str]:
         remarks = [plain(view.refused, 300)] if view.refused else []
         remarks += [f"{view.leases_abandoned} leases abandoned"] if view.leases_abandoned else []
         lines.append(
-            f"{view.node[:16]}  {view.state:<10}  {plain(view.pool or "-", 16):<16}  {beat:>9}  {version:>7}  {view.files_accepted:>8}"
+            f"{view.node[:16]}  {view.state:<10}  {plain(view.pool or '-', 16):<16}  {beat:>9}  {version:>7}  {view.files_accepted:>8}"
             f"  {view.files_rejected:>8}  {'; '.join(remarks)}".rstrip()
         )
     return lines

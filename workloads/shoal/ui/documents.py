@@ -113,7 +113,7 @@ def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
 def timeline_document(seen: Seen, last_steps: int) -> Document:
     """Bars and rows of the last steps."""
     facts = seen.facts
-    newest = max((each.step for each in (*facts.verdicts, *facts.steps)), default=0)
+    newest = max([0, *(verdict.step for verdict in facts.verdicts), *(step.step for step in facts.steps)])
     first = max(0, newest + 1 - max(1, min(last_steps, MOST_STEPS)))
     shown = intervals(
         seen.times,
