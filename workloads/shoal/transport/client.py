@@ -5,6 +5,7 @@ It signs each try anew (a nonce is never used twice), ignores proxy variables, f
 is always safe. A 4xx is an answer: `Refused`, with the server's words.
 """
 
+import math
 import random
 import secrets
 import ssl
@@ -123,14 +124,17 @@ class SignedClient:
         url = self._base_url + path
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
+        followed = False  # once a request: a server whose clock keeps moving is refusing us
         while True:
             retry_after: float | None = None
             try:
                 response = self._try(method, url, content, timeout_seconds)
                 if response.status_code < 300:
                     return response
-                if response.status_code == 401 and self._follow_clock(response):
-                    continue
+                if response.status_code == 401 and not followed and self._follow_clock(response):
+                    followed = True
+                    if time.monotonic() - started <= deadline_seconds:
+                        continue
                 problem = _problem(response)
                 if response.status_code < 500 and response.status_code != 429:
                     raise problem
@@ -197,10 +201,12 @@ def _plain(headers: httpx.Headers) -> dict[str, str]:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
+    """The pause that the server asks for, up to a minute; None where it names no number of seconds."""
     try:
-        return min(float(response.headers["retry-after"]), 60.0)
+        seconds = float(response.headers["retry-after"])
     except (KeyError, ValueError):
         return None
+    return min(seconds, 60.0) if math.isfinite(seconds) and seconds >= 0.0 else None
 
 
 def _problem(response: httpx.Response) -> Refused:
