@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from protocol_stack import RUN
+from protocol_stack import RUN, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
@@ -12,6 +12,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.protocol import membership
+from shoal.protocol.node_states import SILENT_SECONDS
 from shoal.protocol.records import NodeRecord
 from shoal.transport.server import Problem
 
@@ -19,6 +20,7 @@ MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
 POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
     PoolTerms(name="easy", open=True),
+    PoolTerms(name="gpus", open=True, gpus=1),
     PoolTerms(name="closed"),
     PoolTerms(name="few", open=True, admission=Admission(nodes_per_address=2)),
 ]
@@ -82,7 +84,7 @@ def test_an_invited_node_is_asked_what_its_invites_pool_wants_whatever_it_regist
     assert book.round() == 1
     book.register(node, "closed")
     assert book.round() == 0
-    assert known(run, node).pool == "pool"
+    assert (known(run, node).pool, known(run, node).place) == ("", "pool")
     assert known(run, node).refused == "pool 'closed' is not open to strangers' machines"
     with pytest.raises(Problem, match="428 Challenge first"):
         run.beat(node, book.invites[node])
@@ -99,7 +101,7 @@ def test_a_refused_stranger_is_kept_with_the_pool_that_it_wanted(run: Orchestrat
     node = PrivateKey.generate().public
     book.register(node, "closed")
     assert book.round() == 0
-    assert (known(run, node).pool, known(run, node).state) == ("closed", "Discovered")
+    assert (known(run, node).place, known(run, node).state) == ("closed", "Discovered")
 
 
 def test_a_member_changes_its_pool_only_when_it_has_left(run: Orchestrator, book: Book) -> None:
@@ -112,7 +114,35 @@ def test_a_member_changes_its_pool_only_when_it_has_left(run: Orchestrator, book
     membership.reap(run.state)
     assert known(run, node).state == "Dead"
     assert book.round() == 1, "the same registration is answered as soon as it may be"
-    assert (known(run, node).pool, known(run, node).state, known(run, node).refused) == ("pool", "Invited", "")
+    assert (known(run, node).place, known(run, node).state, known(run, node).refused) == ("pool", "Invited", "")
+    assert known(run, node).pool == "easy", "an invite alone moves nobody"
+
+
+@pytest.mark.parametrize(("before", "after"), [("easy", "gpus"), ("gpus", "easy")])
+def test_files_and_leases_are_judged_by_the_pool_in_which_they_were_given(
+    run: Orchestrator, book: Book, before: str, after: str
+) -> None:
+    sampler = {"easy": "vllm-cpu", "gpus": None}
+    node = member(run, book, before)
+    run.announce(0)
+    file, held = run.hand_in(node), run.lease(node)
+    book.register(node, after)
+    run.clock.now += SILENT_SECONDS
+    membership.reap(run.state)
+    assert book.round() == 1
+    assert run.claimed().sampler == sampler[before], "an invite moves no file"
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    run.clock.now += 61  # the claim runs out
+    job = run.claimed()
+    assert (job.sha256, job.sampler) == (file, sampler[before])
+    run.judge(verdict_on(job))
+    again = run.lease(node)
+    assert again.lease == held.lease, "nor does it get other prompts"
+    run.restarted().redis.flushall()
+    run.restarted()
+    file = run.confirm(again, run.upload(again)).sha256
+    job = run.claimed()
+    assert (job.sha256, job.sampler) == (file, sampler[after]), "what it made in the new pool is of the new pool"
 
 
 def test_a_member_whose_pool_was_forgotten_with_redis_is_invited_to_what_it_names(

@@ -17,8 +17,9 @@ from shoal.protocol import background, membership, work
 from shoal.protocol.leases import lease_seconds
 from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.protocol.progress import run_progress
+from shoal.protocol.records import SubmissionRecord
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
-from shoal.protocol.uploads import largest_file
+from shoal.protocol.uploads import find_record, largest_file
 from shoal.transport.server import Problem
 
 
@@ -171,19 +172,23 @@ def test_a_job_after_a_statistical_reject_asks_for_every_row(run: Orchestrator, 
 
 
 def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orchestrator, node: str) -> None:
-    run.hand_in(node)
+    file = run.hand_in(node)
     assert run.claimed().sampler == "vllm-cpu"
+    record = find_record(run.state, node, file)
+    assert record is not None
+    noted, before_it_was_noted = record, record.model_copy(update={"drawn_by": None})
 
-    def sampler(**changes: object) -> str | None:
+    def sampler(record: SubmissionRecord = before_it_was_noted, **changes: object) -> str | None:
         state = run.new_state()
         state.config = run.config.model_copy(update=changes)
-        return work.sampler_of(state, node)
+        return work.sampler_of(state, record)
 
     cpu, gpu, other = PoolTerms(name="pool"), PoolTerms(name="pool", gpus=1), PoolTerms(name="other", gpus=8)
     asked = PoolTerms(name="pool", requirements=Requirements(gpus=1))
     assert (sampler(pools=[cpu, other]), sampler(pools=[gpu]), sampler(pools=[asked])) == ("vllm-cpu", None, None)
     off = run.config.validation.model_copy(update={"redraw": "Off"})
     assert sampler(validation=off) is None
+    assert (sampler(noted, pools=[gpu]), sampler(noted, validation=off)) == ("vllm-cpu", None), "as it was drawn"
     run.lose_redis()  # and with it, which pool the node is in
     assert (sampler(pools=[cpu]), sampler(pools=[cpu, other]), sampler(pools=[])) == ("vllm-cpu", None, None)
 

@@ -31,7 +31,7 @@ def list_nodes(state: RunState, *, node_state: str = "", pool: str = "", after: 
     found = [
         record
         for record in sorted(state.nodes.all(), key=lambda record: record.node)
-        if record.node > after and (not node_state or record.state == node_state) and (not pool or record.pool == pool)
+        if record.node > after and (not node_state or record.state == node_state) and (not pool or record.place == pool)
     ]
     page = found[:PAGE]
     views = [view(state, record, open_leases[record.node]) for record in page]
@@ -48,7 +48,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
     return NodeView(
         node=record.node,
         state=record.state,
-        pool=record.pool or None,
+        pool=record.place or None,
         outside=record.outside,
         address=record.address,
         refused=record.refused,

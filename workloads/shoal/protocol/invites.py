@@ -85,7 +85,7 @@ class Places:
 
     def __init__(self, records: Iterable[NodeRecord]) -> None:
         self._of = {
-            each.node: (each.pool, each.address)
+            each.node: (each.place, each.address)
             for each in records
             if each.address and (each.state == "Invited" or each.state in MEMBERS)
         }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shoal.contracts.protocol import Lease, LeaseReturn
 from shoal.protocol.leases import is_open
-from shoal.protocol.records import LeaseRecord
+from shoal.protocol.records import DrawnBy, LeaseRecord
 from shoal.protocol.run_state import RunState
 from shoal.telemetry import get_logger
 
@@ -24,7 +24,9 @@ def take_back(state: RunState, request: LeaseReturn) -> None:
     get_logger().info("lease returned", node=request.node, step=record.lease.step, submission=record.lease.submission)
 
 
-def give_again(state: RunState, ended: Sequence[LeaseRecord], step: int, expires_unix: float) -> Lease | None:
+def give_again(
+    state: RunState, ended: Sequence[LeaseRecord], step: int, expires_unix: float, drawn_by: DrawnBy
+) -> Lease | None:
     """The lease with the lowest number among a node's leases for this step that `ended` without a file, now open again; None when there is none.
 
     The caller holds `lease_lock`.
@@ -35,6 +37,4 @@ def give_again(state: RunState, ended: Sequence[LeaseRecord], step: int, expires
     if not without_file:
         return None
     record = min(without_file, key=lambda each: each.lease.submission)
-    lease = record.lease.model_copy(update={"expires_unix": expires_unix})
-    state.leases.put(record.model_copy(update={"lease": lease, "status": "open", "sha256": None, "size": None}))
-    return lease
+    return state.leases.give_again(record, expires_unix, drawn_by)

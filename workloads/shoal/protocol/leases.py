@@ -10,7 +10,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.protocol import Lease
-from shoal.protocol.records import LeaseRecord
+from shoal.protocol.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
 from shoal.transport.server import Problem
 
@@ -74,7 +74,7 @@ class LeaseBook:
     def forget(self, lease: str) -> None:
         self._redis.hdel(self._hash, lease)
 
-    def issue(self, node: str, step: int, groups: int, expires_unix: float) -> Lease:
+    def issue(self, node: str, step: int, groups: int, expires_unix: float, drawn_by: DrawnBy) -> Lease:
         """Give the next submission number of this node and step. The store decides: a number that is taken there is skipped."""
         field = f"{step}/{node}"
         while True:
@@ -82,10 +82,19 @@ class LeaseBook:
             lease = Lease(
                 lease=secrets.token_hex(16), node=node, step=step, submission=number, expires_unix=expires_unix
             )
-            record = LeaseRecord(lease=lease, groups=groups)
+            record = LeaseRecord(lease=lease, groups=groups, drawn_by=drawn_by)
             if self._store.create(keys.lease(step, node, number), record.to_json()):
                 self.put(record)
                 return lease
+
+    def give_again(self, record: LeaseRecord, expires_unix: float, drawn_by: DrawnBy) -> Lease:
+        """Open a lease anew that ended without a file. Where its node has changed its pool, the store, from which Redis is made again, hears of it."""
+        lease = record.lease.model_copy(update={"expires_unix": expires_unix})
+        again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by)
+        if record.drawn_by != drawn_by:
+            self._store.put(keys.lease(lease.step, lease.node, lease.submission), again.to_json())
+        self.put(again)
+        return lease
 
     def number_is_taken(self, lease: Lease) -> None:
         """Make later numbers of this node and step go on after this lease's."""

@@ -162,7 +162,7 @@ def send_invites(state: RunState, discovery: SignedClient) -> int:
         record = state.nodes.change(
             record or NodeRecord(node=node),
             "invited",
-            pool=known.registration.pool,
+            invited_pool=known.registration.pool,
             outside=not own_pod,
             address=address_block(known.address),
             refused="",
@@ -193,9 +193,9 @@ def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, 
     if record.refused == refusal:
         return
     get_logger().info("node is not invited", node=record.node, reason=refusal)
-    # The pool of a node that is inside, or was, decides what is asked of it: a registration that is refused changes nothing there.
-    pool = known.registration.pool if record.state == "Discovered" else record.pool
-    state.nodes.change(record, refused=refusal, pool=pool)
+    # The pool of a node that is inside, or invited, decides what is asked of it: a registration that is refused changes nothing there.
+    pool = known.registration.pool if record.state == "Discovered" else record.invited_pool
+    state.nodes.change(record, refused=refusal, invited_pool=pool)
 
 
 def reap(state: RunState) -> None:

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
+from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import GroupPlace, Lease, NodeState, ShortText
 from shoal.contracts.verdicts import RejectReason, Verdict
+from shoal.protocol.node_states import MEMBERS
 
 
 class NodeRecord(Contract):
@@ -19,7 +21,12 @@ class NodeRecord(Contract):
 
     node: NodeId
     state: NodeState = "Discovered"
-    pool: str = ""
+    pool: str = Field(
+        default="", description="that it was last admitted to; empty: never, or not known since Redis was lost"
+    )
+    invited_pool: str = Field(
+        default="", description="that its newest invite was for; of one without any: that it was refused"
+    )
     outside: bool | None = Field(
         default=None, description="a stranger's machine; None: not known since the orchestrator lost its memory"
     )
@@ -49,6 +56,18 @@ class NodeRecord(Contract):
     logs_wanted: str = Field(default="", description="id of a question for logs that was not answered")
     metrics: dict[str, float] = Field(default_factory=dict)
 
+    @property
+    def place(self) -> str:
+        """The pool in which it counts: a member's own, of others the one that they are to come to."""
+        return self.pool or self.invited_pool if self.state in MEMBERS else self.invited_pool or self.pool
+
+
+class DrawnBy(Contract):
+    """What draws the tokens of one file, as it was when the file's lease was given: its node may be in another pool when the file is judged."""
+
+    pool: str = Field(description="of the node; empty: not known since Redis was lost")
+    sampler: Sampler | None = Field(description="by the pool's terms of that time; None: nothing to redo")
+
 
 class LeaseRecord(Contract):
     """A lease and what became of it."""
@@ -60,6 +79,7 @@ class LeaseRecord(Contract):
         default=None, description="of the one file that this lease may hand in, once named"
     )
     size: int | None = None
+    drawn_by: DrawnBy | None = Field(default=None, description="None: given before this was noted")
 
 
 class SubmissionRecord(Contract):
@@ -74,6 +94,7 @@ class SubmissionRecord(Contract):
     size: int = Field(ge=1, description="bytes")
     groups: int = Field(ge=1)
     received_unix: float
+    drawn_by: DrawnBy | None = Field(default=None, description="the lease's")
 
 
 class Opinion(Contract):

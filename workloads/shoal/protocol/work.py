@@ -13,6 +13,7 @@ from shoal.protocol import allocation
 from shoal.protocol.lease_returns import give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
+from shoal.protocol.records import DrawnBy, NodeRecord, SubmissionRecord
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, RunState
 from shoal.protocol.verdicts import expire, over
 from shoal.transport.server import Problem
@@ -94,10 +95,12 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         state.reveal(request.step)
         expires = now + lease_seconds(state.config.sampling.max_completion_tokens)
         # What was given up just now comes again with the next request: numbers go on by files alone.
-        again = give_again(state, mine, request.step, expires)
+        drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
+        again = give_again(state, mine, request.step, expires, drawn_by)
         if again is not None:
             return again
-        return state.leases.issue(request.node, request.step, state.config.sampling.groups_per_submission, expires)
+        groups = state.config.sampling.groups_per_submission
+        return state.leases.issue(request.node, request.step, groups, expires, drawn_by)
 
 
 def stalled_text(load: allocation.StepLoad) -> str:
@@ -153,18 +156,24 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             accepted_files=state.view.accepted_in_a_row[record.node],
             on_probation=state.view.accepted_in_a_row[record.node] < state.config.validation.probation_files,
             second_opinion=bool(job.opinions),
-            sampler=sampler_of(state, record.node),
+            sampler=sampler_of(state, record),
         )
 
 
-def sampler_of(state: RunState, node: str) -> Sampler | None:
-    """What draws a node's tokens, by the terms of its pool; None where nobody can tell or nobody is to draw again.
+def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
+    """What drew a file's tokens, as noted with its lease; None where nobody can tell or nobody is to draw again. Nothing that a node says is asked.
 
-    Which pool a node is in is forgotten with Redis; then it is what all pools agree on. Nothing that a node says is asked.
+    A node that changes its pool takes no file with it: honest ones are not judged by another sampler, others do not escape theirs.
     """
     if state.config.validation.redraw == "Off":
         return None
-    record = state.nodes.get(node)
+    if record.drawn_by is not None:
+        return record.drawn_by.sampler
+    return _sampler_of_pool(state, state.nodes.get(record.node))
+
+
+def _sampler_of_pool(state: RunState, record: NodeRecord | None) -> Sampler | None:
+    """What draws a node's tokens now, by the terms of its pool. Which one that is, is forgotten with Redis; then it is what all pools agree on."""
     terms = terms_of(state.config.pools, record.pool) if record is not None else None
     samplers = {each.sampler for each in ([terms] if terms is not None else state.config.pools)}
     return samplers.pop() if len(samplers) == 1 else None
