@@ -69,9 +69,8 @@ def calibrate_engine(config: RunConfig, folder: Path) -> None:
         updates=config.recipe.optimizer_steps,
         seed=config.seed,
     )
-    calibrate_model(
-        folder, config.tasks.environment, "auto", config.recipe.max_sequence_length, effort, None, print, engine=True
-    )
+    length, targets = config.recipe.max_sequence_length, config.length_reward.targets if config.length_reward else ()
+    calibrate_model(folder, config.tasks.environment, "auto", length, effort, None, print, targets=targets, engine=True)
 
 
 def in_bfloat16(source: Path, target: Path) -> Path:

@@ -211,8 +211,22 @@ def test_states_that_cannot_be_proven_are_refused() -> None:
 
 
 def test_few_chunks_may_be_further_off_together_than_many() -> None:
-    bound = ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1))
-    assert toploc.file_mean_allowed(bound, 1) == pytest.approx(0.9)
-    assert toploc.file_mean_allowed(bound, 4) == pytest.approx(0.7)
-    assert toploc.file_mean_allowed(bound, 400) == pytest.approx(0.52)
-    assert toploc.file_mean_allowed(ProofThresholds(), 1) == float("inf")
+    bound = ProofThresholds(max_mantissa_error_mean=3.0, file_mean=FileMean(bound=0.5, deviation=0.1))
+    chance = float(np.exp(-8.0))  # so that 2 ln(1 / chance) is 16
+    assert toploc.file_mean_allowed(bound, 1, chance) == pytest.approx(0.5 + 0.4 + 8.0)
+    assert toploc.file_mean_allowed(bound, 4, chance) == pytest.approx(0.5 + 0.2 + 2.0)
+    assert toploc.file_mean_allowed(bound, 400, chance) == pytest.approx(0.5 + 0.02 + 0.02)
+    assert toploc.file_mean_allowed(ProofThresholds(), 1, chance) == float("inf")
+
+
+def test_honest_files_exceed_the_bound_on_their_mean_no_more_often_than_allowed_however_skewed_their_errors_are() -> (
+    None
+):
+    rng, chance, files = np.random.default_rng(0), 0.01, 4000
+    for chunks in (4, 16, 64):
+        errors = 0.2 + 2.0 * (rng.random((files, chunks)) < 0.02)  # one chunk in fifty is far off
+        thresholds = ProofThresholds(
+            max_mantissa_error_mean=2.2, file_mean=FileMean(bound=0.24, deviation=2.0 * (0.02 * 0.98) ** 0.5)
+        )
+        beyond = errors.mean(axis=1) > toploc.file_mean_allowed(thresholds, chunks, chance)
+        assert beyond.mean() <= chance

@@ -58,13 +58,14 @@ def test_errors_too_small_for_a_chunk_to_tell_are_found_in_the_mean_of_a_file(
     court: Court, honest: list[Rollout]
 ) -> None:
     unmasked = PROOF_PROFILE.model_copy(update={"masked_dimensions": []})
-    loose = ProofThresholds()
-    bound = loose.model_copy(update={"file_mean": FileMean(bound=0.1, deviation=0.2)})
+    loose = ProofThresholds(max_mantissa_error_mean=4.0)
+    bound = loose.model_copy(update={"file_mean": FileMean(bound=0.1, deviation=0.01)})
     near = [replace(row, proofs=proofs(court, row, unmasked, 1.01)) for row in honest]
 
     def outcome(rows: list[Rollout], thresholds: ProofThresholds) -> Verdict:
         profile = unmasked.model_copy(update={"thresholds": thresholds})
-        return court_with(court, profile, thresholds=None).judge(rows, job=STATISTICAL)
+        every_row = STATISTICAL.model_copy(update={"on_probation": True})
+        return court_with(court, profile, thresholds=None).judge(rows, job=every_row)
 
     assert outcome(near, loose).outcome == "accept"
     evidence = rejected(outcome(near, bound), "computation")

@@ -48,7 +48,7 @@ def test_looks_double_until_all_rows_were_seen() -> None:
 
 
 def test_the_false_reject_rate_of_a_file_is_spread_over_parts_and_looks() -> None:
-    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 20)
+    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 25)
 
 
 def tokens(random: np.random.Generator, count: int, sharpness: float, share: float) -> Prefill:

@@ -34,15 +34,19 @@ def calibrate(
     output: Path | None,
     write: Callable[[str], None],
     *,
+    targets: Sequence[int] = (),
     engine: bool = False,
 ) -> None:
-    """Calibrate the checkpoint in `model`, with `engine` by vLLM's proofs too; `write` is told a line at a time. Raises InputWrong."""
+    """Calibrate the checkpoint in `model`, with `engine` by vLLM's proofs too; `write` is told a line at a time. Raises InputWrong.
+
+    `targets`: the lengths in tokens that a run's prompts ask for, in turn; none for a run without a length reward.
+    """
     try:
         folder = checked_checkpoint(model)
         loaded = environments.load(environment)
         tasks = loaded.tasks(PROMPTS, effort.seed)
         serve = partial(_serve, folder, max_length, effort) if engine else None
-        profile = measure(folder, loaded, tasks, [None], max_length, effort, dtype, serve)
+        profile = measure(folder, loaded, tasks, list(targets) or [None], max_length, effort, dtype, serve)
     except (CannotPrepare, CannotCalibrate, ValueError) as error:
         raise InputWrong(f"{model}: {str(error).removeprefix('spec.model.path: ')}") from None
     path = output or folder / PROFILE_FILE
@@ -114,7 +118,7 @@ def _of_file(limits: ProofThresholds) -> list[str]:
     if limits.file_mean is None:
         return []
     mean = limits.file_mean
-    return [f"mean over a file of many chunks: {mean.bound:g}, and 4 x {mean.deviation:g} / sqrt(n) more for n chunks"]
+    return [f"mean over a file of many chunks: {mean.bound:g}, more over few; one chunk's deviation {mean.deviation:g}"]
 
 
 def _rate(rate: ErrorRate) -> str:

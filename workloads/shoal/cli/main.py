@@ -299,6 +299,12 @@ def calibrate(
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates of one step.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and tasks.")] = 0,
     output: Annotated[Path | None, typer.Option(help="File to write; absent: proof_profile.json in MODEL.")] = None,
+    target: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--target", min=1, metavar="TOKENS", help="Length that the run's prompts ask for; repeatable, in turn."
+        ),
+    ] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Measure vLLM's own proofs too, and bound whole files by them.")
     ] = False,
@@ -313,7 +319,7 @@ def calibrate(
     from shoal.proofs.calibration import Effort
 
     effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
-    measure(model, environment, dtype, max_length, effort, output, typer.echo, engine=engine)
+    measure(model, environment, dtype, max_length, effort, output, typer.echo, targets=target or (), engine=engine)
 
 
 def _print(text: str) -> None:

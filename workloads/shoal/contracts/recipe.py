@@ -298,7 +298,7 @@ class FileMean(SpecModel):
     deviation: float = Field(
         ge=0.0,
         le=10.0,
-        description="Standard deviation of one honest chunk; n chunks may be 4 / sqrt(n) of it further.",
+        description="Standard deviation of one honest chunk: the fewer chunks are seen, the further off they may be together.",
     )
 
 

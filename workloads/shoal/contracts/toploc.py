@@ -33,7 +33,6 @@ PROOF_BYTES = 2 + 2 * TOP_K
 # 128 honest points have an interpolating polynomial of degree 127 but for one case in 65497, and of at least 126 but
 # for one in 4e9.
 MIN_DEGREE = TOP_K - 2
-FILE_MEAN_DEVIATIONS = 4.0
 NOT_FINITE = 0x7F80  # bfloat16's infinity without its sign; NaNs lie above
 
 Float64 = npt.NDArray[np.float64]
@@ -108,15 +107,18 @@ def accept(errors: ProofErrors, thresholds: ProofThresholds) -> bool:
     )
 
 
-def file_mean_allowed(thresholds: ProofThresholds, chunks: int) -> float:
+def file_mean_allowed(thresholds: ProofThresholds, chunks: int, chance: float) -> float:
     """The largest mean of `mantissa_error_mean` over `chunks` chunks of a file (at least one); infinite where no bound is set.
 
-    Honest chunks scatter, and so does their mean: it may be FILE_MEAN_DEVIATIONS of its own standard deviations beyond the bound, which an honest
-    file exceeds about three times in 100,000 looks if the errors of its chunks are independent.
+    An honest file's exceeds it with at most `chance`, whatever the distribution, if its chunks' errors are independent, have at most the mean and
+    deviation of the bound, and are none of them beyond their own threshold (Bernstein's inequality; Boucheron, Lugosi and Massart, Concentration
+    Inequalities, 2013, theorem 2.10).
     """
     if thresholds.file_mean is None:
         return math.inf
-    return thresholds.file_mean.bound + FILE_MEAN_DEVIATIONS * thresholds.file_mean.deviation / math.sqrt(chunks)
+    each = math.log(1 / chance) / chunks
+    scatter = thresholds.file_mean.deviation * math.sqrt(2 * each) + thresholds.max_mantissa_error_mean * each / 3
+    return thresholds.file_mean.bound + scatter
 
 
 def proof_count(tokens: int) -> int:

@@ -36,7 +36,10 @@ LEAST_HALF = ProofThresholds(max_exponent_mismatches=10, max_mantissa_error_mean
 up to 5, 1.06 and 1.0 off in bfloat16, transformers' own 3, 0.31 and 0.0. Twice vLLM's.
 """
 FILE_MARGIN = 1.25
-"""The bound on a file's mean is so many times the engine's own: a mean over many chunks hardly scatters, but another device's lies elsewhere."""
+"""The bound on a file's mean, and the deviation, are so many times the engine's own: a mean of many chunks hardly scatters, but another
+device's lies elsewhere."""
+FILE_CHANCE = 1e-6
+"""How often an honest file may exceed the bound on its mean, for the rates told: about what a look of a run with the default rate has."""
 BATCHES = (1, 32, 7)
 """Sequences decoded together, in turn: another batch is another order of sums."""
 CONTROL_SEQUENCES = 256
@@ -186,9 +189,7 @@ def _file_mean(served: ErrorTable) -> FileMean | None:
     errors = served.mantissa_error_mean
     if not np.isfinite(errors).all():
         return None
-    bound, deviation = (
-        math.ceil(1000 * value) / 1000 for value in (FILE_MARGIN * float(errors.mean()), float(errors.std()))
-    )
+    bound, deviation = (math.ceil(1000 * FILE_MARGIN * float(value)) / 1000 for value in (errors.mean(), errors.std()))
     most = ProofThresholds().max_mantissa_error_mean
     return FileMean(bound=bound, deviation=deviation) if max(bound, deviation) <= most else None
 
@@ -294,7 +295,7 @@ def _rejected_files(each: Compared, thresholds: ProofThresholds, file_sequences:
     number = each.chunks.sequence // file_sequences
     for file in range(len(rejected)):
         errors = each.errors.mantissa_error_mean[number == file]
-        rejected[file] |= bool(errors.mean() > file_mean_allowed(thresholds, len(errors)))
+        rejected[file] |= bool(errors.mean() > file_mean_allowed(thresholds, len(errors), FILE_CHANCE))
     return rejected
 
 

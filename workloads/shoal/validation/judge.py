@@ -149,7 +149,7 @@ def _all_together(
 ) -> Finding | None:
     """Checks that sum over the rows seen so far."""
     with watch("computation"):
-        finding = computation.check_mean(file, looked_at, thresholds)
+        finding = computation.check_mean(file, looked_at, thresholds, chance)
     with watch("token_sampling"):
         finding = finding or token_sampling.check(file, looked_at, facts, chance)
     with watch("termination"):

@@ -53,12 +53,17 @@ def check(file: File, found: Mapping[int, Sequence[ProofErrors]], thresholds: Pr
     return None
 
 
-def check_mean(file: File, prefills: Mapping[int, Prefill], thresholds: ProofThresholds) -> Finding | None:
-    """The chunks of all rows seen so far are within the bound on their mean: weights too near for a single chunk to tell add up."""
+def check_mean(
+    file: File, prefills: Mapping[int, Prefill], thresholds: ProofThresholds, chance: float
+) -> Finding | None:
+    """The chunks of all rows seen so far are within the bound on their mean: weights too near for a single chunk to tell add up.
+
+    `chance`: how often an honest file may be rejected here.
+    """
     errors = np.concatenate([ours.proof_errors for ours in prefills.values()])
     if not len(errors):
         return None
-    mean, allowed = float(errors.mean(dtype=float)), toploc.file_mean_allowed(thresholds, len(errors))
+    mean, allowed = float(errors.mean(dtype=float)), toploc.file_mean_allowed(thresholds, len(errors), chance)
     if mean <= allowed:
         return None
     return reject(
