@@ -88,7 +88,7 @@ class LeaseBook:
                 return lease
 
     def give_again(self, record: LeaseRecord, expires_unix: float, drawn_by: DrawnBy) -> Lease:
-        """Open a lease anew that ended without a file. Where its node has changed its pool, the store, from which Redis is made again, hears of it."""
+        """Open a lease anew that ended without a file. Where its node has changed its pool, the store, which outlives Redis, hears of it."""
         lease = record.lease.model_copy(update={"expires_unix": expires_unix})
         again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by)
         if record.drawn_by != drawn_by:
