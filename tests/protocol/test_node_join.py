@@ -14,6 +14,7 @@ from servers import Loopback, wait_until
 from shoal.cli.errors import InputWrong
 from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool
 from shoal.cli.node_status import ask_agent, print_status
+from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware
@@ -103,6 +104,37 @@ def test_an_offer_is_held_to_the_runs_key(stack: Stack, tmp_path: Path) -> None:
     forged = good.model_copy(update={"run_key": other.public})
     assert "somebody in between" in told(lambda: check_offer(forged, secure, kept))
     assert "not signed with the run key" in told(lambda: check_offer(forged, secure, nothing))
+
+
+def test_a_server_that_was_joined_before_offers_no_other_run_unless_its_key_is_given(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Else a changed name would be a way round the key that is kept under the name."""
+    wishes = Wishes("https://discovery.example", tmp_path)
+    good = offer(stack)
+    kept = tmp_path / RUN / "config" / "node.json"
+    kept.parent.mkdir(parents=True)
+    config = node_config(stack).model_copy(update={"discovery": "https://Discovery.example:443/"})
+    kept.write_bytes(config.to_json())
+    check_offer(good, wishes, kept)
+
+    thief = PrivateKey.generate()
+    roster = good.roster.document.model_copy(update={"run": "other"})
+    forged = good.model_copy(update={"run": "other", "run_key": thief.public, "roster": sign(roster, thief)})
+    nothing = tmp_path / "other" / "config" / "node.json"
+    said = told(lambda: check_offer(forged, wishes, nothing))
+    assert f"was the way to run tiny with run key {good.run_key}, and now offers run other" in said
+    assert "ask its owner for the run key and give it with --run-key HEX" in said
+    renamed = good.model_copy(update={"run": "other", "roster": sign(roster, stack.run_key)})
+    assert "now offers run other" in told(lambda: check_offer(renamed, wishes, nothing))
+
+    check_offer(forged, replace(wishes, run_key=thief.public), nothing)  # its owner gave the key
+    check_offer(forged, replace(wishes, url="https://discovery.other"), nothing)
+    nothing.parent.mkdir(parents=True)
+    moved = {"run": "other", "run_key": thief.public, "roster": forged.roster, "discovery": wishes.url}
+    nothing.write_bytes(config.model_copy(update=moved).to_json())
+    check_offer(forged, wishes, nothing)  # and from then on the server is the way to both
+    check_offer(good, wishes, kept)
 
 
 def test_discovery_offers_open_pools_and_no_list_of_who_may_join(

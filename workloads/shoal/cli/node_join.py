@@ -122,7 +122,10 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
 
 
 def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
-    """Hold an offer to the run's key: the one given, else the one of the first time, else HTTPS vouches. Raises `InputWrong`."""
+    """Hold an offer to the run's key: the one given, else the one of the first time, else HTTPS vouches. Raises `InputWrong`.
+
+    A server that was joined before is held to the run too: else another name for it would be a way round its key.
+    """
     expected, source = wishes.run_key, "--run-key"
     if expected is None and kept.is_file():
         expected, source = _read_config(kept).run_key, str(kept)
@@ -130,6 +133,13 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
         raise InputWrong(
             f"{wishes.url} offers run {offer.run} with run key {offer.run_key}, but {source} says {expected}: this is another run,"
             " or somebody in between"
+        )
+    before = joined_before(wishes.folder, wishes.url)
+    if wishes.run_key is None and before and (offer.run, offer.run_key) not in before:
+        names = " or ".join(f"{run} with run key {key}" for run, key in before)
+        raise InputWrong(
+            f"{wishes.url} was the way to run {names}, and now offers run {offer.run} with run key {offer.run_key}."
+            " If a new run was started there, ask its owner for the run key and give it with --run-key HEX; if not, somebody may be in between"
         )
     if expected is None and urlsplit(wishes.url).scheme == "http" and not _is_loopback(wishes.url):
         raise InputWrong(
@@ -141,6 +151,17 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
         raise InputWrong(f"{wishes.url}: the roster is not signed with the run key: {error}") from None
     if roster.run != offer.run:
         raise InputWrong(f"{wishes.url}: the roster is of run {plain(roster.run, 60)}, the offer of {offer.run}")
+
+
+def joined_before(folder: Path, url: str) -> list[tuple[str, str]]:
+    """Name and key of each run that was joined by way of `url`, from what `write_folder` left. What is not readable says nothing."""
+    found = []
+    for path in sorted(folder.glob("*/config/node.json")):
+        with contextlib.suppress(InputWrong, ValueError):
+            config = _read_config(path)
+            if _same_place(config.discovery, url):
+                found.append((config.run, config.run_key))
+    return found
 
 
 def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
@@ -286,6 +307,16 @@ def _replace(path: Path, data: bytes | None) -> None:
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Whether two URLs name one server: letter case of the host, a usual port and a last slash make no difference."""
+    places = []
+    for url in (one, other):
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        places.append((parts.scheme, parts.hostname, port, parts.path.rstrip("/")))
+    return places[0] == places[1]
 
 
 def _is_certificate(away: Unavailable, url: str, tls: ssl.SSLContext | None) -> bool:
