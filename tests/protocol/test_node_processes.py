@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from servers import wait_until
+from shoal.cli import node_processes
 from shoal.cli.node_processes import LONGEST_PAUSE_SECONDS, Processes, environment, restart_pause, tail, trim
 from shoal.contracts.protocol import Assignment
 from shoal.contracts.run import PartStatus
-from shoal_operator.local.processes import ProcessTable, start_ticks
+from shoal_operator.local.processes import ProcessTable, group_alive, start_ticks
 
 WORK = Assignment()
 WAITS = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)"
@@ -63,6 +64,51 @@ def test_a_restart_that_is_asked_for_ends_the_process_and_starts_another(tmp_pat
     again = followed(work, asked).pid
     for stale in (asked, WORK):  # Redis was lost: the number begins anew, and nothing is asked for
         assert followed(work, stale).pid == again
+
+
+LEAVES_A_CHILD = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time, signal; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_process_leaves_is_killed_while_its_number_is_surely_its_own(
+    tmp_path: Path, made: list[Processes], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    killed: list[tuple[int, str]] = []
+    kill = node_processes.signal_group
+
+    def noted(leader: int, number: signal.Signals) -> None:
+        killed.append((leader, Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[0]))
+        kill(leader, number)
+
+    monkeypatch.setattr(node_processes, "signal_group", noted)
+    work = processes(made, tmp_path, LEAVES_A_CHILD.format(code=code))
+    pid = followed(work).pid
+    assert pid is not None
+    wait_until("the end", lambda: followed(work).last_exit == code, 60)
+    assert not group_alive(pid), "nothing is left once the end is told"
+    assert (pid, "Z") in killed
+    assert all(state == "Z" for leader, state in killed), "the leader is not waited for before its children are gone"
+
+
+def test_a_process_that_does_not_listen_is_not_forgotten_with_its_assignment(
+    tmp_path: Path, made: list[Processes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_processes, "KILL_AFTER_SECONDS", 0.2)
+    work = processes(made, tmp_path, f"import signal; signal.signal(15, signal.SIG_IGN)\n{WAITS}")
+    wait_until("the process to have begun", lambda: followed(work) and "begun" in work.logs().get("worker", ""), 60)
+    pid = followed(work).pid
+    assert pid is not None
+
+    def gone() -> bool:
+        work.follow(None)
+        return work.parts() == []
+
+    wait_until("the process to be forgotten", gone, 60)
+    assert start_ticks(pid) is None
 
 
 def test_without_assignment_nothing_runs(tmp_path: Path, made: list[Processes]) -> None:

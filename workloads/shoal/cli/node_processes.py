@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
@@ -66,7 +66,6 @@ class Part:
     finished: bool = False
     asked_to_end: float | None = None
     note: str = ""
-    leftover: int | None = field(default=None)  # session of the one before, whose children must be gone first
 
 
 class Processes:
@@ -104,7 +103,8 @@ class Processes:
                 self._restarts = assignment.restarts
             for part in self._parts.values():
                 self._advance(part, now)
-            for name in [name for name, part in self._parts.items() if part.finished and self._kind is None]:
+            over = [name for name, part in self._parts.items() if part.finished and part.process is None]
+            for name in over if self._kind is None else []:
                 del self._parts[name]
 
     def parts(self) -> list[PartStatus]:
@@ -128,15 +128,15 @@ class Processes:
         with self._lock:
             self._ending = True
             for part in self._parts.values():
-                if part.process is not None and part.process.poll() is None:
-                    part.process.send_signal(signal.SIGTERM)
+                if part.process is not None:
+                    ask(part.process)
 
     def end(self) -> None:
         """End every process; those that do not listen are killed after `KILL_AFTER_SECONDS`."""
         self.ask_to_end()
         processes = [part.process for part in self._parts.values() if part.process is not None]
         ends = time.monotonic() + KILL_AFTER_SECONDS
-        while time.monotonic() < ends and any(process.poll() is None for process in processes):
+        while time.monotonic() < ends and not all(has_ended(process) for process in processes):
             time.sleep(0.05)
         self._table.stop_all(grace_seconds=0.0)
         for process in processes:
@@ -169,33 +169,25 @@ class Processes:
             part.finished, part.quick_failures, part.next_start = False, 0, now
             if part.process is not None and part.asked_to_end is None:
                 part.asked_to_end = now
-                part.process.send_signal(signal.SIGTERM)
+                ask(part.process)
 
     def _advance(self, part: Part, now: float) -> None:
         if part.process is None:
-            if not part.finished and now >= part.next_start and self._left_over_gone(part):
+            if not part.finished and now >= part.next_start:
                 self._start(part, now)
             return
-        code = part.process.poll()
-        if code is not None:
-            self._ended(part, code, now)
+        if has_ended(part.process):
+            # What it started may live and hold its port. Its number is its own until it is waited for, which therefore comes last.
+            signal_group(part.process.pid, signal.SIGKILL)
+            if not group_alive(part.process.pid):
+                self._ended(part, part.process.wait(), now)
         elif part.finished and part.asked_to_end is None:
             part.asked_to_end = now
-            part.process.send_signal(signal.SIGTERM)
+            ask(part.process)
         elif part.asked_to_end is not None and now - part.asked_to_end > KILL_AFTER_SECONDS:
             signal_group(part.process.pid, signal.SIGKILL)
         else:
             trim(self._home / "log" / f"{part.name}.log")
-
-    def _left_over_gone(self, part: Part) -> bool:
-        """Whether children of the process before are gone; they are killed, as they would hold its port."""
-        if part.leftover is None:
-            return True
-        signal_group(part.leftover, signal.SIGKILL)
-        if group_alive(part.leftover):
-            return False
-        part.leftover = None
-        return True
 
     def _start(self, part: Part, now: float) -> None:
         try:
@@ -217,7 +209,7 @@ class Processes:
     def _ended(self, part: Part, code: int, now: float) -> None:
         assert part.process is not None
         self._table.forget(part.process.pid)
-        part.leftover, part.process, part.last_exit = part.process.pid, None, code
+        part.process, part.last_exit = None, code
         said = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         get_logger().info("process ended", name=part.name, how=said)
         if part.finished:
@@ -235,6 +227,19 @@ class Processes:
         pause = restart_pause(part.quick_failures)
         part.next_start = now + pause
         part.note = f"{said}; starts again after {pause:.0f} s, its words are in log/{part.name}.log"
+
+
+def has_ended(process: Popen[bytes]) -> bool:
+    """Whether a process has ended. It is not waited for here (as `poll` does): until then no other process or session can have its number."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def ask(process: Popen[bytes]) -> None:
+    """Ask a process to end, without waiting for one that has (as `send_signal` does)."""
+    if process.returncode is None:
+        os.kill(process.pid, signal.SIGTERM)
 
 
 def tail(path: Path, characters: int = MAX_LOG_CHARACTERS) -> str:
