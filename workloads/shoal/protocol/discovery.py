@@ -5,7 +5,6 @@ own invite, by long poll, so that nodes only ever dial out. All state is in Redi
 unknown.
 """
 
-import asyncio
 import math
 import sys
 import time
@@ -20,6 +19,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.protocol import api_pages
+from shoal.protocol.invite_watch import InviteWatch
 from shoal.protocol.redis_access import RedisNonces, connect_async
 from shoal.protocol.service import (
     Gate,
@@ -40,7 +40,11 @@ MAX_NODES = 100_000
 """Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis."""
 FORGET_SECONDS = 86_400.0
 """A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
-POLL_SECONDS = 0.25  # how often a long poll looks for the invite
+
+
+def invite_prefix(prefix: str) -> str:
+    """What the key of a node's waiting invite begins with."""
+    return f"{prefix}:invite:"
 
 
 class NodeBook:
@@ -49,7 +53,7 @@ class NodeBook:
     def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
         self._redis = client
         self._nodes = f"{prefix}:nodes"
-        self._invites = f"{prefix}:invite:"
+        self._invites = invite_prefix(prefix)
 
     async def register(self, known: KnownNode) -> None:
         """Note a registration, newer than any before; an invite that still waits was not wanted and is dropped."""
@@ -75,10 +79,6 @@ class NodeBook:
 
     async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
         await self._redis.set(self._invites + node, invite.to_json(), ex=seconds)
-
-    async def invite(self, node: str) -> str | None:
-        found = await self._redis.get(self._invites + node)
-        return str(found) if found is not None else None
 
 
 class ConfigFile:
@@ -136,6 +136,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     roster = config.trusted_roster()
     prefix = f"shoal:{config.run}:discovery"
     book = NodeBook(client, prefix)
+    watch = InviteWatch(client, invite_prefix(prefix))
     nonces = RedisNonces(client, prefix)
     gate = Gate(
         SignatureGate(config.addresses.discovery, nonces, lambda: [newest().addresses.public_discovery]), roster
@@ -167,15 +168,9 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     @app.get("/v1/nodes/{node}/invite")
     async def invite(node: str, request: Request) -> Response:
         require_same(await gate.node(request), node)
-        ends = time.monotonic() + poll_seconds(request)
-        while True:
-            await book.require(node)
-            found = await book.invite(node)
-            if found is not None:
-                return Response(found, media_type="application/json")
-            if time.monotonic() >= ends or await request.is_disconnected():
-                return Response(status_code=204)
-            await asyncio.sleep(POLL_SECONDS)
+        await book.require(node)
+        found = await watch.wait(node, poll_seconds(request))
+        return Response(status_code=204) if found is None else Response(found, media_type="application/json")
 
     @app.put("/v1/nodes/{node}/invite")
     async def leave_invite(node: str, request: Request) -> Response:

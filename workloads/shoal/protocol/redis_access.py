@@ -11,6 +11,7 @@ from redis.retry import Retry
 
 TIMEOUT_SECONDS = 5.0  # Redis answers in under a millisecond; one that does not within seconds is away
 RETRIES = 2  # enough for a connection that broke; a longer absence is the caller's to wait out
+CONNECTIONS = 32  # of one process; a thousand that ask in the same moment take turns
 
 
 def connect(url: str) -> redis.Redis:
@@ -25,14 +26,17 @@ def connect(url: str) -> redis.Redis:
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """The same for coroutines."""
-    return redis.asyncio.Redis.from_url(
+    """The same for coroutines, of which any number may ask at once: they share CONNECTIONS, and wait for one as long as for an answer."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         decode_responses=True,
+        max_connections=CONNECTIONS,
+        timeout=TIMEOUT_SECONDS,
         socket_timeout=TIMEOUT_SECONDS,
         socket_connect_timeout=TIMEOUT_SECONDS,
         retry=redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), RETRIES),
     )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 class RedisNonces:
