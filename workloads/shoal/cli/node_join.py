@@ -32,6 +32,7 @@ from shoal.protocol.node_states import EXCLUDED
 from shoal.report.text import plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
+from shoal.transport.neighbourhood import Neighbourhood
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -232,7 +233,7 @@ def _stay(
         telling = threading.Thread(target=teller.run, args=(stop,), name="telling", daemon=True)
         telling.start()
         try:
-            session = run_agent(config, key, work)
+            session = run_agent(config, key, work, Neighbourhood(config.discovery))
         except OSError as error:
             raise InputWrong(
                 f"cannot listen on {bind}: {error.strerror}; another node on this machine? give each its own --bind 127.0.0.N"

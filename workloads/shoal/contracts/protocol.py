@@ -167,7 +167,7 @@ class HeartbeatReply(Contract):
     relay_token: str | None = Field(default=None, max_length=1000, description="None unless Healthy")
     relays: list[Url] = Field(default_factory=list, max_length=1000)
     latest_version: VersionNumber | None = None
-    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    heartbeat_seconds: float = Field(default=HEARTBEAT_SECONDS, ge=1.0, le=60.0)
     assignment: Assignment | None = Field(default=None, description="None: nothing to do")
     logs_wanted: LeaseId | None = Field(default=None, description="an admin asks for logs: POST /v1/logs with this id")
     files_accepted: int = Field(default=0, ge=0, description="of this node, in all")

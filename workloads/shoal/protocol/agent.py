@@ -21,6 +21,7 @@ from shoal.protocol.held_leases import HeldLeases, give_back
 from shoal.protocol.session import Session
 from shoal.telemetry import get_logger, serve_health, start
 from shoal.transport.authorities import authorities
+from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.server import Problem
 
 HEALTH_PORT = 9103
@@ -140,9 +141,12 @@ class Follower:
         self._written = status
 
 
-def run_agent(config: NodeConfig, key: PrivateKey, work: Work) -> Session:
-    """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`."""
-    session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs)
+def run_agent(config: NodeConfig, key: PrivateKey, work: Work, neighbourhood: Neighbourhood | None = None) -> Session:
+    """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`.
+
+    `neighbourhood` judges the URLs that the run names; None: any may be called.
+    """
+    session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood)
     stop = threading.Event()
     listener = agent_socket.bind(home() / "run" / "agent.sock")
     health = serve_health(HEALTH_PORT, session.liveness, lambda: not_ready(session))

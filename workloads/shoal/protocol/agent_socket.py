@@ -88,7 +88,9 @@ def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> Fa
         handed = await parse(request, LocalSubmission)
         client = session.orchestrator()
         try:
-            receipt = await run_in_threadpool(hand_in, client, session.key.public, home() / "tmp", handed)
+            receipt = await run_in_threadpool(
+                hand_in, client, session.key.public, home() / "tmp", handed, session.neighbourhood
+            )
         except Refused:
             held.forget(handed.lease)
             raise

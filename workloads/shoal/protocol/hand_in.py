@@ -24,6 +24,7 @@ from shoal.contracts.protocol import (
 )
 from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
 from shoal.transport.server import Problem
 
 CHUNK_BYTES = 1 << 20
@@ -34,8 +35,17 @@ LONGEST_PAUSE_SECONDS = 5.0
 UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # between bytes, not for the whole file
 
 
-def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubmission) -> SubmissionReceipt:
-    """Upload and confirm one file; raises `Problem` for a file that is not there, `Refused` and `Unavailable` as the client does."""
+def hand_in(
+    client: SignedClient,
+    node: str,
+    folder: Path,
+    submission: LocalSubmission,
+    neighbourhood: Neighbourhood | None = None,
+) -> SubmissionReceipt:
+    """Upload and confirm one file; raises `Problem` for a file that is not there, `Refused` and `Unavailable` as the client does.
+
+    `neighbourhood` judges where a grant sends the file; None: it may be sent anywhere.
+    """
     deadline = time.monotonic() + HAND_IN_SECONDS
     with open_plain(folder / submission.file) as file, busy("upload"):
         sha256, size = digest(file)
@@ -46,6 +56,8 @@ def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubm
             try:
                 grant = _ask_grant(client, request)
                 if grant is not None:
+                    if neighbourhood is not None:
+                        neighbourhood.check(grant.url)
                     post_form(grant, file, client.tls)
                 receipt = client.call(
                     "POST",
@@ -58,7 +70,7 @@ def hand_in(client: SignedClient, node: str, folder: Path, submission: LocalSubm
                 if receipt is not None:
                     return receipt
                 reason = "no receipt"
-            except (httpx.HTTPError, UploadFailedError) as error:
+            except (httpx.HTTPError, UploadFailedError, ForbiddenUrl) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Refused as refused:
                 if refused.title != "Nothing was uploaded":

@@ -1,10 +1,11 @@
-"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs, network card. Reads /proc and /sys.
+"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs, network card; this software. Reads /proc and /sys.
 
 A number that cannot be had is 0. `missing` compares with what a pool wants; the machine's owner and the orchestrator are told by the same words.
 """
 
 import os
 import shutil
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from shoal.contracts.pools import Requirements
@@ -64,3 +65,11 @@ def gpu_model(information: Path) -> str:
         return ""
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")), "")
     return "".join(character for character in model if " " <= character <= "~")[:200]
+
+
+def software_version() -> str:
+    """Version of the installed distribution, for the registration."""
+    try:
+        return f"shoal {version('shoal')}"
+    except PackageNotFoundError:  # run from a source tree
+        return "shoal source"

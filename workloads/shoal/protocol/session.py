@@ -9,7 +9,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
@@ -31,6 +30,7 @@ from shoal.protocol import capability, hardware
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.server import Problem
 
 INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
@@ -73,11 +73,16 @@ class Session:
         key: PrivateKey,
         tls: ssl.SSLContext | None = None,
         logs: Callable[[], dict[str, str]] = dict,
+        neighbourhood: Neighbourhood | None = None,
     ) -> None:
-        """`tls`: what certificates of discovery and orchestrator are held to; None: well-known authorities. `logs` gives what an admin asks for."""
+        """`tls`: what certificates of discovery and orchestrator are held to; None: well-known authorities. `logs` gives what an admin asks for.
+
+        `neighbourhood` judges the URLs that the run names; None: any may be called.
+        """
         self.config = config
         self.key = key
         self.tls = tls
+        self.neighbourhood = neighbourhood
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._roster = config.trusted_roster()
         self._discovery = SignedClient(config.discovery, key, tls=tls)
@@ -220,7 +225,7 @@ class Session:
             node=self.key.public,
             run=self.config.run,
             pool=self.config.pool,
-            software_version=software_version(),
+            software_version=hardware.software_version(),
             hardware=hardware.detect(home()),
             proof=self._proof(),
             code=self._code(),
@@ -243,6 +248,8 @@ class Session:
                     raise MustJoinError("discovery has forgotten this node") from refused
                 raise
             if signed is not None:
+                if self.neighbourhood is not None:
+                    self.neighbourhood.discovery_is_at(self._discovery.peer)
                 return self._checked(signed)
         raise MustJoinError("asked to stop")
 
@@ -255,6 +262,8 @@ class Session:
         # Whether it has expired is the orchestrator's to say, by its own clock: ours may be minutes off.
         if (invite.run, invite.node) != (self.config.run, self.key.public):
             raise MustJoinError("discovery gave an invite for another run or node")
+        if self.neighbourhood is not None:
+            self.neighbourhood.check(invite.orchestrator_url)
         if invite.orchestrator_url != self._orchestrator_url:
             client = SignedClient(invite.orchestrator_url, self.key, tls=self.tls)
             with self._lock:
@@ -312,6 +321,7 @@ class Session:
         if reply is None:
             raise Unavailable("the orchestrator answered a heartbeat without content")
         self._round_trip_ms = round((time.monotonic() - sent) * 1000, 1)
+        relays = reply.relays if self.neighbourhood is None else self.neighbourhood.reachable(reply.relays)
         with self._lock:
             self._reply, self._replied_unix = reply, time.time()
             known = [v for v in (self._state.latest_version, reply.latest_version) if v is not None]
@@ -320,7 +330,7 @@ class Session:
             self._state = self._state.model_copy(
                 update={
                     "state": reply.state,
-                    "relays": reply.relays,
+                    "relays": relays,
                     "relay_token": reply.relay_token,
                     "latest_version": max(known, default=None),
                 }
@@ -383,11 +393,3 @@ def held_version() -> int | None:
     if not folder.is_dir():
         return None
     return max((v for path in folder.iterdir() if (v := keys.parse_version(path.name)) is not None), default=None)
-
-
-def software_version() -> str:
-    """Version of the installed distribution, for the registration."""
-    try:
-        return f"shoal {version('shoal')}"
-    except PackageNotFoundError:  # run from a source tree
-        return "shoal source"

@@ -65,6 +65,7 @@ class SignedClient:
         `tls`: what the server's certificate is held to; None: well-known authorities.
         """
         self.tls = tls
+        self.peer = ""  # address that the last answer came from; empty: none yet, or not known
         self._ahead = 0.0  # seconds by which the server's clock is ahead of ours, as far as signatures must follow it
         host = urlsplit(base_url).hostname or ""
         self._follows_clock = base_url.startswith("https:") or host == "localhost" or host.startswith("127.")
@@ -165,6 +166,7 @@ class SignedClient:
             httpx.Timeout(timeout_seconds, connect=5.0) if timeout_seconds is not None else httpx.USE_CLIENT_DEFAULT
         )
         with self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
+            self.peer = _peer(response)
             parts, size = [], 0
             for chunk in response.iter_bytes():
                 size += len(chunk)
@@ -198,6 +200,13 @@ def _plain(headers: httpx.Headers) -> dict[str, str]:
         for name, value in headers.items()
         if name not in ("content-encoding", "content-length", "transfer-encoding")
     }
+
+
+def _peer(response: httpx.Response) -> str:
+    """The IP address at the other end of an answer's connection; empty for a Unix socket."""
+    stream = response.extensions.get("network_stream")
+    address = stream.get_extra_info("server_addr") if stream is not None else None
+    return str(address[0]) if isinstance(address, tuple) else ""
 
 
 def _retry_after(response: httpx.Response) -> float | None:
