@@ -153,7 +153,7 @@ def proof_status(terms: ProofTerms) -> dict[str, Any]:
     """Thresholds of proofs, and the rates that were measured with the calibrated ones."""
     status = {
         "calibrated": terms.calibrated,
-        "thresholds": terms.thresholds.model_dump(by_alias=True),
+        "thresholds": terms.thresholds.model_dump(by_alias=True, exclude_none=True),
         "maskedDimensions": terms.masked_dimensions,
         "honestChunks": 0,
         "falseRejectChunksBound": None,

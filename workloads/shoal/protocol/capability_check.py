@@ -52,7 +52,7 @@ def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
     """What a node's machine must show, 10^9 operations a second; 0 for pods of a pool's own and pools that ask for nothing."""
     if record is None or record.outside is False:
         return 0
-    terms = terms_of(state.config.pools, record.pool)
+    terms = terms_of(state.config.pools, record.invited_pool or record.pool)
     return terms.requirements.gflops if terms is not None and terms.open else 0
 
 
