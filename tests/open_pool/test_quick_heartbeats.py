@@ -71,6 +71,20 @@ def test_a_heartbeat_is_written_and_its_nonce_is_good_once(place: Place) -> None
     assert place.text() == after
 
 
+def test_a_call_that_is_repeated_because_its_answer_was_lost_is_no_replay(place: Place) -> None:
+    before = place.text()
+    after = beaten(before, 7.0)
+    lost = Swap(NODE, "nonce-0123456789", before, after)
+
+    async def work(queue: SwapQueue) -> list[str]:
+        found = [await queue.put(lost), await queue.put(lost)]
+        found.append(await queue.put(Swap(NODE, "nonce-9876543210", after, beaten(before, 8.0))))
+        return [*found, await queue.put(lost)]
+
+    assert place.with_queue(work) == ["done"] * 4
+    assert place.text() == beaten(before, 8.0), "nothing is written twice"
+
+
 def test_a_heartbeat_does_not_undo_an_eviction(place: Place) -> None:
     before = place.text()
     place.registry.change(NodeRecord(node=NODE), "evict")

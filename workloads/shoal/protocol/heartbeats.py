@@ -9,8 +9,9 @@ not plain (an invite, a node that is no member, a body that does not parse, stat
 import asyncio
 import contextlib
 import math
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis.asyncio
 from pydantic import ValidationError
@@ -45,14 +46,16 @@ local built, nodes = KEYS[1], KEYS[2]
 local found = {}
 local whole = redis.call('EXISTS', built) == 1
 for i = 3, #KEYS do
-  local at = 2 + (i - 3) * 3
-  local node, before, after = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local at = 2 + (i - 3) * 4
+  local node, before, after, mark = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local now = whole and redis.call('HGET', nodes, node)
   if not now then
     found[i - 2] = 'absent'
+  elseif redis.call('GET', KEYS[i]) == mark then
+    found[i - 2] = 'done'
   elseif now ~= before then
     found[i - 2] = now
-  elseif not redis.call('SET', KEYS[i], '1', 'NX', 'EX', ARGV[1]) then
+  elseif not redis.call('SET', KEYS[i], mark, 'NX', 'EX', ARGV[1]) then
     found[i - 2] = 'seen'
   else
     redis.call('HSET', nodes, node, after)
@@ -61,8 +64,9 @@ for i = 3, #KEYS do
 end
 return found
 """
-"""KEYS: the mark of a whole state, the nodes' hash, a nonce each. ARGV: seconds that a nonce is kept, then node, record before, record after each.
-Says for each: `done`, `seen` (a replay), `absent`, or the record that is there instead of the one before."""
+"""KEYS: the mark of a whole state, the nodes' hash, a nonce each. ARGV: seconds that a nonce is kept, then node, record before, record after and
+mark of each. Says for each: `done`, `seen` (a replay), `absent`, or the record that is there instead of the one before. A nonce keeps the mark of
+the swap that took it, so that a call which is repeated because its answer was lost is `done` again; a replay is another swap."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Swap:
     nonce: str
     before: str
     after: str
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class SwapQueue:
@@ -113,7 +118,7 @@ class SwapQueue:
         names += [nonce_key(self._prefix, swap.node, swap.nonce) for swap in swaps]
         values: list[str] = [str(NONCE_SECONDS)]
         for swap in swaps:
-            values += (swap.node, swap.before, swap.after)
+            values += (swap.node, swap.before, swap.after, swap.mark)
         with contextlib.suppress(NoScriptError):  # a Redis that was restarted does not know it
             if self._digest:
                 return list(await self._redis.evalsha(self._digest, len(names), *names, *values))
@@ -129,7 +134,10 @@ class QuickHeartbeats:
         self._state = state
         self._gate = gate
         self._queue = SwapQueue(client, state.prefix)
+        # What is charged for is a new nonce: else who overhears a heartbeat could spend its sender's pace by sending it again. On the long way
+        # nonces are looked at later, so it has a pace of its own, which may be spent for somebody while his plain heartbeats go on.
         self._pace = Pace(BEATS_PER_SECOND, BEATS_AT_ONCE)
+        self._long_pace = Pace(BEATS_PER_SECOND, BEATS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
@@ -146,11 +154,10 @@ class QuickHeartbeats:
                 return  # the client went away
             target = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
             signed = self._gate.check("POST", target, headers, body)
-            wait = self._pace.take(signed.key)
-            if wait > 0.0:
-                words = f"a heartbeat is due every {HEARTBEAT_SECONDS:.0f} s: wait {wait:.1f} s"
-                raise Problem(429, "Too many heartbeats", words, {"Retry-After": str(math.ceil(wait))})
+            _require_no_wait(self._pace.wait(signed.key))
             reply = await self._note(signed, body)
+            if reply is None:
+                _require_no_wait(self._long_pace.take(signed.key))
         except Problem as problem:
             answer = problem_response(problem.status, problem.title, problem.detail, problem.headers)
         except RedisError as error:
@@ -173,6 +180,8 @@ class QuickHeartbeats:
         if beat.invite is not None or beat.node != signed.key or beat.node in state.view.evicted:
             return None
         before = state.nodes.recall(beat.node)
+        if before is None:  # most likely a stranger, who is not to ask Redis more often than on the long way
+            _require_no_wait(self._long_pace.wait(signed.key))
         for _ in range(TRIES):
             after, text = None, ""
             if before is not None:
@@ -187,10 +196,18 @@ class QuickHeartbeats:
                 raise Problem(401, "Request was seen before", "sign every request with a new nonce")
             if found == "done":
                 assert after is not None  # no record is the empty text
+                self._pace.take(signed.key)
                 state.nodes.remember(text, after)
                 return membership.reply_to(state, after)
             before = state.nodes.read(found)
         return None
+
+
+def _require_no_wait(wait: float) -> None:
+    """Raises `Problem` 429 for a heartbeat that comes too early."""
+    if wait > 0.0:
+        words = f"a heartbeat is due every {HEARTBEAT_SECONDS:.0f} s: wait {wait:.1f} s"
+        raise Problem(429, "Too many heartbeats", words, {"Retry-After": str(math.ceil(wait))})
 
 
 def _with_beat(record: NodeRecord, beat: Heartbeat, now_unix: float) -> NodeRecord:

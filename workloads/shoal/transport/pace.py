@@ -24,10 +24,20 @@ class Pace:
     def take(self, caller: str) -> float:
         """0.0 when the caller may ask now, else the seconds until it may; a refused request costs nothing."""
         now = self._clock()
-        left, at = self._callers.pop(caller, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
-        allowed = left >= 1.0
-        self._callers[caller] = (left - 1.0 if allowed else left, now)
+        left = self._left(caller, now)
+        self._callers.pop(caller, None)
+        self._callers[caller] = (left - 1.0 if left >= 1.0 else left, now)
         if len(self._callers) > MOST_CALLERS:
             self._callers.popitem(last=False)
-        return 0.0 if allowed else (1.0 - left) / self._rate
+        return self._wait(left)
+
+    def wait(self, caller: str) -> float:
+        """What `take` would say now; it costs nothing."""
+        return self._wait(self._left(caller, self._clock()))
+
+    def _left(self, caller: str, now: float) -> float:
+        left, at = self._callers.get(caller, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
+    def _wait(self, left: float) -> float:
+        return 0.0 if left >= 1.0 else (1.0 - left) / self._rate
