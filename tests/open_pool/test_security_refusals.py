@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from servers import Loopback, wait_until
 from shoal.contracts.http_signatures import sign_request
 from shoal.contracts.identity import PrivateKey, Roster
-from shoal.contracts.protocol import UploadRequest
+from shoal.contracts.protocol import LeaseRequest, UploadRequest
 from shoal.contracts.recipe import Recipe
 from shoal.protocol import heartbeats, service, uploads
 from shoal.transport import SignedClient, Unavailable
@@ -149,11 +149,15 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     assert client.ttl(counter) > 0
     assert member.grant(lease, b"data").fields["key"] == first.fields["key"]
     assert client.get(counter) == "1", "the same file again is not another one"
-    client.set(counter, str(uploads.FILES_AN_HOUR))
     later = member.lease(step.step)
+    client.set(counter, str(uploads.FILES_AN_HOUR))
     request = UploadRequest(node=member.id, lease=later.lease, size=4, sha256="0" * 64)
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/uploads", request.to_json())
     assert is_problem(answer, 429, "Too many files")
+    assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
+    wanted = LeaseRequest(node=member.id, step=step.step)
+    answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
+    assert is_problem(answer, 409, "Too many files"), "nothing is generated in vain"
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
     client.delete(counter)
 

@@ -172,3 +172,29 @@ def test_a_step_that_is_sealed_while_it_is_shown_breaks_nothing(
     shown = work.step_for(run.state, node)
     assert shown is not None
     assert (shown.step, shown.first_unsealed_step) == (0, 0)
+
+
+def test_no_lease_is_given_for_a_file_that_would_be_over_the_hours_number(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 3)
+    run.hand_in(node)
+    run.lease(node)
+    held = [run.lease(node), run.lease(node)]  # the third pushes the first out, of which no file comes
+    for lease in held:
+        assert run.confirm(lease, run.upload(lease)).status == "queued"
+    with pytest.raises(Problem, match="409 Too many files: a node hands in 3 files an hour at most: wait 3600 s"):
+        run.lease(node)
+    run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # without signal: the step needs more
+    run.clock.now += uploads.HOUR_SECONDS
+    run.lease(node)
+
+
+def test_leases_whose_files_are_to_come_count_towards_the_hours_number(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1)
+    lease = run.lease(node)
+    with pytest.raises(Problem, match="409 Too many files"):
+        run.lease(node)
+    assert run.confirm(lease, run.upload(lease)).status == "queued"

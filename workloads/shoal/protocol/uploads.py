@@ -78,20 +78,33 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
 
 def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
     """Count a file of this node in this hour; raises `Problem` 429. A repeated request for the same file is not counted again."""
-    hour = int(now_unix // HOUR_SECONDS)
-    key = f"{state.prefix}:files:{hour}:{node}"
+    key = _quota_key(state, node, now_unix)
     with state.redis.pipeline() as pipe:
         pipe.incr(key)
         pipe.expire(key, 2 * HOUR_SECONDS)
         count = int(pipe.execute()[0])
     if count > FILES_AN_HOUR:
-        wait = math.ceil((hour + 1) * HOUR_SECONDS - now_unix)
-        raise Problem(
-            429,
-            "Too many files",
-            f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s",
-            {"Retry-After": str(wait)},
-        )
+        raise _too_many(429, now_unix)
+
+
+def require_quota(state: RunState, node: str, open_leases: int, now_unix: float) -> None:
+    """Whether a further lease of this node, beside those whose files are to come, will be worth its work; raises `Problem` 409.
+
+    What is leased can be handed in then: the hour that follows has a count of its own.
+    """
+    taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)  # type: ignore[arg-type]
+    if taken + open_leases >= FILES_AN_HOUR:
+        raise _too_many(409, now_unix)  # not 429, which clients wait out: a worker does other things meanwhile
+
+
+def _quota_key(state: RunState, node: str, now_unix: float) -> str:
+    return f"{state.prefix}:files:{int(now_unix // HOUR_SECONDS)}:{node}"
+
+
+def _too_many(status: int, now_unix: float) -> Problem:
+    wait = math.ceil(HOUR_SECONDS - now_unix % HOUR_SECONDS)
+    words = f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s"
+    return Problem(status, "Too many files", words, {"Retry-After": str(wait)})
 
 
 def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:

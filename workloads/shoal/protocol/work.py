@@ -15,6 +15,7 @@ from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import DrawnBy, NodeRecord, SubmissionRecord
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, RunState
+from shoal.protocol.uploads import require_quota
 from shoal.protocol.verdicts import expire, over
 from shoal.transport.server import Problem
 
@@ -74,7 +75,9 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         _end_overdue(state)
         mine = [r for r in state.leases.all() if r.lease.node == request.node]
         record = state.nodes.require_member(request.node)
-        for old in given_up(mine, now):
+        pushed_out = given_up(mine, now)
+        kept = [r for r in mine if r not in pushed_out]
+        for old in pushed_out:
             state.leases.put(old.model_copy(update={"status": "abandoned"}))
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
         load = state.loads([request.step])[0]
@@ -92,6 +95,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
                 "Files could not be judged",
                 f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
             )
+        require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
         state.reveal(request.step)
         expires = now + lease_seconds(state.config.sampling.max_completion_tokens)
         # What was given up just now comes again with the next request: numbers go on by files alone.
