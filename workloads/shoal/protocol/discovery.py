@@ -37,9 +37,11 @@ from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_proble
 PORT = 8081
 MAX_BODY_BYTES = 64 << 10  # a registration has some hundred bytes
 MAX_NODES = 100_000
-"""Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis."""
+"""Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis, and a fifth of that for their order."""
 FORGET_SECONDS = 86_400.0
 """A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
+LATELY_SECONDS = 60.0
+"""When all places are taken, a registration that was not answered with an invite for so long makes room: the orchestrator looks every few seconds."""
 
 
 def invite_prefix(prefix: str) -> str:
@@ -54,16 +56,35 @@ class NodeBook:
         self._redis = client
         self._nodes = f"{prefix}:nodes"
         self._invites = invite_prefix(prefix)
+        self._unanswered = f"{prefix}:unanswered"  # by time; registrations that no invite was left for
 
     async def register(self, known: KnownNode) -> None:
-        """Note a registration, newer than any before; an invite that still waits was not wanted and is dropped."""
+        """Note a registration, newer than any before; an invite that still waits was not wanted and is dropped.
+
+        Raises `Problem` 503 when all places are taken by nodes that were invited, or registered just now.
+        """
         node = known.registration.node
         if not await self._redis.hexists(self._nodes, node) and await self._redis.hlen(self._nodes) >= MAX_NODES:
+            await self._make_room(known.seen_unix)
+        await self._redis.delete(self._invites + node)
+        await self._redis.zadd(self._unanswered, {node: known.seen_unix})
+        await self._redis.hset(self._nodes, node, known.to_json())
+
+    async def _make_room(self, now_unix: float) -> None:
+        """Forget the oldest registration without an invite: keys are free, so whoever floods the book pays with rows of his own.
+
+        An honest node among them hears 404 when it asks for its invite, and registers again.
+        """
+        oldest = await self._redis.zrange(self._unanswered, 0, 0, withscores=True)
+        if not oldest or oldest[0][1] > now_unix - LATELY_SECONDS:
             raise Problem(
                 503, "Too many nodes", f"{MAX_NODES} nodes are registered; try again later", {"Retry-After": "60"}
             )
-        await self._redis.delete(self._invites + node)
-        await self._redis.hset(self._nodes, node, known.to_json())
+        await self._forget(oldest[0][0])
+
+    async def _forget(self, *nodes: str) -> None:
+        await self._redis.hdel(self._nodes, *nodes)
+        await self._redis.zrem(self._unanswered, *nodes)
 
     async def require(self, node: str) -> None:
         if not await self._redis.hexists(self._nodes, node):
@@ -74,11 +95,12 @@ class NodeBook:
         nodes = [KnownNode.from_json(data) for data in await self._redis.hvals(self._nodes)]
         old = [known.registration.node for known in nodes if known.seen_unix < now_unix - FORGET_SECONDS]
         if old:
-            await self._redis.hdel(self._nodes, *old)
+            await self._forget(*old)
         return KnownNodes(nodes=[known for known in nodes if known.registration.node not in set(old)])
 
     async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
         await self._redis.set(self._invites + node, invite.to_json(), ex=seconds)
+        await self._redis.zrem(self._unanswered, node)
 
 
 class ConfigFile:

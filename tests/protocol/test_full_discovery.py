@@ -1,0 +1,83 @@
+"""Discovery with all its places taken: a flood of keys costs the flooder's registrations, and newcomers still come in."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from servers import Redis
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.protocol import Hardware, Invite, KnownNode, Registration
+from shoal.protocol import discovery
+from shoal.protocol.discovery import LATELY_SECONDS, NodeBook
+from shoal.protocol.redis_access import connect_async
+from shoal.transport.server import Problem
+
+MACHINE = Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1)
+
+
+def row(name: str, seen_unix: float) -> KnownNode:
+    registration = Registration(node=name * 64, run="tiny", pool="pool", software_version="test", hardware=MACHINE)
+    return KnownNode(registration=registration, address="192.0.2.7", seen_unix=seen_unix)
+
+
+def with_book(url: str, work: Callable[[NodeBook], Awaitable[None]]) -> str:
+    """Names of the nodes that are left after `work`, in a book of three places."""
+
+    async def inside() -> str:
+        client = connect_async(url)
+        try:
+            book = NodeBook(client, f"test:{uuid.uuid4().hex}")
+            await work(book)
+            return "".join(sorted(known.registration.node[0] for known in (await book.all(0.0)).nodes))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(inside())
+
+
+@pytest.fixture(autouse=True)
+def three_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "MAX_NODES", 3)
+
+
+def test_a_newcomer_takes_the_place_of_the_oldest_that_was_never_invited(redis_server: Redis) -> None:
+    invite = Invite(
+        run="tiny", pool="pool", node="a" * 64, orchestrator_url="http://o", nonce="0" * 32, expires_unix=1 << 40
+    )
+
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("abc"):
+            await book.register(row(name, float(at)))
+        await book.leave_invite("a" * 64, sign(invite, PrivateKey.generate()), 60)
+        await book.register(row("b", 5.0))  # heard of again
+        await book.register(row("d", 5.0 + LATELY_SECONDS))
+        with pytest.raises(Problem, match="404"):
+            await book.require("c" * 64)
+        await book.register(row("e", 6.0 + LATELY_SECONDS))
+
+    assert with_book(redis_server.url, work) == "ade"
+
+
+def test_whoever_was_heard_of_just_now_keeps_his_place(redis_server: Redis) -> None:
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("abc"):
+            await book.register(row(name, float(at)))
+        with pytest.raises(Problem, match="503 Too many nodes: 3 nodes are registered"):
+            await book.register(row("d", LATELY_SECONDS - 1.0))
+        await book.register(row("a", LATELY_SECONDS - 1.0))  # no newcomer
+
+    assert with_book(redis_server.url, work) == "abc"
+
+
+def test_what_was_forgotten_with_time_is_no_place_to_be_made_free(redis_server: Redis) -> None:
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("abc"):
+            await book.register(row(name, float(at)))
+        await book.all(discovery.FORGET_SECONDS + 1.0)  # a is forgotten
+        for name in "de":
+            await book.register(row(name, discovery.FORGET_SECONDS + 2.0))
+
+    assert with_book(redis_server.url, work) == "cde"
