@@ -75,12 +75,12 @@ class NodeBook:
 
         An honest node among them hears 404 when it asks for its invite, and registers again.
         """
-        oldest = await self._redis.zrange(self._unanswered, 0, 0, withscores=True)
-        if not oldest or oldest[0][1] > now_unix - LATELY_SECONDS:
+        oldest = await self._redis.zrangebyscore(self._unanswered, "-inf", now_unix - LATELY_SECONDS, start=0, num=1)
+        if not oldest:
             raise Problem(
                 503, "Too many nodes", f"{MAX_NODES} nodes are registered; try again later", {"Retry-After": "60"}
             )
-        await self._forget(oldest[0][0])
+        await self._forget(str(oldest[0]))
 
     async def _forget(self, *nodes: str) -> None:
         await self._redis.hdel(self._nodes, *nodes)
