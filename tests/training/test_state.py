@@ -232,7 +232,9 @@ def test_the_state_of_another_run_is_refused(states: States, store: Store, tmp_p
 @pytest.mark.parametrize("other", [{"intermediate_size": 96}, {"lora": True}, {"num_hidden_layers": 1}])
 def test_the_state_of_another_model_is_refused_and_not_passed_over(states: States, other: dict[str, Any]) -> None:
     Trained().save(states, 1)
-    with pytest.raises(WrongState, match=r"is of another model than models/base/, trainer.lora and recipe.algorithm say"):
+    with pytest.raises(
+        WrongState, match=r"is of another model than models/base/, trainer.lora and recipe.algorithm say"
+    ):
         states.restore_newest(Trained(**other).copy, LIVENESS)
     assert states.sealed() == [1]
 
