@@ -230,7 +230,7 @@ async def _train(stack: Stack) -> None:
     """Announce a version for every sealed step."""
     progress = await asyncio.to_thread(stack.progress)
     newest = -1 if progress.latest_version is None else progress.latest_version
-    if newest < (progress.open_step or 0):
+    if progress.open_step is None or newest < progress.open_step:
         await asyncio.to_thread(stack.announce, newest + 1)
     else:
         await asyncio.sleep(0.5)

@@ -51,6 +51,7 @@ AROUND: dict[str, Object] = {
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},
     "SftDataset": {"mode": "SFT"},
+    "PrimeSettings": {"recipe": {"algorithm": "prime"}},
 }
 """What other rules want of the rest of the spec when the example is in its place."""
 
