@@ -14,6 +14,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.http_signatures import sign_request
 from shoal.contracts.identity import PrivateKey
 
+TRIES = 3
 TIMEOUT_SECONDS = 40.0  # longer than a long poll
 
 
@@ -54,14 +55,14 @@ class Wire:
         host = urlsplit(self.base_url).netloc
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n{headers}\r\n"
         started = time.perf_counter()
-        kept = self._streams is not None
-        try:
-            answer = await self._exchange(head.encode() + content)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self.close()
-            if not kept:
-                raise
-            answer = await self._exchange(head.encode() + content)
+        for left in reversed(range(TRIES)):  # as a real client's
+            try:
+                answer = await self._exchange(head.encode() + content)
+                break
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.close()
+                if not left:
+                    raise
         answer.seconds = time.perf_counter() - started
         return answer
 
