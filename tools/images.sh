@@ -121,7 +121,7 @@ build() {  # $1: role
     [[ $builder == buildah ]] && command=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
     "$builder" "${command[@]}" -q --network=host "${secrets[@]}" "${given[@]}" \
         --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$name" "$context" >"$scratch/log" 2>&1 ||
-        { cat "$scratch/log" >&2; fail "$name was not built"; }
+        { cat "$scratch/log" >&2; fail "$name was not built$([[ -n $base ]] || echo "; where no registry has the base of its Dockerfile, make one first: make base-image")"; }
 }
 
 plain=${PLAIN:-}

@@ -20,6 +20,8 @@ from shoal.transport import SignedClient
 ROUND_SECONDS = 0.5
 """Short against every time that it looks after (heartbeats 10 s, leases a minute); one round costs a few reads of Redis."""
 PAUSE_AFTER_FAILURE_SECONDS = 2.0  # a peer that is away is not back within half a second, and the log stays readable
+NODE_ROUNDS = 4
+"""Nodes are looked at every two seconds: their times are ten seconds and more, and each look reads all their records."""
 CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every append catches up anyway
 SWEEP_ROUNDS = 600  # five minutes: listing a folder costs little, but not nothing
 STAGED_SECONDS = 7200.0
@@ -66,13 +68,14 @@ class Background:
         while not self._stop.is_set():
             self._attempt("rebuild", self._rebuild_if_needed)
             if not self._rebuild.is_set():
-                self._attempt("reap nodes", lambda: membership.reap(self._state))
                 self._attempt("end leases", lambda: work.end_overdue_leases(self._state))
                 self._attempt("settle late files", lambda: settle_late(self._state))
-                self._attempt("keep groups", lambda: group_keeping.keep_groups(self._state))
                 self._attempt("seal steps", self._seal)
                 self._attempt("write checkpoints", self._write_checkpoints)
-                self._attempt("report", lambda: report(self._state))
+                if rounds % NODE_ROUNDS == 0:
+                    self._attempt("reap nodes", lambda: membership.reap(self._state))
+                    self._attempt("keep groups", lambda: group_keeping.keep_groups(self._state))
+                    self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
                     self._attempt("report nodes", lambda: report_details(self._state))

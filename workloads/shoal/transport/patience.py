@@ -20,12 +20,15 @@ IDLE_SECONDS = 30.0  # between two pieces of an upload
 MOST_CONNECTIONS = 16_384
 """Open files asked for, as far as the machine allows: every node keeps a connection."""
 
+WHOLE_BODY = "shoal.whole_body"
+"""Key of a request's scope: its body came with its head, so that reading it waits for nobody."""
+
 TOO_SLOW = (408, b"Request Timeout")
 TOO_LONG = (431, b"Request Header Fields Too Large")
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with a bounded head."""
+    """uvicorn's HTTP/1.1 protocol with a bounded head. A request that comes in one packet, as nearly all do, starts no timer."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -41,13 +44,15 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
-            if self._head_timer is None:
-                self._head_begins()
             self._head_bytes += len(data)
         super().data_received(data)
         # What came with the end of the head is body, and was taken off in `on_headers_complete`.
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+        if not self._in_head or not self._head_bytes:
+            return
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(*TOO_LONG)
+        elif self._head_timer is None:
+            self._head_begins()
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -56,6 +61,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self.scope[WHOLE_BODY] = True  # type: ignore[typeddict-unknown-key]
         self._in_head = True  # the next one's; its time begins with its first byte, before it keep-alive's runs
 
     def _head_begins(self) -> None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, verify_request
 from shoal.contracts.run import bind_address
-from shoal.transport.patience import BODY_SECONDS, PatientProtocol, allow_connections
+from shoal.transport.patience import BODY_SECONDS, WHOLE_BODY, PatientProtocol, allow_connections
 
 MAX_BODY_BYTES = 1 << 20
 """Greatest JSON body in bytes; only verdicts of very large files come near it (their service raises it)."""
@@ -92,11 +92,14 @@ class BodyLimit:
         if scope["type"] != "http" or scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_bytes:
+        length = dict(scope["headers"]).get(b"content-length")
+        if length is not None and (not length.isdigit() or int(length) > self._max_bytes):
             await problem_response(413, "Body is too large", f"send at most {self._max_bytes} bytes")(
                 scope, receive, send
             )
+            return
+        if length is not None and scope.get(WHOLE_BODY):  # nothing to wait for, and nothing beyond the length
+            await self._app(scope, receive, send)
             return
         read, waited, whole = 0, 0.0, False
         clock = asyncio.get_running_loop().time
