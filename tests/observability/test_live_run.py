@@ -159,7 +159,7 @@ def test_every_panel_has_data_of_the_run_or_is_named_as_empty(watched: Watched) 
 
 
 def test_no_alert_fires_that_says_that_something_is_down(watched: Watched) -> None:
-    wait_until("every target to answer", lambda: watched.ask("up") and not watched.ask("up == 0"), 120.0)
+    wait_until("every target to answer", lambda: bool(watched.ask("up")) and not watched.ask("up == 0"), 120.0)
     for alert in (
         "ShoalOrchestratorGone",
         "ShoalPartDown",
@@ -186,7 +186,7 @@ def test_a_part_that_stops_answering_is_alerted_and_the_alert_clears(
     wait_until(f"{alert} to be quiet before", lambda: not watched.firing(alert), 120.0)
     os.kill(pid, signal.SIGSTOP)
     try:
-        found = wait_until(f"{alert} to fire", lambda: watched.firing(alert), FIRE_SECONDS)
+        found = wait_until(f"{alert} to fire", lambda: watched.firing(alert) or None, FIRE_SECONDS)
         assert {each["run"] for each in found} == {"watched"}
         assert all(each.get("pod", pod) == pod for each in found)
         assert [each for each in others if watched.firing(each)] == []

@@ -1,6 +1,9 @@
 """What a scrape gets: OpenMetrics with exemplars for who accepts it, Prometheus text for others, and the room on a pod's volumes."""
 
 import os
+import socket
+import struct
+import threading
 from pathlib import Path
 
 import httpx
@@ -61,6 +64,40 @@ def test_a_health_server_listens_to_what_the_scraper_accepts(
     assert plain.headers["Content-Type"].startswith("text/plain")
     assert open_.headers["Content-Type"].startswith("application/openmetrics-text")
     assert open_.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(("fault", "told"), [(None, False), (BrokenPipeError("gone"), False), (OSError("disk"), True)])
+def test_a_client_that_leaves_before_its_answer_is_no_error(
+    loopback: Loopback,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fault: OSError | None,
+    told: bool,
+) -> None:
+    address, answered = loopback.address(), threading.Event()
+    monkeypatch.setenv("SHOAL_BIND", address)
+
+    def large(_: object) -> tuple[int, dict[str, str], bytes]:
+        answered.set()
+        if fault is not None:
+            raise fault
+        return 200, {}, bytes(64 << 20)  # more than the kernel keeps for a client that does not read
+
+    server = serve_health(9105, Liveness(60), lambda: None, {"/large": large})
+    server.daemon_threads = False  # so that closing it waits for its answers
+    try:
+        with socket.create_connection((address, 9105), timeout=10) as client:
+            # Closed with unread bytes at once: the server finds the connection reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /large HTTP/1.0\r\n\r\n")
+            assert answered.wait(10)
+        with httpx.Client(trust_env=False, base_url=f"http://{address}:9105") as client:
+            assert client.get("/healthz").status_code == 200
+    finally:
+        server.shutdown()
+        server.server_close()
+    said = capfd.readouterr().err
+    assert ("Traceback" in said and "disk" in said) if told else said == ""
 
 
 def test_volumes_that_a_pod_has_are_measured_and_others_are_not(tmp_path: Path) -> None:

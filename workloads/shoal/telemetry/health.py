@@ -4,6 +4,7 @@
 longer than its limit turns 503, upon which the supervisor restarts it.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -50,6 +51,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = (
         128  # nginx asks about tokens here, in bursts; the default of 5 makes connections wait a second
     )
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that left before its answer is no error of ours; anything else is told with its traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def serve_health(
