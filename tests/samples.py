@@ -12,7 +12,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
-from shoal.contracts.islands import IslandContribution, IslandNotice
+from shoal.contracts.islands import CertificateLink, IslandAgreement, IslandContribution, IslandNotice
 from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
@@ -101,6 +101,7 @@ RUN = "arithmetic"
 LEASE = "ab" * 16
 DIGEST = "0123456789abcdef" * 4
 NOW = 1_795_000_000
+AGREEMENT = IslandAgreement(run="demo", meeting="3-1795000000-12", round=4, digest=DIGEST, members=["island-0"])
 
 
 def key(number: int) -> PrivateKey:
@@ -217,7 +218,12 @@ DOCUMENTS: list[Contract] = [
     ChallengeRequest(node=NODE), ChallengeResult(seconds=3.5, gflops=40.0),
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
-    IslandNotice(run=RUN, island="island-0", round=4, digest=DIGEST, live=True, layout=DIGEST, store="10.0.0.1:4000"),
+    AGREEMENT,
+    CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128}),
+    IslandNotice(
+        run=RUN, island="island-0", round=4, digest=DIGEST, live=True, layout=DIGEST, store="10.0.0.1:4000",
+        certificate=[CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128})], refuses=["island-1"],
+    ),
     IslandContribution(
         run=RUN, island="island-0", meeting="3-1795000000-12", round=4, rank=0, contributes=True, sha256=DIGEST,
         inner_seconds=61.5, position=500,

@@ -23,14 +23,14 @@ from torchft.process_group import ProcessGroupGloo
 from benchmarks.diloco.task import Learner
 from shoal.contracts.identity import PrivateKey
 from shoal.islands.encoding import ExchangeType
-from shoal.islands.island import Island, IslandSettings, Place
+from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
+from shoal.islands.setting import IslandSettings, Place
 from shoal.islands.store import MeetingStore
 
 CLONE_NEWNET = 0x40000000
 PATIENCE_SECONDS = 1500.0
 KEYS = {f"island-{index}": PrivateKey.from_seed(bytes([index + 1] * 32)) for index in range(8)}
-KNOWN = {name: key.public for name, key in KEYS.items()}
 ALONE: Any = SimpleNamespace(
     rank=0, world=1, leader=True, group=None, broadcast=lambda value, what: value, all=lambda flag, what: flag
 )
@@ -89,7 +89,7 @@ def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: st
     learner = Learner.start(setting.base, setting.seed, setting.updates)
     settings = IslandSettings(setting.inner_steps, setting.exchange, wait_seconds=60.0, join_seconds=300.0)
     island = Island(
-        Place("bench", name, KEYS[name], KNOWN, lighthouse, host.address), settings, ALONE, learner.parameters
+        Place("bench", name, KEYS[name], _known(count), lighthouse, host.address), settings, ALONE, learner.parameters
     )
     while (met := island.join()) is None or len(met.islands) < count:
         pass
@@ -115,6 +115,10 @@ def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: st
         "held_out": learner.held_out(), "tokens": learner.tokens, "rounds": rounds, "seconds": elapsed,
         "computing": computing, "link_bytes": sent, "values": sum(p.numel() for p in learner.parameters.values()),
     }  # fmt: skip
+
+
+def _known(count: int) -> dict[str, str]:
+    return {name: key.public for name, key in list(KEYS.items())[:count]}
 
 
 def run_data_parallel(setting: Setting, count: int) -> dict[str, Any]:

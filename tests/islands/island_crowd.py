@@ -9,18 +9,26 @@ from typing import Any
 import torch
 
 from shoal.contracts.identity import PrivateKey
-from shoal.islands.island import Exchanged, Island, IslandSettings, Place
+from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
+from shoal.islands.setting import Exchanged, IslandSettings, Place
 
 RUN = "archipelago"
 HOST = "127.0.0.1"
 KEYS = {f"island-{index}": PrivateKey.from_seed(bytes([index + 1] * 32)) for index in range(6)}
 KNOWN = {name: key.public for name, key in KEYS.items()}
+
+
+def known(count: int) -> dict[str, str]:
+    """The public keys of the first so many islands."""
+    return {name: KNOWN[name] for name in sorted(KNOWN)[:count]}
+
+
 ALONE: Any = SimpleNamespace(
     rank=0, world=1, leader=True, group=None, broadcast=lambda value, what: value, all=lambda flag, what: flag
 )
 SETTINGS = IslandSettings(
-    inner_steps=1, wait_seconds=30.0, join_seconds=60.0, connect_seconds=30.0, transfer_seconds=30.0
+    inner_steps=1, wait_seconds=30.0, join_seconds=60.0, connect_seconds=30.0, copy_seconds=30.0, transfer_seconds=30.0
 )
 
 
@@ -28,19 +36,24 @@ class Crowd:
     """A lighthouse, and islands with a parameter vector each. On a busy machine nobody is taken for dead or late within these seconds."""
 
     def __init__(self, wait_seconds: float = 60.0, silence_seconds: float = 60.0) -> None:
+        self.known = KNOWN
         self.lighthouse = serve(HOST, 0, wait_seconds, silence_seconds)
         self.port = int(self.lighthouse.address().rsplit(":", 1)[1])
         self.islands: dict[str, Island] = {}
         self.parameters: dict[str, torch.Tensor] = {}
 
     def island(
-        self, index: int, values: torch.Tensor, settings: IslandSettings = SETTINGS, key: PrivateKey | None = None
+        self,
+        index: int,
+        values: torch.Tensor,
+        settings: IslandSettings = SETTINGS,
+        beat: Callable[[], None] = lambda: None,
     ) -> Island:
         """Add an island whose parameters begin as `values`."""
         name = f"island-{index}"
-        place = Place(RUN, name, KEYS[name], KNOWN, f"http://{HOST}:{self.port}", HOST)
+        place = Place(RUN, name, KEYS[name], self.known, f"http://{HOST}:{self.port}", HOST)
         self.parameters[name] = values.clone()
-        self.islands[name] = Island(place, settings, ALONE, {"weight": self.parameters[name]})
+        self.islands[name] = Island(place, settings, ALONE, {"weight": self.parameters[name]}, beat)
         return self.islands[name]
 
     def all(self, act: Callable[[Island], Any], islands: Sequence[Island] | None = None) -> list[Any]:

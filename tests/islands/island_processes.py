@@ -19,12 +19,13 @@ import torch
 
 sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "training")]
 
-from island_crowd import ALONE, HOST, KEYS, KNOWN, RUN
+from island_crowd import ALONE, HOST, KEYS, RUN, known
 from sft_rows import sample, sft_rows, sft_settings
 from tiny_run import write_base
 
-from shoal.islands.island import Exchanged, Island, IslandSettings, Place
+from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
+from shoal.islands.setting import Exchanged, IslandSettings, Place
 from shoal.training.model import load_policy
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import start_ranks
@@ -40,11 +41,12 @@ SETTINGS = IslandSettings(
     wait_seconds=WAIT_SECONDS,
     join_seconds=PATIENCE_SECONDS,
     connect_seconds=10.0,
+    copy_seconds=10.0,
     transfer_seconds=10.0,
 )
 
 
-def train(name: str, folder: Path, port: int, rank: int = 0, world: int = 1, ranks_port: int = 0) -> None:
+def train(name: str, folder: Path, port: int, count: int, rank: int = 0, world: int = 1, ranks_port: int = 0) -> None:
     """Train until killed: supervised fine-tuning on this island's own rows, sharded where it has several ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -57,7 +59,7 @@ def train(name: str, folder: Path, port: int, rank: int = 0, world: int = 1, ran
     policy = load_policy(folder / "base", None, ranks if world > 1 else None)
     parameters = {key: value for key, value in policy.named_parameters() if value.requires_grad}
     optimizer = Optimizer(policy.parameters(), sft_settings(learning_rate=1e-3))
-    place = Place(RUN, name, KEYS[name], KNOWN, f"http://{HOST}:{port}", HOST)
+    place = Place(RUN, name, KEYS[name], known(count), f"http://{HOST}:{port}", HOST)
     island = Island(place, SETTINGS, ranks, parameters)
     rows = [sample(row) for row in sft_rows(40, seed=number)]
     chance = np.random.default_rng([number, time.time_ns() if world == 1 else 0])
@@ -92,6 +94,7 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.count = 2
         self.pids: dict[str, int] = {}
         write_base(folder / "base")
         self.port = 0
@@ -115,14 +118,16 @@ class Fleet:
 
     def start(self, *names: str) -> None:
         for name in names:
-            self._fork(name, lambda name=name: train(name, self.folder, self.port))  # type: ignore[misc]
+            self._fork(name, lambda name=name: train(name, self.folder, self.port, self.count))  # type: ignore[misc]
 
     def start_sharded(self, name: str, world: int) -> None:
         """An island of several ranks; each writes a file of its own."""
         with socket.create_server((HOST, 0)) as free:
             port = free.getsockname()[1]
         for rank in range(world):
-            self._fork(f"{name}.{rank}", lambda rank=rank: train(name, self.folder, self.port, rank, world, port))  # type: ignore[misc]
+            self._fork(
+                f"{name}.{rank}", lambda rank=rank: train(name, self.folder, self.port, self.count, rank, world, port)
+            )  # type: ignore[misc]
 
     def kill(self, name: str) -> None:
         os.kill(self.pids[name], signal.SIGKILL)
@@ -183,6 +188,7 @@ class Fleet:
 
 def deaths(fleet: Fleet, count: int) -> dict[str, Any]:
     """Every island in turn is killed, the others go on, and it comes back."""
+    fleet.count = count
     names = [f"island-{index}" for index in range(count)]
     fleet.start(*names)
     fleet.rounds_of(*names)
@@ -197,6 +203,7 @@ def deaths(fleet: Fleet, count: int) -> dict[str, Any]:
 
 def slow(fleet: Fleet, count: int) -> dict[str, Any]:
     """One island stands still for a while; the lighthouse dies and comes back."""
+    fleet.count = count
     names = [f"island-{index}" for index in range(count)]
     fleet.start(*names)
     fleet.rounds_of(*names)

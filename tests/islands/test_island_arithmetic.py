@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from island_crowd import KEYS, KNOWN, RUN
 
 from shoal.contracts.canonical import sign
-from shoal.contracts.islands import IslandContribution, IslandNotice
+from shoal.contracts.islands import IslandContribution
 from shoal.islands.contributions import (
     HEADER_BYTES,
     Claim,
@@ -23,7 +23,6 @@ from shoal.islands.contributions import (
     unpadded,
 )
 from shoal.islands.encoding import BLOCK, EXCHANGE_TYPES, BadPayload, ExchangeType, decode, encode, encoded_size
-from shoal.islands.head import head_of
 from shoal.islands.outer import OuterSettings, outer_step, weighted_sum
 from shoal.islands.robust import LONGEST, coarse, judge
 from shoal.islands.shared import Meta, Parameters, SharedState
@@ -337,45 +336,3 @@ def test_parameters_come_back_from_their_vector_in_their_own_types() -> None:
     assert named["b"].tolist() == [[1, 2, 3], [4, 5, 6]]
     with pytest.raises(ValueError, match="no parameters to exchange"):
         Parameters({})
-
-
-# ---- the head
-
-
-def notice(island: str, number: int, state: str, live: bool = True) -> IslandNotice:
-    return IslandNotice(
-        run=RUN, island=island, round=number, digest=state * 64, live=live, layout="0" * 64, store="127.0.0.1:1"
-    )
-
-
-def test_the_state_that_most_have_is_the_head_and_the_rest_copy_it() -> None:
-    head = head_of([notice("c", 4, "a"), notice("a", 4, "a"), notice("b", 9, "b")])
-    assert (head.round, head.holders, head.joiners) == (4, ["a", "c"], ["b"])
-
-
-def test_restarted_islands_do_not_outvote_a_survivor() -> None:
-    started = [notice(name, 0, "0", live=False) for name in "abc"]
-    head = head_of([*started, notice("d", 7, "d")])
-    assert (head.round, head.holders) == (7, ["d"])
-    assert [head.source_of(name) for name in "abc"] == ["d"] * 3
-
-
-def test_where_all_are_restarted_the_newest_state_is_the_head() -> None:
-    head = head_of([notice("a", 3, "3", live=False), notice("b", 4, "4", live=False)])
-    assert (head.round, head.holders) == (4, ["b"])
-
-
-def test_without_a_majority_the_highest_round_is_the_head_and_all_see_the_same() -> None:
-    notices = [notice("a", 4, "b"), notice("b", 4, "a"), notice("c", 3, "c")]
-    assert head_of(notices) == head_of(notices[::-1])
-    assert head_of(notices).holders == ["b"]
-
-
-def test_holders_take_turns_as_sources() -> None:
-    head = head_of([notice("a", 4, "a"), notice("b", 4, "a"), *(notice(name, 0, "0", live=False) for name in "cde")])
-    assert [head.source_of(name) for name in "cde"] == ["a", "b", "a"]
-
-
-def test_a_meeting_of_nobody_has_no_head() -> None:
-    with pytest.raises(ValueError, match="always sees its own notice"):
-        head_of([])

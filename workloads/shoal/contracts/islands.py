@@ -1,14 +1,15 @@
-"""What DiLoCo islands tell each other: which state they have, and what they contribute to a round. Both are signed by the island's key.
+"""What DiLoCo islands tell each other: which state they have and who vouches for it, what they contribute to a round, and what came of it. All of it
+is signed by the island's key.
 
 Written and read by `shoal.islands`. A notice goes through the lighthouse, which nobody needs to trust with more than who meets whom; a contribution
-goes before the bytes that it names, straight from island to island.
+goes before the bytes that it names, and an agreement after them, straight from island to island.
 """
 
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.base import Contract, RunName, Sha256Hex, SignatureHex
 
 IslandName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """An RFC 1123 label: islands are sorted by it, and means are made in that order."""
@@ -19,8 +20,35 @@ MeetingName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}-[0-9]{1,20
 StoreAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}$")]
 
 
+MAX_ISLANDS = 16
+"""Vectors go from everyone to everyone, so this is for few (docs/diloco.md)."""
+MAX_LINKS = 8
+"""Of a certificate. It has one for each halving of the islands since most of them were there, and 16 can be halved four times."""
+
+
+class IslandAgreement(Contract):
+    """What came of a round, in the words of one who stood in it: a vote, and with those of the others a certificate."""
+
+    run: RunName
+    meeting: MeetingName
+    round: int = Field(ge=0, description="rounds that made the state; that of before where nobody contributed")
+    digest: Sha256Hex = Field(description="of the state after the round, over all ranks")
+    members: list[IslandName] = Field(min_length=1, max_length=MAX_ISLANDS, description="who met, ascending")
+
+
+class CertificateLink(Contract):
+    """An agreement with the signatures of those who voted for it, by island."""
+
+    agreement: IslandAgreement
+    signatures: dict[IslandName, SignatureHex] = Field(min_length=1, max_length=MAX_ISLANDS)
+
+
 class IslandNotice(Contract):
-    """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not."""
+    """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not.
+
+    `certificate` ends with the agreement that made the state, and begins with one of at least half of all islands; none at round 0, whose state
+    is the base model, which all have. `refuses` are those whom it would rather not meet: they have just failed to copy the state in time.
+    """
 
     run: RunName
     island: IslandName
@@ -29,6 +57,8 @@ class IslandNotice(Contract):
     live: bool
     layout: Sha256Hex = Field(description="of ranks, names and shapes: islands of another layout cannot exchange")
     store: StoreAddress = Field(description="where the ranks of a meeting find each other, should this island be first")
+    certificate: list[CertificateLink] = Field(default_factory=list, max_length=MAX_LINKS)
+    refuses: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS)
 
 
 class IslandContribution(Contract):

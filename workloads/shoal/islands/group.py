@@ -17,8 +17,6 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from torchft.process_group import ProcessGroupGloo
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 5.0
-"""After the deadline of an operation, for gloo to say so by itself."""
 LONGEST_MESSAGE = 1 << 26
 """Bytes sent in one piece: between two of them a stop is heard, and no length comes near gloo's limits."""
 
@@ -49,60 +47,82 @@ class Group:
         """Nobody else came."""
         self._index, self._count = 0, 1
 
-    def gather(self, mine: UInt8[Tensor, " bytes"], what: str) -> list[UInt8[Tensor, " bytes"]]:
-        """Everybody's bytes, all of one length, in the order of the islands."""
+    def gather(
+        self, mine: UInt8[Tensor, " bytes"], what: str, seconds: float | None = None
+    ) -> list[UInt8[Tensor, " bytes"]]:
+        """Everybody's bytes, all of one length, in the order of the islands; all of them within `seconds`, or the transfer's."""
         if self._count == 1:
             return [mine]
         found = [torch.empty_like(mine) for _ in range(self._count)]
-        options = AllgatherOptions()
-        options.timeout = timedelta(seconds=self._transfer_seconds)
+        limit = _Limit(what, self._transfer_seconds if seconds is None else seconds)
         pieces = zip(mine.split(LONGEST_MESSAGE), *(one.split(LONGEST_MESSAGE) for one in found), strict=True)
         for piece, *others in pieces:
-            self._finish(lambda piece=piece, others=others: self._group.allgather([others], [piece], options), what)  # type: ignore[misc]
+
+            def gather(piece: Tensor = piece, others: list[Tensor] = others) -> Work:
+                options = AllgatherOptions()
+                options.timeout = timedelta(seconds=max(limit.left, 0.1))
+                return self._group.allgather([others], [piece], options)
+
+            self._finish(gather, limit)
         self.sent_bytes += len(mine) * (self._count - 1)  # a ring: everything but the last part passes through everyone
         return found
 
-    def send(self, tensors: Sequence[Tensor], to: int, what: str) -> None:
-        """Send vectors, one after the other."""
+    def send(self, tensors: Sequence[Tensor], to: int, what: str, seconds: float | None = None) -> None:
+        """Send vectors, one after the other; all of them within `seconds`, or the transfer's."""
+        limit = _Limit(what, self._transfer_seconds if seconds is None else seconds)
         for tensor in tensors:
             for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
-                self._finish(lambda piece=piece: self._group.send([piece], to, 0), what)  # type: ignore[misc]
+                self._finish(lambda piece=piece: self._group.send([piece], to, 0), limit)  # type: ignore[misc]
             self.sent_bytes += tensor.numel() * tensor.element_size()
 
-    def receive(self, tensors: Sequence[Tensor], sender: int, what: str) -> None:
-        """Fill vectors, in the order in which they are sent."""
+    def receive(self, tensors: Sequence[Tensor], sender: int, what: str, seconds: float | None = None) -> None:
+        """Fill vectors, in the order in which they are sent; all of them within `seconds`, or the transfer's."""
+        limit = _Limit(what, self._transfer_seconds if seconds is None else seconds)
         for tensor in tensors:
             for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
-                self._finish(lambda piece=piece: self._group.recv([piece], sender, 0), what)  # type: ignore[misc]
+                self._finish(lambda piece=piece: self._group.recv([piece], sender, 0), limit)  # type: ignore[misc]
 
     def leave(self) -> None:
         """Drop the connections: whoever still waits for this island learns it at once."""
         self._group.abort(errored=False)
 
-    def _finish(self, start: Callable[[], Work], what: str) -> None:
+    def _finish(self, start: Callable[[], Work], limit: "_Limit") -> None:
         """Run one operation. It waits in a thread of its own, in native code, so that this one hears signals and keeps its deadline."""
         done, errors = threading.Event(), list[Exception]()
 
         def wait() -> None:
             try:
-                start().wait(timedelta(seconds=self._transfer_seconds))
+                start().wait(timedelta(seconds=max(limit.left, 0.1)))
             except Exception as error:  # judged below
                 errors.append(error)
             finally:
                 done.set()
 
-        threading.Thread(target=wait, name="island-transfer", daemon=True).start()
-        deadline = time.monotonic() + self._transfer_seconds + GRACE_SECONDS
+        if limit.left > 0:
+            threading.Thread(target=wait, name="island-transfer", daemon=True).start()
         while not done.wait(POLL_SECONDS):
             self._beat()
-            if time.monotonic() > deadline:
+            if limit.left < 0:
                 self.leave()
-                raise Unreachable(f"{what}: no answer within {self._transfer_seconds:.0f} s")
+                raise Unreachable(f"{limit.what}: not done within {limit.seconds:.0f} s")
         if errors:
             self.leave()
             if not isinstance(errors[0], RuntimeError | TimeoutError | OSError):
                 raise errors[0]
-            raise Unreachable(f"{what}: {_first_line(errors[0])}") from errors[0]
+            raise Unreachable(f"{limit.what}: {_first_line(errors[0])}") from errors[0]
+
+
+class _Limit:
+    """When all pieces of one transfer must be through."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.what, self.seconds = what, seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
 
 
 def _first_line(error: Exception) -> str:

@@ -1,44 +1,86 @@
 """Which of the states that islands announce is the shared one. Those that have another copy it before they take part.
 
-In: notices of the islands that met. Out: the head, the same for all who saw the same notices. Pure; called by `island`.
+In: notices of the islands that met. Out: the head, the same for all who saw the same notices. A state that nobody vouches for is never the head
+(`certificate`), whatever its island says. Pure; called by `island`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from shoal.contracts.islands import IslandNotice
+from shoal.contracts.islands import CertificateLink, IslandNotice
+from shoal.islands.certificate import BadCertificate, check
+
+WITNESSES = 2
+"""Signatures that one island alone cannot have."""
+
+
+class NoHead(ValueError):
+    """No announced state is vouched for."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The shared state of a round: `holders` have it, `joiners` copy it. Both by name, ascending."""
+    """The shared state of a round: `holders` have it, `joiners` copy it. Both by name, ascending. `before` are the islands of which at least half
+    must stand in the next round, `refused` those whom most holders would not meet again so soon."""
 
     round: int
     digest: str
     holders: list[str]
     joiners: list[str]
+    certificate: list[CertificateLink] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[str]:
+        """Who stands in the round, ascending."""
+        return sorted([*self.holders, *self.joiners])
 
     def source_of(self, joiner: str) -> str:
         """Who sends the state to a joiner: the holders take turns."""
         return self.holders[self.joiners.index(joiner) % len(self.holders)]
 
 
-def head_of(notices: Sequence[IslandNotice]) -> Head:
-    """The head among islands with distinct names.
+def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str], base: str) -> Head:
+    """The head among islands with distinct names. `known` are all islands' keys by name, `base` the digest of the state of round 0. Raises NoHead.
 
-    Islands that have stood in a round since they started (`live`) are asked, and the others only where there is none, so that any number of
-    restarted ones does not outvote a survivor. A state that more than half of those asked have is the head, else the one of the highest round
-    (ties: the smaller digest), so that one island alone cannot make itself the source against a majority that is in step. The price: should
-    most islands have missed the same rounds while a few made them, those rounds are lost.
+    Only what a certificate vouches for is a candidate, and the base. Islands that have stood in a round since they started (`live`) are asked, and
+    the others only where there is none, so that any number of restarted ones does not outvote a survivor; a live one is passed over where a newer
+    state has two signatures, so that nobody can take all back to an old state. A state that more than half of those asked have is the head, else
+    the newest (ties: more signatures, then the smaller digest).
     """
-    if not notices:
-        raise ValueError("nobody announced anything; an island always sees its own notice")
-    asked = [notice for notice in notices if notice.live] or list(notices)
-    states = Counter((notice.round, notice.digest) for notice in asked)
-    most = [state for state, count in states.items() if 2 * count > len(asked)]
-    newest = max(number for number, _ in states)
-    chosen = most[0] if most else (newest, min(digest for number, digest in states if number == newest))
-    holders = sorted(notice.island for notice in notices if (notice.round, notice.digest) == chosen)
-    joiners = sorted({notice.island for notice in notices} - set(holders))
-    return Head(*chosen, holders, joiners)
+    candidates = [notice for notice in notices if _vouched(notice, run, known, base)]
+    if not candidates:
+        raise NoHead("no island that came has a state that most of its round's islands signed")
+    witnessed = max((one.round for one in candidates if _signatures(one) >= WITNESSES), default=0)
+    asked = [one for one in candidates if one.live and one.round >= witnessed] or candidates
+    states = Counter((one.round, one.digest) for one in asked)
+    chosen = [state for state, count in states.items() if 2 * count > len(asked)]
+    newest = max(asked, key=lambda one: (one.round, _signatures(one), [-ord(letter) for letter in one.digest]))
+    state = chosen[0] if chosen else (newest.round, newest.digest)
+    having = sorted((one for one in candidates if (one.round, one.digest) == state), key=lambda one: one.island)
+    holders = [one.island for one in having]
+    refused = sorted(
+        name
+        for name in {one.island for one in notices} - set(holders)
+        if 2 * sum(name in one.refuses for one in having) > len(having)
+    )
+    joiners = sorted({one.island for one in notices} - set(holders) - set(refused))
+    certificate = having[0].certificate
+    before = certificate[-1].agreement.members if certificate else sorted(known)
+    return Head(*state, holders, joiners, certificate, before, refused)
+
+
+def _vouched(notice: IslandNotice, run: str, known: Mapping[str, str], base: str) -> bool:
+    if notice.round == 0:
+        return notice.digest == base
+    try:
+        check(notice.certificate, run, notice.round, notice.digest, known)
+    except BadCertificate:
+        return False
+    return True
+
+
+def _signatures(notice: IslandNotice) -> int:
+    return len(notice.certificate[-1].signatures) if notice.certificate else 0

@@ -2,18 +2,17 @@
 
 In: a trainer's parameters, changed by its own optimizer between two rounds. Out: the parameters of the shared state, the same bits on every
 island that stood in the round. A round is one meeting: whoever lacks the shared state copies it from a holder and contributes nothing; then
-everybody's signed vector goes to everybody, is judged, and the outer step is made when all agree on what they make it from. Whatever fails on the
-way changes nothing: the round is tried again with whoever is left, and after a bounded wait training goes on without it. All ranks of an island
-call this alike.
+everybody's signed vector goes to everybody, is judged, and the outer step is made when most have signed that they came to the same state. Whatever
+fails on the way changes nothing: the round is tried again with whoever is left, and after a bounded wait training goes on without it. All ranks of
+an island call this alike.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median_low
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,98 +21,31 @@ from torch import Tensor
 
 from shoal import telemetry
 from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import IslandContribution, IslandNotice
-from shoal.islands.contributions import (
-    HEADER_BYTES,
-    Claim,
-    Received,
-    inner_products,
-    mean_of,
-    padded,
-    payload_of,
-    receive,
-    sha256,
-    unpadded,
-)
-from shoal.islands.encoding import ExchangeType
+from shoal.contracts.islands import MAX_ISLANDS, CertificateLink, IslandAgreement, IslandContribution, IslandNotice
+from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, enough, extended
+from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded
 from shoal.islands.group import Group, Unreachable
-from shoal.islands.head import Head, head_of
+from shoal.islands.head import Head, NoHead, head_of
+from shoal.islands.judgement import counted, judge_parts, part_of, state_after
 from shoal.islands.members import Meeting, Members
-from shoal.islands.outer import OuterSettings, outer_step
-from shoal.islands.robust import Judged, judge
+from shoal.islands.setting import Exchanged, IslandSettings, Place, Ranks
 from shoal.islands.shared import META_BYTES, Meta, Parameters, SharedState
 from shoal.islands.store import MeetingStore
 
 Value = TypeVar("Value")
 ATTEMPTS = 3
 """Meetings tried in one round: each that fails has lost an island on the way, and the next is without it."""
+AGAIN_SECONDS = 1.0
+"""Before a joiner asks again who is there."""
 
 
-class Ranks(Protocol):
-    """How the ranks of one island agree; `shoal.training.parallel.Ranks` is one."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    @property
-    def leader(self) -> bool: ...
-
-    @property
-    def group(self) -> dist.ProcessGroup | None: ...
-
-    def broadcast(self, value: Value, what: str) -> Value: ...
-
-    def all(self, flag: bool, what: str) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an island stands: its name, its key and everybody's, the lighthouse's URL, and the addresses of its own store."""
-
-    run: str
-    island: str
-    key: PrivateKey = field(repr=False)
-    known: Mapping[str, str]
-    lighthouse: str
-    bind: str
-    advertised: str | None = None
-
-
-@dataclass(frozen=True)
-class IslandSettings:
-    """`wait_seconds`: how long a round waits for an island that is late (the lighthouse has the same); `join_seconds`: how long one that
-    starts waits for a round of the others; `transfer_seconds`: longest exchange of one vector.
-    """
-
-    inner_steps: int = 500
-    exchange: ExchangeType = "float16"
-    outer: OuterSettings = field(default_factory=OuterSettings)
-    wait_seconds: float = 60.0
-    join_seconds: float = 3600.0
-    connect_seconds: float = 20.0
-    transfer_seconds: float = 600.0
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """A round that was made. `contributors` are those whose vectors counted; `left_out` says of the others, and of those that counted less, why."""
-
-    round: int
-    islands: list[str]
-    contributors: list[str]
-    left_out: dict[str, str]
-    joined: bool
-    position: int
-    seconds: float
-    sent_bytes: int
+class TooFew(Unreachable):
+    """Not enough islands came for a round that the others would believe; another attempt at once would find the same."""
 
 
 class Island:
-    """One island. `parameters` are what training changes, by name; `beat` is called while something is waited for, and may raise to end the wait."""
+    """One island. `parameters` are what training changes, by name, and hold the base model's values now; `beat` is called while
+    something is waited for, and may raise to end the wait."""
 
     def __init__(
         self,
@@ -125,10 +57,15 @@ class Island:
     ) -> None:
         self._place, self._settings, self._ranks, self._beat = place, settings, ranks, beat
         self._parameters = Parameters(parameters)
+        if not 1 <= len(place.known) <= MAX_ISLANDS:
+            raise ValueError(f"there are {len(place.known)} islands; 1 to {MAX_ISLANDS} can exchange")
         weights = self._parameters.read()
         self.shared = SharedState(Meta(), weights, torch.zeros_like(weights))
+        self.certificate: Certificate = []
+        self._base = self._digest = self._over_ranks(self.shared.digest())
         self._layout = self._over_ranks([self._parameters.layout(), settings.exchange])
         self._live = False
+        self._refuses: list[str] = []
         self._updates = 0
         self._began = time.monotonic()
         self._group = Group(settings.connect_seconds, settings.transfer_seconds, beat)
@@ -155,15 +92,26 @@ class Island:
         """The parameters as they are now, on the host: this rank's parts."""
         return self._parameters.read()
 
-    def restore(self, meta: Meta, momentum: Float[Tensor, " values"]) -> None:
-        """Take up a saved state whose weights are in the parameters already."""
-        if momentum.shape != self.shared.momentum.shape:
-            raise ValueError(f"a momentum of {len(momentum)} values; this rank has {self._parameters.count}")
-        self.shared = SharedState(meta, self._parameters.read(), momentum.clone())
+    def restore(self, shared: SharedState, certificate: Certificate) -> None:
+        """Take up a saved state and what vouches for it. The parameters are left as they are: they may have learnt since."""
+        for name, vector in (("weights", shared.weights), ("momentum", shared.momentum)):
+            if vector.shape != self.shared.weights.shape:
+                raise ValueError(f"{name} of {len(vector)} values; this rank has {self._parameters.count}")
+        self.shared, self.certificate = shared, certificate
+        self._digest = self._over_ranks(shared.digest())
 
     def join(self, position: int = 0) -> Exchanged | None:
-        """Before the first update: meet the others and copy what they share. None when nobody was met within `join_seconds`."""
-        return self._exchange(position, time.monotonic() + self._settings.join_seconds, learnt=False)
+        """Before the first update: meet the others and copy what they share. None when no round came about within `join_seconds`."""
+        deadline = time.monotonic() + self._settings.join_seconds
+        while True:
+            made = self._exchange(position, deadline, learnt=False)
+            left = self._ranks.broadcast(time.monotonic() + AGAIN_SECONDS < deadline, "whether there is time to join")
+            if made is not None or not left:
+                return made
+            until = time.monotonic() + AGAIN_SECONDS
+            while time.monotonic() < until:
+                self._beat()
+                time.sleep(0.05)
 
     def after_update(self, position: int) -> Exchanged | None:
         """Count an update of the inner optimizer, and exchange when it is time."""
@@ -173,8 +121,7 @@ class Island:
     def exchange(self, position: int) -> Exchanged | None:
         """Make a round now. None when it did not come about: what was learnt stays, and is part of the next one."""
         self._updates = 0
-        wait = 2 * self._settings.wait_seconds + self._settings.connect_seconds
-        return self._exchange(position, time.monotonic() + wait, learnt=True)
+        return self._exchange(position, time.monotonic() + self._settings.meeting_seconds, learnt=True)
 
     def _exchange(self, position: int, deadline: float, *, learnt: bool) -> Exchanged | None:
         started = time.monotonic()
@@ -190,6 +137,8 @@ class Island:
             except Unreachable as error:
                 self._group.leave()
                 telemetry.get_logger().warning("islands' round failed", attempt=attempt, reason=str(error))
+                if isinstance(error, TooFew):
+                    break
                 continue
             sent = self._group.sent_bytes - before
             self._take_over(made)
@@ -199,59 +148,110 @@ class Island:
 
     def _meet(self, deadline: float) -> Meeting | None:
         """On the leader; the others get its answer."""
-        digest = self._over_ranks(self.shared.digest())
         if self._members is None:
             return None
         notice = IslandNotice(
             run=self._place.run,
             island=self._place.island,
             round=self.shared.meta.round,
-            digest=digest,
+            digest=self._digest,
             live=self._live,
             layout=self._layout,
             store=self._store.address,
+            certificate=list(self.certificate),
+            refuses=self._refuses,
         )
         return self._members.meet(notice, deadline, self._beat)
 
     def _round(
         self, meeting: Meeting, gradient: Float[Tensor, " values"] | None, position: int, started: float
     ) -> "_Made":
-        """One meeting from the first byte to the agreement of all. Raises Unreachable, on all ranks alike; nothing is changed then."""
-        place, head, group = self._place, head_of(meeting.notices), self._group
-        names = meeting.islands
-        joins = place.island in head.joiners
+        """One meeting from the first byte to the votes of most. Raises Unreachable, on all ranks alike; nothing is changed then."""
+        place, settings, group, world = self._place, self._settings, self._group, self._ranks
+        head = self._head(meeting)
+        names, joins = head.members, place.island in head.joiners
 
         def connect() -> SharedState:
             if len(names) == 1:
                 group.alone()
             else:
                 index = names.index(place.island)
-                group.join(meeting.notices[0].store, meeting.name, self._ranks.rank, place.island, index, len(names))
-            return self._copy_state(head, names)
+                store = next(notice.store for notice in meeting.notices if notice.island == names[0])
+                group.join(store, meeting.name, world.rank, place.island, index, len(names))
+            return self._copy_state(head)
 
+        # Should this fail, the holders go on without those that were to copy: they contribute nothing yet, so nothing is lost.
+        self._refuses = [] if joins else [*head.refused, *head.joiners]
         shared = self._together(connect)
         if joins:
             self._check_copy(shared, head)
-        payload, finite = payload_of(None if joins else gradient, self._parameters.count, self._settings.exchange)
+        payload, finite = payload_of(None if joins else gradient, self._parameters.count, settings.exchange)
         header = IslandContribution(
             run=place.run,
             island=place.island,
             meeting=meeting.name,
             round=head.round,
-            rank=self._ranks.rank,
-            contributes=self._ranks.all(finite, "whether there is something to contribute"),
+            rank=world.rank,
+            contributes=world.all(finite, "whether there is something to contribute"),
             sha256=sha256(payload),
             inner_seconds=min(1e7, max(0.0, started - self._began)),
             position=position,
         )
+        # One voice: ranks begin their rounds some milliseconds apart.
+        said = world.broadcast((header.inner_seconds, header.position), "what the island says of itself")
+        header = header.model_copy(update={"inner_seconds": said[0], "position": said[1]})
         signed = padded(sign(header, place.key).to_json(), HEADER_BYTES)
-        headers = self._together(lambda: group.gather(signed, "headers of a round"))
+        copies = settings.copy_seconds if head.joiners else 0.0
+        headers = self._together(lambda: group.gather(signed, "headers of a round", copies + settings.connect_seconds))
         payloads = self._together(lambda: group.gather(payload, "vectors of a round"))
-        claim = Claim(place.run, meeting.name, head.round, self._ranks.rank)
+        claim = Claim(place.run, meeting.name, head.round, world.rank)
         received = receive(names, headers, payloads, claim, place.known)
-        agreed = self._judge(received, shared)
-        self._together(lambda: self._agree(agreed.digest))
-        return self._outcome(shared, received, agreed, joins=joins)
+        parts = self._gather(part_of(received, self._parameters.count, settings.exchange))
+        judged = judge_parts(parts, received, shared.meta.reference)
+        state = state_after(shared, received, judged, settings.exchange, settings.outer)
+        digest = self._over_ranks(state.digest())
+        link, against = self._vote(meeting.name, names, state.meta.round, digest)
+        certificate: Certificate | None = head.certificate
+        if state.meta.round > head.round:
+            certificate = extended(head.certificate, link, place.known.keys())
+        if certificate is None:
+            raise TooFew(
+                f"{sorted(link.signatures)} signed; at least half of {head.before} must for others to believe it"
+            )
+        exchanged = Exchanged(
+            round=state.meta.round,
+            islands=names,
+            contributors=[one.island for one in counted(received, judged)],
+            left_out=judged.problems | against | dict.fromkeys(head.refused, "did not copy the state in time before"),
+            joined=joins,
+            position=state.meta.position,
+            seconds=0.0,
+            sent_bytes=0,
+        )
+        return _Made(state, digest, certificate, exchanged)
+
+    def _head(self, meeting: Meeting) -> Head:
+        """Which state is the shared one. Raises Unreachable when there is no round to be made from it."""
+        place = self._place
+        try:
+            head = head_of(meeting.notices, place.run, place.known, self._base)
+        except NoHead as error:
+            raise TooFew(str(error)) from error
+        if place.island in head.refused:
+            raise Unreachable("most others go on without this island, which did not copy the state in time")
+        if not enough(head.members, head.before):
+            raise TooFew(f"{head.members} met; at least half of {head.before} must for others to believe a round")
+        return head
+
+    def _vote(self, meeting: str, names: list[str], number: int, digest: str) -> tuple[CertificateLink, dict[str, str]]:
+        """Sign what this island came to, and count who came to the same: the leader's count holds. Raises Unreachable without most."""
+        mine = IslandAgreement(run=self._place.run, meeting=meeting, round=number, digest=digest, members=names)
+        signed = padded(sign(mine, self._place.key).to_json(), VOTE_BYTES)
+        votes = self._together(lambda: self._group.gather(signed, "votes on a round"))
+        link, against = self._ranks.broadcast(count_votes(mine, votes, self._place.known), "the votes on a round")
+        if link is None:
+            raise Unreachable(f"most islands came to another state than this one: {against}")
+        return link, against
 
     def _together(self, action: Callable[[], Value]) -> Value:
         """What `action` gives on this rank, once it is done on all ranks of this island. Raises Unreachable on all when it was on one."""
@@ -264,24 +264,24 @@ class Island:
             raise problem or Unreachable("another rank of this island did not reach the others; its log says why")
         return value
 
-    def _agree(self, digest: str) -> None:
-        mine = padded(bytes.fromhex(digest), 32)
-        if not all(torch.equal(answer, mine) for answer in self._group.gather(mine, "agreement on a round")):
-            raise Unreachable("the islands do not agree on what they received")
-
-    def _copy_state(self, head: Head, names: list[str]) -> SharedState:
-        """Send the shared state to joiners whose source this island is, or receive it; the state that this rank goes on from."""
-        mine = self._place.island
+    def _copy_state(self, head: Head) -> SharedState:
+        """Send the shared state to joiners whose source this island is, or receive it, within `copy_seconds` together; the state that this rank
+        goes on from."""
+        mine, names = self._place.island, head.members
+        end = time.monotonic() + self._settings.copy_seconds
         for joiner in head.joiners:
             if head.source_of(joiner) == mine:
                 meta = padded(self.shared.meta.to_bytes(), META_BYTES)
-                self._group.send([meta, self.shared.weights, self.shared.momentum], names.index(joiner), "shared state")
+                vectors = [meta, self.shared.weights, self.shared.momentum]
+                left = max(0.0, end - time.monotonic())
+                self._group.send(vectors, names.index(joiner), f"shared state to {joiner}", left)
         if mine not in head.joiners:
             return self.shared
         described = torch.zeros(META_BYTES, dtype=torch.uint8)
         weights, momentum = (torch.empty_like(self.shared.weights) for _ in range(2))
         source = head.source_of(mine)
-        self._group.receive([described, weights, momentum], names.index(source), "shared state")
+        left = max(0.0, end - time.monotonic())
+        self._group.receive([described, weights, momentum], names.index(source), f"shared state of {source}", left)
         try:
             return SharedState(Meta.from_bytes(unpadded(described)), weights, momentum)
         except ValueError as error:
@@ -293,55 +293,8 @@ class Island:
             self._group.leave()
             raise Unreachable(f"island {head.source_of(self._place.island)} sent another state than was announced")
 
-    def _judge(self, received: list[Received], shared: SharedState) -> "_Agreed":
-        """What each contribution counts, over all ranks of this island."""
-        gram, bad = inner_products(received, self._parameters.count, self._settings.exchange)
-        mine = {one.island: one.problem for one in received if one.problem is not None} | bad
-        seen = [[one.island, sha256(one.payload), one.counts] for one in received]
-        parts = self._gather((gram, mine, seen))
-        problems = {island: why for _, found, _ in reversed(parts) for island, why in found.items()}
-        total = torch.stack([part for part, _, _ in parts]).sum(dim=0)
-        chosen = [i for i, one in enumerate(received) if one.counts and one.island not in problems]
-        judged = judge([[float(total[i, j]) for j in chosen] for i in chosen], shared.meta.reference)
-        coefficients = {received[i].island: value for i, value in zip(chosen, judged.coefficients, strict=True)}
-        for island, one in zip((received[i].island for i in chosen), judged.each, strict=True):
-            if one.weight < 1 or one.factor < 1:
-                problems.setdefault(
-                    island,
-                    f"norm {one.norm:.3g}, agreement {one.agreement:.3f}: counts {one.weight:.2f}, shortened to {one.factor:.3f}",
-                )
-        text = json.dumps([shared.meta.round, [part[2] for part in parts], coefficients], sort_keys=True)
-        return _Agreed(hashlib.sha256(text.encode()).hexdigest(), judged, coefficients, problems)
-
-    def _outcome(self, shared: SharedState, received: list[Received], agreed: "_Agreed", *, joins: bool) -> "_Made":
-        """The state after the round, as new vectors: until all ranks have theirs, nothing has happened."""
-        counted = [one for one in received if agreed.coefficients.get(one.island, 0.0) > 0 and one.header is not None]
-        meta, weights, momentum = shared.meta, shared.weights, shared.momentum
-        if counted:
-            mean = mean_of(received, agreed.coefficients, self._parameters.count, self._settings.exchange)
-            weights, momentum = weights.clone(), momentum.clone()
-            outer_step(weights, momentum, mean, self._settings.outer)
-            headers = [one.header for one in counted if one.header is not None]
-            meta = Meta(
-                round=meta.round + 1,
-                reference=agreed.judged.reference,
-                inner_seconds=float(median_low([header.inner_seconds for header in headers])),
-                position=median_low([header.position for header in headers]),
-            )
-        said = Exchanged(
-            round=meta.round,
-            islands=[one.island for one in received],
-            contributors=[one.island for one in counted],
-            left_out=agreed.problems,
-            joined=joins,
-            position=meta.position,
-            seconds=0.0,
-            sent_bytes=0,
-        )
-        return _Made(SharedState(meta, weights, momentum), said)
-
     def _take_over(self, made: "_Made") -> None:
-        self.shared = made.state
+        self.shared, self.certificate, self._digest = made.state, made.certificate, made.digest
         self._parameters.write(made.state.weights)
         self._live = True
         self._begin_round()
@@ -352,6 +305,7 @@ class Island:
             log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
 
     def _begin_round(self) -> None:
+        self._refuses = []
         self._began = time.monotonic()
         if self._members is not None:
             self._members.expect_within(self.shared.meta.inner_seconds)
@@ -370,16 +324,8 @@ class Island:
 
 
 @dataclass(frozen=True)
-class _Agreed:
-    """What the islands must agree on: `digest` is of the bytes and what each counts."""
-
-    digest: str
-    judged: Judged
-    coefficients: dict[str, float]
-    problems: dict[str, str]
-
-
-@dataclass(frozen=True)
 class _Made:
     state: SharedState
+    digest: str
+    certificate: Certificate
     said: Exchanged

@@ -26,8 +26,8 @@ CONNECT_SECONDS = 5.0
 RENEWALS = 4
 """Times that a question is asked anew within one wait: stragglers are waited for three quarters of it at least."""
 POLL_SECONDS = 0.05
-LARGEST_NOTICE = 4096
-"""Characters of a signed notice: some 600 are needed."""
+LARGEST_NOTICE = 32768
+"""Characters of a signed notice: some 600, and as many for each link of a certificate of four islands."""
 
 
 @dataclass(frozen=True)
