@@ -29,9 +29,10 @@ def with_book(url: str, work: Callable[[NodeBook], Awaitable[None]]) -> str:
     async def inside() -> str:
         client = connect_async(url)
         try:
-            book = NodeBook(client, f"test:{uuid.uuid4().hex}")
+            prefix = f"test:{uuid.uuid4().hex}"
+            book = NodeBook(client, prefix)
             await work(book)
-            return "".join(sorted(known.registration.node[0] for known in (await book.all(0.0)).nodes))
+            return "".join(sorted(str(node)[0] for node in await client.hkeys(f"{prefix}:nodes")))
         finally:
             await client.aclose()
 
@@ -76,8 +77,28 @@ def test_what_was_forgotten_with_time_is_no_place_to_be_made_free(redis_server: 
     async def work(book: NodeBook) -> None:
         for at, name in enumerate("abc"):
             await book.register(row(name, float(at)))
-        await book.all(discovery.FORGET_SECONDS + 1.0)  # a is forgotten
+        await book.unanswered(discovery.FORGET_SECONDS + 1.0)  # a is forgotten
         for name in "de":
             await book.register(row(name, discovery.FORGET_SECONDS + 2.0))
 
     assert with_book(redis_server.url, work) == "cde"
+
+
+def test_only_those_without_an_invite_are_listed_and_only_from_a_time_on(redis_server: Redis) -> None:
+    invite = Invite(
+        run="tiny", pool="pool", node="b" * 64, orchestrator_url="http://o", nonce="0" * 32, expires_unix=1 << 40
+    )
+
+    async def work(book: NodeBook) -> None:
+        async def names(since: float = 0.0) -> str:
+            return "".join(known.registration.node[0] for known in (await book.unanswered(9.0, since)).nodes)
+
+        for at, name in enumerate("cba"):
+            await book.register(row(name, float(at)))
+        assert await names() == "cba"
+        await book.leave_invite("b" * 64, sign(invite, PrivateKey.generate()), 60)
+        assert (await names(), await names(2.0), await names(2.5)) == ("ca", "a", "")
+        await book.register(row("b", 5.0))  # its invite was lost
+        assert await names(3.0) == "b"
+
+    assert with_book(redis_server.url, work) == "abc"

@@ -11,7 +11,8 @@ from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
-from shoal.protocol import membership
+from shoal.protocol import inviting, membership, nodes
+from shoal.protocol.inviting import Inviter
 from shoal.protocol.node_states import SILENT_SECONDS
 from shoal.protocol.records import NodeRecord
 from shoal.transport.server import Problem
@@ -34,11 +35,14 @@ class Book:
         self._seen = 0.0
         self.rows: dict[str, KnownNode] = {}
         self.invites: dict[str, Signed[Invite]] = {}
+        self.asked: list[float] = []
 
     def call(self, method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
         if method == "GET":
             assert reply is KnownNodes
-            return KnownNodes(nodes=list(self.rows.values()))
+            since = float(path.removeprefix("/v1/nodes?since="))
+            self.asked.append(since)
+            return KnownNodes(nodes=[row for row in self.rows.values() if row.seen_unix >= since])
         assert isinstance(body, Signed)
         self.invites[path.split("/")[3]] = body
         return None
@@ -49,7 +53,7 @@ class Book:
         self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self._seen)
 
     def round(self) -> int:
-        return membership.send_invites(self._run.state, self)  # type: ignore[arg-type]
+        return Inviter(self._run.state, self).round()  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -231,3 +235,73 @@ def test_a_machine_that_left_makes_room_for_another(run: Orchestrator, book: Boo
     for _ in range(2):
         book.register(PrivateKey.generate().public, "few")
     assert book.round() == 2
+
+
+def test_between_full_looks_only_what_has_come_since_is_asked_for(run: Orchestrator, book: Book) -> None:
+    now = 100.0
+    inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
+    for _ in range(9):
+        book.register(PrivateKey.generate().public, "easy")
+    assert (inviter.round(), book.asked) == (9, [0.0])
+    book.register(PrivateKey.generate().public, "easy")
+    assert (inviter.round(), book.asked) == (1, [0.0, 9.0 - inviting.OVERLAP_SECONDS])
+    assert inviter.round() == 0
+    refused = PrivateKey.generate().public
+    book.register(refused, "closed")
+    now += inviting.FULL_LOOK_SECONDS
+    assert (inviter.round(), book.asked[-1]) == (0, 0.0)
+    assert "closed" in known(run, refused).refused
+
+
+def test_a_round_that_failed_is_made_again_in_full(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    node = PrivateKey.generate().public
+    book.register(node, "easy")
+    with monkeypatch.context() as patch:
+        patch.setattr(inviting, "make_invite", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            inviter.round()
+    assert inviter.round() == 1
+    assert book.asked == [0.0, 0.0]
+
+
+def test_of_nodes_that_are_gone_the_newest_are_remembered(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are free: who makes many shall not fill the orchestrator's memory."""
+    monkeypatch.setattr(nodes, "MOST_GONE", 2)
+    lives = member(run, book)
+    dead = []
+    for _ in range(3):
+        dead.append(member(run, book))
+        run.clock.now += 1
+    run.clock.now += SILENT_SECONDS
+    run.beat(lives)
+    welcome, refused = PrivateKey.generate().public, PrivateKey.generate().public
+    run.state.nodes.put(NodeRecord(node=welcome, welcome=True))
+    book.register(refused, "closed")
+    book.round()
+    membership.reap(run.state)
+    membership.reap(run.state)
+    left = {record.node: record.state for record in run.state.nodes.all()}
+    assert left == {lives: "Healthy", welcome: "Discovered", dead[1]: "Dead", dead[2]: "Dead"}
+    with pytest.raises(Problem, match="403 Not admitted: register at discovery"):
+        run.beat(dead[0])
+    book.register(dead[0], "easy")  # and may come again
+    book.round()
+    assert run.beat(dead[0], book.invites[dead[0]]) == "Healthy"
+
+
+def test_a_record_that_changes_while_it_is_forgotten_stays(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MOST_GONE", 0)
+    node = PrivateKey.generate().public
+    book.register(node, "closed")
+    book.round()
+    old = run.state.nodes.all()
+    run.redis.hset(f"{run.state.prefix}:nodes", node, NodeRecord(node=node, welcome=True).to_json())
+    assert run.state.nodes.forget_oldest(old) == 0
+    assert known(run, node).welcome

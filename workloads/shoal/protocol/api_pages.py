@@ -78,6 +78,8 @@ class Page:
     example: dict[str, Any] | None = None
     polls: bool = False
     """takes `wait_seconds`, and answers 204 when nothing came in that time"""
+    since: bool = False
+    """takes `since`: what is older is left out"""
 
 
 DISCOVERY = (
@@ -89,7 +91,10 @@ DISCOVERY = (
             "hardware": {"cpus": 16, "memory_bytes": 68719476736, "disk_free_bytes": 500000000000, "gpus": 1, "gpu_type": "NVIDIA H100"},
         },
     ),
-    Page("get", "/v1/nodes", "orchestrator", "Every registration", reply=KnownNodes),
+    Page(
+        "get", "/v1/nodes", "orchestrator", "Registrations that no invite was left for, oldest first",
+        reply=KnownNodes, since=True,
+    ),
     Page("get", "/v1/nodes/{node}/invite", "node", "Wait for this node's invite", reply=Signed[Invite], polls=True),
     Page(
         "put", "/v1/nodes/{node}/invite", "orchestrator", "Leave an invite for a node", Signed[Invite], None,
@@ -180,6 +185,15 @@ def _fill(operation: dict[str, Any], page: Page, schemas: dict[str, Any]) -> Non
                 "in": "query",
                 "description": "how long to wait for something to come",
                 "schema": {"type": "number", "minimum": 0, "maximum": 25, "default": 0},
+            }
+        )
+    if page.since:
+        operation.setdefault("parameters", []).append(
+            {
+                "name": "since",
+                "in": "query",
+                "description": "seconds since 1970 by this service's clock; older ones are left out",
+                "schema": {"type": "number", "minimum": 0, "maximum": 1e11, "default": 0},
             }
         )
     if page.body is not None:

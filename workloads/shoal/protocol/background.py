@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from shoal.contracts import keys
 from shoal.protocol import group_keeping, leases, membership, recovery, work
+from shoal.protocol.inviting import Inviter
 from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.metrics import report, report_details
 from shoal.protocol.run_state import RunState
@@ -35,7 +36,7 @@ class Background:
 
     def __init__(self, state: RunState, discovery: SignedClient) -> None:
         self._state = state
-        self._discovery = discovery
+        self._inviter = Inviter(state, discovery)
         self._checkpoints = Checkpoints(state.ledger, state.config.roster)
         self._stop = threading.Event()
         self._rebuild = threading.Event()
@@ -109,7 +110,7 @@ class Background:
     def _inviting(self) -> None:
         while not self._stop.is_set():
             if not self._rebuild.is_set():
-                self._attempt("invite nodes", lambda: membership.send_invites(self._state, self._discovery))
+                self._attempt("invite nodes", self._inviter.round)
             self._stop.wait(INVITE_SECONDS * random.uniform(0.8, 1.2))
 
     def _attempt(self, what: str, task: Callable[[], object]) -> None:

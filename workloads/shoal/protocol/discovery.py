@@ -28,6 +28,7 @@ from shoal.protocol.service import (
     json_answer,
     parse,
     poll_seconds,
+    query_seconds,
     read_secret,
     require_same,
 )
@@ -37,7 +38,9 @@ from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_proble
 PORT = 8081
 MAX_BODY_BYTES = 64 << 10  # a registration has some hundred bytes
 MAX_NODES = 100_000
-"""Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis, and a fifth of that for their order."""
+"""Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis, and two fifths of that for their order."""
+LATEST_SINCE = 1e11  # seconds since 1970
+AT_ONCE = 1000  # registrations that are forgotten with one request
 FORGET_SECONDS = 86_400.0
 """A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
 LATELY_SECONDS = 60.0
@@ -56,6 +59,7 @@ class NodeBook:
         self._redis = client
         self._nodes = f"{prefix}:nodes"
         self._invites = invite_prefix(prefix)
+        self._times = f"{prefix}:times"  # of the newest registration
         self._unanswered = f"{prefix}:unanswered"  # by time; registrations that no invite was left for
 
     async def register(self, known: KnownNode) -> None:
@@ -66,9 +70,12 @@ class NodeBook:
         node = known.registration.node
         if not await self._redis.hexists(self._nodes, node) and await self._redis.hlen(self._nodes) >= MAX_NODES:
             await self._make_room(known.seen_unix)
-        await self._redis.delete(self._invites + node)
-        await self._redis.zadd(self._unanswered, {node: known.seen_unix})
-        await self._redis.hset(self._nodes, node, known.to_json())
+        async with self._redis.pipeline(transaction=True) as together:
+            together.delete(self._invites + node)
+            together.zadd(self._times, {node: known.seen_unix})
+            together.zadd(self._unanswered, {node: known.seen_unix})
+            together.hset(self._nodes, node, known.to_json())
+            await together.execute()
 
     async def _make_room(self, now_unix: float) -> None:
         """Forget the oldest registration without an invite: keys are free, so whoever floods the book pays with rows of his own.
@@ -83,24 +90,34 @@ class NodeBook:
         await self._forget(str(oldest[0]))
 
     async def _forget(self, *nodes: str) -> None:
-        await self._redis.hdel(self._nodes, *nodes)
-        await self._redis.zrem(self._unanswered, *nodes)
+        async with self._redis.pipeline(transaction=True) as together:
+            together.hdel(self._nodes, *nodes)
+            together.zrem(self._unanswered, *nodes)
+            together.zrem(self._times, *nodes)
+            await together.execute()
 
     async def require(self, node: str) -> None:
         if not await self._redis.hexists(self._nodes, node):
             raise Problem(404, "Not registered", f"node {node[:12]}... is not registered: POST /v1/nodes first")
 
-    async def all(self, now_unix: float) -> KnownNodes:
-        """Every registration, without those that are too old, which are forgotten."""
-        nodes = [KnownNode.from_json(data) for data in await self._redis.hvals(self._nodes)]
-        old = [known.registration.node for known in nodes if known.seen_unix < now_unix - FORGET_SECONDS]
+    async def unanswered(self, now_unix: float, since_unix: float = 0.0) -> KnownNodes:
+        """Registrations that no invite was left for, oldest first, from `since_unix` on. Those of a day are forgotten, answered or not."""
+        old = await self._redis.zrangebyscore(
+            self._times, "-inf", f"({now_unix - FORGET_SECONDS}", start=0, num=AT_ONCE
+        )
         if old:
-            await self._forget(*old)
-        return KnownNodes(nodes=[known for known in nodes if known.registration.node not in set(old)])
+            await self._forget(*(str(node) for node in old))
+        names = [str(node) for node in await self._redis.zrangebyscore(self._unanswered, since_unix, "+inf")]
+        rows = await self._redis.hmget(self._nodes, names) if names else []
+        return KnownNodes(nodes=[KnownNode.from_json(row) for row in rows if row is not None])
 
     async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
-        await self._redis.set(self._invites + node, invite.to_json(), ex=seconds)
-        await self._redis.zrem(self._unanswered, node)
+        async with self._redis.pipeline(
+            transaction=True
+        ) as together:  # else a registration between the two would be taken for answered
+            together.set(self._invites + node, invite.to_json(), ex=seconds)
+            together.zrem(self._unanswered, node)
+            await together.execute()
 
 
 class ConfigFile:
@@ -185,7 +202,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     @app.get("/v1/nodes")
     async def nodes(request: Request) -> Response:
         await gate.role(request, "orchestrator")
-        return json_answer(await book.all(time.time()))
+        return json_answer(await book.unanswered(time.time(), query_seconds(request, "since", LATEST_SINCE)))
 
     @app.get("/v1/nodes/{node}/invite")
     async def invite(node: str, request: Request) -> Response:

@@ -199,7 +199,7 @@ class QuickHeartbeats:
                 self._pace.take(signed.key)
                 state.nodes.remember(text, after)
                 return membership.reply_to(state, after)
-            before = state.nodes.read(found)
+            before = state.nodes.read(beat.node, found)
         return None
 
 

@@ -10,6 +10,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.protocol import Lease
+from shoal.protocol.parsed import Parsed
 from shoal.protocol.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
 from shoal.transport.server import Problem
@@ -24,8 +25,8 @@ UPLOAD_SECONDS = 60.0
 """Life of an upload grant beyond the transfer itself."""
 SLOWEST_UPLOAD = 256 * 1024
 """Bytes a second of the slowest line that is waited for."""
-MEMORY_SECONDS = 600.0
-"""How long the leases of a sealed step are remembered, so that a late notice gets `expired` and not a riddle."""
+MEMORY_SECONDS = 120.0
+"""How long the leases of a sealed step are remembered after their own end, so that a late notice gets `expired` and not a riddle."""
 
 
 def lease_seconds(max_completion_tokens: int) -> float:
@@ -57,9 +58,10 @@ class LeaseBook:
         self._hash = f"{prefix}:leases"
         self._numbers = f"{prefix}:submission-numbers"
         self._store = store
+        self._parsed = Parsed(LeaseRecord.from_json)
 
     def all(self) -> list[LeaseRecord]:
-        return [LeaseRecord.from_json(data) for data in self._redis.hvals(self._hash)]
+        return self._parsed.all(self._redis.hgetall(self._hash))
 
     def get(self, lease: str) -> LeaseRecord | None:
         data = self._redis.hget(self._hash, lease)

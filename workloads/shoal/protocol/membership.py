@@ -1,21 +1,16 @@
-"""Membership: invites for registered nodes, heartbeats, relay tokens, and the end of nodes that fell silent.
+"""Membership: heartbeats, admission, relay tokens, and the end of nodes that fell silent.
 
-Comes in: registrations from discovery, heartbeats. Goes out: invites to discovery, `HeartbeatReply`, entries node-joined and node-dead in the ledger.
+Comes in: heartbeats. Goes out: `HeartbeatReply`, entries node-joined and node-dead in the ledger. Invites are made by `inviting`.
 A node is admitted once its invite's nonce is in the ledger, which also makes invites single use across restarts.
 """
 
 import math
-import secrets
 
-from shoal.contracts.canonical import sign
-from shoal.contracts.pools import is_own_pod, terms_of
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
     Exclusions,
     Heartbeat,
     HeartbeatReply,
-    KnownNode,
-    KnownNodes,
     RelayToken,
     Url,
 )
@@ -23,13 +18,7 @@ from shoal.contracts.relay_token import encode
 from shoal.protocol import admin, capability_check
 from shoal.protocol.invites import (
     BadInvite,
-    InviteTerms,
-    Places,
-    address_block,
     check_invite,
-    make_invite,
-    wants_invite,
-    why_not,
 )
 from shoal.protocol.leases import is_open
 from shoal.protocol.ledger_view import Files
@@ -37,7 +26,6 @@ from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
 from shoal.telemetry import get_logger
-from shoal.transport import Refused, SignedClient
 from shoal.transport.server import Problem
 
 
@@ -126,82 +114,12 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
     return joined
 
 
-def send_invites(state: RunState, discovery: SignedClient) -> int:
-    """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
-    answer = discovery.call("GET", "/v1/nodes", reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
-    addresses, invited = state.config.addresses, 0
-    places: Places | None = None  # read once a round, and only where some pool has a limit
-    for known in answer.nodes if answer is not None else []:
-        node = known.registration.node
-        record = state.nodes.get(node)
-        if node in state.view.evicted or not wants_invite(known, record, state.config.run):
-            continue
-        own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
-        welcome = record is not None and record.welcome
-        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
-            known, record
-        )
-        if refusal:
-            _note_refusal(state, known, record, refusal)
-            continue
-        terms_here = terms_of(state.config.pools, known.registration.pool)
-        limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
-        if limit:
-            places = places or Places(state.nodes.all())
-            if places.full(known, limit):
-                _note_refusal(
-                    state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
-                )
-                continue
-        url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
-        terms = InviteTerms(run=state.config.run, orchestrator_url=url)
-        invite = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
-        if places is not None:
-            places.take(known)
-        # Before the node can have the invite: it is judged by this record when it comes.
-        record = state.nodes.change(
-            record or NodeRecord(node=node),
-            "invited",
-            invited_pool=known.registration.pool,
-            outside=not own_pod,
-            address=address_block(known.address),
-            refused="",
-            invite_nonce=invite.nonce,
-            invite_expires_unix=float(invite.expires_unix),
-        )
-        try:
-            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(invite, state.key), deadline_seconds=5.0)
-        except Refused as refused:  # the registration ended meanwhile
-            get_logger().info("invite not delivered", node=node, problem=str(refused))
-            continue
-        state.nodes.change(record, answered_seen_unix=known.seen_unix)
-        invited += 1
-    return invited
-
-
-def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
-    """Why a member cannot have an invite to another pool: what it holds was given, and is judged, by the terms of its own."""
-    pool = known.registration.pool
-    if record is None or record.state not in MEMBERS or record.pool in ("", pool):  # "": not known since Redis was lost
-        return ""
-    return f"a member of another pool, {record.pool!r}; it may change to {pool!r} when it has left"
-
-
-def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
-    """Say once for each reason why a machine is not invited. Its next registration is looked at again: the pool may be open by then."""
-    record = record or NodeRecord(node=known.registration.node)
-    if record.refused == refusal:
-        return
-    get_logger().info("node is not invited", node=record.node, reason=refusal)
-    # The pool of a node that is inside, or invited, decides what is asked of it: a registration that is refused changes nothing there.
-    pool = known.registration.pool if record.state == "Discovered" else record.invited_pool
-    state.nodes.change(record, refused=refusal, invited_pool=pool)
-
-
 def reap(state: RunState) -> None:
-    """Mark members that fell silent, give their leases up when they are dead, and take back invites that nobody used."""
+    """Mark members that fell silent, give their leases up when they are dead, take back invites that nobody used, and forget who is long gone."""
     now = state.clock()
-    for record in state.nodes.all():
+    records = state.nodes.all()
+    state.nodes.forget_oldest(records)
+    for record in records:
         if record.state == "Invited" and record.invite_expires_unix < now:
             state.nodes.change(record, "invite-expired")
         if record.state not in MEMBERS:

@@ -4,14 +4,14 @@ Comes in: invites, heartbeats, silence, slashes. Goes out: records, and who may 
 background work; `recovery` fills it again from the ledger.
 """
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
 from typing import Any
 
 import redis
 
 from shoal.contracts.protocol import NodeState
-from shoal.protocol.node_states import EXCLUDED, MEMBERS, Event, next_state
+from shoal.protocol.node_states import EXCLUDED, GONE, MEMBERS, Event, next_state
+from shoal.protocol.parsed import Parsed, Seen
 from shoal.protocol.records import NodeRecord
 from shoal.transport.server import Problem
 
@@ -22,23 +22,18 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 """Writes a record only if the one before it is still there: heartbeats, evictions and other orchestrators write at the same time."""
+DELETE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+"""Deletes a record that still is what it was."""
+MOST_GONE = 1000
+"""Records of nodes that are dead, or came to nothing, kept for those who look at `shoal node list`; what they did is in the ledger."""
 MOST_TRIES = 100  # each lost try is another writer's progress on this one node
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A record and the text in Redis that it was read from, or written as."""
-
-    text: str
-    record: NodeRecord
-
-
 class NodeRegistry:
-    """Records under the hash `<prefix>:nodes`. `evicted` is the ledger's word, which no record overrules. Safe to use from several threads.
-
-    Records are kept as they were read last, so that going through ten thousand of them parses only what has changed. What is kept is never
-    believed: it saves parsing a text that is still the same, no more.
-    """
+    """Records under the hash `<prefix>:nodes`. `evicted` is the ledger's word, which no record overrules. Safe to use from several threads."""
 
     def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str], banned: Set[str] = frozenset()) -> None:
         """`evicted`: all that the ledger excludes; `banned`: those of them that an admin did."""
@@ -47,29 +42,26 @@ class NodeRegistry:
         self._evicted = evicted
         self._banned = banned
         self._swap = client.register_script(SWAP)
-        self._seen: dict[str, Seen] = {}
+        self._delete = client.register_script(DELETE)
+        self._parsed = Parsed(NodeRecord.from_json)
 
     def get(self, node: str) -> NodeRecord | None:
         data = self._redis.hget(self._hash, node)
         if data is None:
             return NodeRecord(node=node, state=self._excluded(node)) if node in self._evicted else None
-        return self._as_the_ledger_says(self.read(data, node).record)
+        return self._as_the_ledger_says(self.read(node, data).record)
 
-    def recall(self, node: str) -> Seen | None:
+    def recall(self, node: str) -> Seen[NodeRecord] | None:
         """The record as it was read or written last; by now it may be another."""
-        return self._seen.get(node)
+        return self._parsed.recall(node)
 
-    def remember(self, text: str, record: NodeRecord) -> Seen:
+    def remember(self, text: str, record: NodeRecord) -> None:
         """Keep what was just written."""
-        seen = Seen(text, record)
-        self._seen[record.node] = seen
-        return seen
+        self._parsed.remember(record.node, text, record)
 
-    def read(self, data: str | bytes, node: str | None = None) -> Seen:
-        """Parse a record, unless it is the one that was read last of `node`."""
-        text = data if isinstance(data, str) else data.decode()
-        seen = self._seen.get(node) if node is not None else None
-        return seen if seen is not None and seen.text == text else self.remember(text, NodeRecord.from_json(text))
+    def read(self, node: str, data: str | bytes) -> Seen[NodeRecord]:
+        """A record from what Redis holds of `node`."""
+        return self._parsed.read(node, data)
 
     def _as_the_ledger_says(self, record: NodeRecord) -> NodeRecord:
         if record.node in self._evicted and record.state not in EXCLUDED:
@@ -80,10 +72,25 @@ class NodeRegistry:
         return "Banned" if node in self._banned else "Evicted"
 
     def all(self) -> list[NodeRecord]:
-        found = {str(node): text for node, text in self._redis.hgetall(self._hash).items()}
-        if len(self._seen) > len(found):  # Redis was lost, or another run's records: what is gone need not be kept
-            self._seen = {node: seen for node, seen in list(self._seen.items()) if node in found}
-        return [self._as_the_ledger_says(self.read(text, node).record) for node, text in found.items()]
+        return [self._as_the_ledger_says(record) for record in self._parsed.all(self._redis.hgetall(self._hash))]
+
+    def forget_oldest(self, records: Iterable[NodeRecord]) -> int:
+        """Delete the records of nodes that are gone, but for the `MOST_GONE` that were heard of last; returns how many.
+
+        Keys are free: who makes many, or leaves often, shall not fill Redis. A node that was forgotten registers again, as the gone do anyway.
+        """
+        gone = [record for record in records if record.state in GONE and not record.welcome]
+        if len(gone) <= MOST_GONE:
+            return 0
+        gone.sort(key=lambda record: max(record.last_heartbeat_unix, record.invite_expires_unix), reverse=True)
+        deleted = 0
+        for record in gone[MOST_GONE:]:
+            seen = self._parsed.recall(record.node)
+            if (
+                seen is not None and seen.record == record
+            ):  # what has changed since is not deleted, by the script neither
+                deleted += int(self._delete(keys=[self._hash], args=[record.node, seen.text]))
+        return deleted
 
     def put(self, record: NodeRecord) -> None:
         self._redis.hset(self._hash, record.node, record.to_json())
@@ -96,7 +103,7 @@ class NodeRegistry:
         for _ in range(MOST_TRIES):
             text = self._redis.hget(self._hash, record.node) or ""
             current = (
-                self._as_the_ledger_says(self.read(text, record.node).record)
+                self._as_the_ledger_says(self.read(record.node, text).record)
                 if text
                 else self.get(record.node) or record
             )

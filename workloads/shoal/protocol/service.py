@@ -97,13 +97,18 @@ def json_answer(document: Contract | None) -> Response:
 
 def poll_seconds(request: Request) -> float:
     """`wait_seconds` of a long poll; raises `Problem` 422 outside 0 to the longest."""
-    text = request.query_params.get("wait_seconds", "0")
+    return query_seconds(request, "wait_seconds", LONGEST_POLL_SECONDS)
+
+
+def query_seconds(request: Request, name: str, most: float) -> float:
+    """A number of seconds in the query, 0 where it is absent; raises `Problem` 422 outside 0 to `most`."""
+    text = request.query_params.get(name, "0")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0.0 <= seconds <= LONGEST_POLL_SECONDS:
-        raise Problem(422, "Wrong wait_seconds", f"given {text[:20]!r}, allowed are 0 to {LONGEST_POLL_SECONDS:.0f}")
+    if not 0.0 <= seconds <= most:
+        raise Problem(422, f"Wrong {name}", f"given {text[:20]!r}, allowed are 0 to {most:.0f}")
     return seconds
 
 

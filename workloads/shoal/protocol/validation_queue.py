@@ -9,6 +9,7 @@ from typing import cast
 
 import redis
 
+from shoal.protocol.parsed import Parsed
 from shoal.protocol.records import Job
 
 LOOK_AHEAD = 64
@@ -44,6 +45,7 @@ class ValidationQueue:
         self._jobs = f"{prefix}:jobs"
         self._queue = f"{prefix}:queue"
         self._move = client.register_script(_MOVE_IF_UNCHANGED)
+        self._parsed = Parsed(Job.from_json)
 
     def add(self, job: Job, now_unix: float) -> None:
         """Queue a file; one that is queued already keeps its place and its claim."""
@@ -55,7 +57,7 @@ class ValidationQueue:
         return Job.from_json(data) if data is not None else None
 
     def all(self) -> list[Job]:
-        return [Job.from_json(data) for data in self._redis.hvals(self._jobs)]
+        return self._parsed.all(self._redis.hgetall(self._jobs))
 
     def size(self) -> int:
         return int(self._redis.hlen(self._jobs))

@@ -61,7 +61,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.scope[WHOLE_BODY] = True  # type: ignore[typeddict-unknown-key]
+        self.scope[WHOLE_BODY] = True  # type: ignore[literal-required]
         self._in_head = True  # the next one's; its time begins with its first byte, before it keep-alive's runs
 
     def _head_begins(self) -> None:

@@ -1,0 +1,118 @@
+"""Invites for registered nodes: discovery's registrations come in, signed invites go back there. Called by the orchestrator's background work."""
+
+import secrets
+import time
+from collections.abc import Callable
+
+from shoal.contracts.canonical import sign
+from shoal.contracts.pools import is_own_pod, terms_of
+from shoal.contracts.protocol import KnownNode, KnownNodes
+from shoal.protocol.invites import InviteTerms, Places, address_block, make_invite, wants_invite, why_not
+from shoal.protocol.node_states import MEMBERS
+from shoal.protocol.records import NodeRecord
+from shoal.protocol.run_state import RunState
+from shoal.telemetry import get_logger
+from shoal.transport import Refused, SignedClient
+
+FULL_LOOK_SECONDS = 10.0
+"""Between two looks at all registrations that wait for an invite; in between only what has come since is asked for. A pool that opens, or a place
+that becomes free, is noticed with the next full look."""
+OVERLAP_SECONDS = 5.0
+"""Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
+
+
+class Inviter:
+    """Remembers how far it has looked, in discovery's time."""
+
+    def __init__(self, state: RunState, discovery: SignedClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._discovery = discovery
+        self._clock = clock
+        self._full_at = -FULL_LOOK_SECONDS
+        self._newest = 0.0
+
+    def round(self) -> int:
+        """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
+        full = self._clock() >= self._full_at + FULL_LOOK_SECONDS
+        since = 0.0 if full else max(0.0, self._newest - OVERLAP_SECONDS)
+        path = f"/v1/nodes?since={since:.3f}"
+        answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+        if answer is None:
+            return 0
+        invited = invite(self._state, self._discovery, answer.nodes)
+        # Only now: what failed half way is looked at again.
+        self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
+        if full:
+            self._full_at = self._clock()
+        return invited
+
+
+def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode]) -> int:
+    """Invite those of `registered` that ask for it; returns how many."""
+    addresses, invited = state.config.addresses, 0
+    places: Places | None = None  # read once a round, and only where some pool has a limit
+    for known in registered:
+        node = known.registration.node
+        record = state.nodes.get(node)
+        if node in state.view.evicted or not wants_invite(known, record, state.config.run):
+            continue
+        own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
+        welcome = record is not None and record.welcome
+        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
+            known, record
+        )
+        if refusal:
+            _note_refusal(state, known, record, refusal)
+            continue
+        terms_here = terms_of(state.config.pools, known.registration.pool)
+        limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
+        if limit:
+            places = places or Places(state.nodes.all())
+            if places.full(known, limit):
+                _note_refusal(
+                    state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
+                )
+                continue
+        url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
+        terms = InviteTerms(run=state.config.run, orchestrator_url=url)
+        made = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
+        if places is not None:
+            places.take(known)
+        # Before the node can have the invite: it is judged by this record when it comes.
+        record = state.nodes.change(
+            record or NodeRecord(node=node),
+            "invited",
+            invited_pool=known.registration.pool,
+            outside=not own_pod,
+            address=address_block(known.address),
+            refused="",
+            invite_nonce=made.nonce,
+            invite_expires_unix=float(made.expires_unix),
+        )
+        try:
+            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(made, state.key), deadline_seconds=5.0)
+        except Refused as refused:  # the registration ended meanwhile
+            get_logger().info("invite not delivered", node=node, problem=str(refused))
+            continue
+        state.nodes.change(record, answered_seen_unix=known.seen_unix)
+        invited += 1
+    return invited
+
+
+def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
+    """Why a member cannot have an invite to another pool: what it holds was given, and is judged, by the terms of its own."""
+    pool = known.registration.pool
+    if record is None or record.state not in MEMBERS or record.pool in ("", pool):  # "": not known since Redis was lost
+        return ""
+    return f"a member of another pool, {record.pool!r}; it may change to {pool!r} when it has left"
+
+
+def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
+    """Say once for each reason why a machine is not invited. Its next registration is looked at again: the pool may be open by then."""
+    record = record or NodeRecord(node=known.registration.node)
+    if record.refused == refusal:
+        return
+    get_logger().info("node is not invited", node=record.node, reason=refusal)
+    # The pool of a node that is inside, or invited, decides what is asked of it: a registration that is refused changes nothing there.
+    pool = known.registration.pool if record.state == "Discovered" else record.invited_pool
+    state.nodes.change(record, refused=refusal, invited_pool=pool)

@@ -1,0 +1,49 @@
+"""Records out of Redis as they were parsed last, so that going through ten thousand of them parses only what has changed.
+
+What is kept is never believed: it saves parsing a text that is still the same, no more. Used by `nodes`, `leases` and `validation_queue`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Seen(Generic[R]):
+    """A record and the text in Redis that it was read from, or written as."""
+
+    text: str
+    record: R
+
+
+class Parsed(Generic[R]):
+    """One hash's records by the names of their fields. Safe to use from several threads: entries are replaced as a whole."""
+
+    def __init__(self, parse: Callable[[str], R]) -> None:
+        self._parse = parse
+        self._seen: dict[str, Seen[R]] = {}
+
+    def recall(self, name: str) -> Seen[R] | None:
+        """The record as it was read or written last; by now it may be another."""
+        return self._seen.get(name)
+
+    def remember(self, name: str, text: str, record: R) -> Seen[R]:
+        """Keep what was just written."""
+        seen = Seen(text, record)
+        self._seen[name] = seen
+        return seen
+
+    def read(self, name: str, data: str | bytes) -> Seen[R]:
+        """Parse a record, unless it is the one that was read last under this name."""
+        text = data if isinstance(data, str) else data.decode()
+        seen = self._seen.get(name)
+        return seen if seen is not None and seen.text == text else self.remember(name, text, self._parse(text))
+
+    def all(self, found: Mapping[str | bytes, str | bytes]) -> list[R]:
+        """The records of the whole hash, as the client gives it; others that are kept are forgotten."""
+        records = [self.read(str(name), data).record for name, data in found.items()]
+        if len(self._seen) > len(found):
+            self._seen = {name: seen for name, seen in list(self._seen.items()) if name in found}
+        return records
