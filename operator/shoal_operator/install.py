@@ -64,7 +64,8 @@ def access(namespaces: Sequence[str], home: str = NAMESPACE) -> list[Object]:
 def deployment(namespaces: Sequence[str], home: str, image: str) -> Object:
     """Two replicas under the restricted pod security standard; one leads, the other is warm."""
     scope = [word for namespace in namespaces for word in ("--namespace", namespace)] or ["--all-namespaces"]
-    probe = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
+    alive = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6}
+    ready = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
     container = {
         "name": "operator",
         "image": image,
@@ -77,8 +78,8 @@ def deployment(namespaces: Sequence[str], home: str, image: str) -> Object:
             "periodSeconds": 2,
             "failureThreshold": 30,
         },
-        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "metrics"}, **probe},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, **probe},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "metrics"}, **alive},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, **ready},
         # Measured with 1,000 pools; the limit leaves room for lists and for Python's own growth.
         "resources": {"requests": {"cpu": "100m", "memory": "192Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {

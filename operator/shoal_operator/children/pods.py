@@ -23,6 +23,9 @@ SHARED_MEMORY = "shm"
 STARTUP_SECONDS = 1800
 """A large model takes many minutes to load; until the start-up probe has passed no liveness probe runs."""
 
+LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6}
+"""A minute without an answer, each waited for ten seconds: a node with ten times its load answers late, and killing what is slow makes it slower."""
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -104,7 +107,7 @@ def http_probes(port: int) -> dict[str, Any]:
     return {
         "startupProbe": health | {"periodSeconds": 2, "failureThreshold": STARTUP_SECONDS // 2},
         "readinessProbe": ready | {"periodSeconds": 2, "failureThreshold": 3},
-        "livenessProbe": health | {"periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": health | LIVENESS,
     }
 
 
@@ -114,7 +117,7 @@ def tcp_probes(port: int) -> dict[str, Any]:
     return {
         "startupProbe": check | {"periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": check | {"periodSeconds": 2, "failureThreshold": 3},
-        "livenessProbe": check | {"periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": check | LIVENESS,
     }
 
 
