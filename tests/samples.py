@@ -84,6 +84,7 @@ from shoal.contracts.run import (
     PublicRun,
     RunConfig,
 )
+from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
@@ -209,6 +210,15 @@ CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest
 GROUP_PLACE = GroupPlace(group="0" * 32, rank=0, nodes=[NODE, "ab" * 32])
 ASSIGNMENT = Assignment(restarts=1, group=GROUP_PLACE)
 PART = PartStatus(name="worker", state="running", pid=7)
+PART_STATE = PartState(
+    component="RelayServer",
+    name="sums-relay",
+    ready=False,
+    pods_ready=1,
+    pods_desired=2,
+    reason="PodsNotReady",
+    message="1 of 2",
+)
 NODE_VIEW = NodeView(node=NODE, state="Healthy", pool="workers", assignment=ASSIGNMENT)
 
 
@@ -323,4 +333,6 @@ DOCUMENTS: list[Contract] = [
     NodeList(nodes=[NODE_VIEW], next=NODE),
     ReasonRequest(reason="ten keys on one machine"),
     LogsTicket(request="0" * 32),
+    PART_STATE,
+    RunParts(run=RUN, parts=[PART_STATE]),
 ]  # fmt: skip

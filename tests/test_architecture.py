@@ -198,14 +198,14 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\|[^|]*\| (\w+) \| [^|]+ \| (\d+) \|", page, re.M)
     documented = {container: int(port) for container, port in rows}
-    assert len(documented) == 12
+    assert len(documented) == 13
     assert documented == PORTS
     assert METRIC_PORTS.items() <= documented.items()
     for name, port in {
         "training/__main__.py": documented["trainer"], "protocol/agent.py": documented["agent"],
         "inference/__main__.py": documented["worker"], "validation/__main__.py": documented["validator"],
         "broadcast/nginx.py": documented["publisher"], "broadcast/fetch.py": documented["fetch"],
-        "rewards/runner/__main__.py": documented["runner"],
+        "rewards/runner/__main__.py": documented["runner"], "ui/__main__.py": documented["ui"],
     }.items():  # fmt: skip
         assert re.search(rf"PORT = {port}\b", (ROOT / "workloads" / "shoal" / name).read_text()), (
             f"{name} serves another port"

@@ -23,6 +23,7 @@ from shoal_operator.children import (
 from shoal_operator.children.own_kinds import References, relays_of
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
+from shoal_operator.children.ui import parts_map
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
@@ -53,6 +54,8 @@ def render(run: TrainingRun) -> list[Object]:
     for made in training_run_children(run, identity, observed, addresses):
         rendered.append(made)
         rendered += _below(made, identity, addresses, hashes)
+    if run.spec.ui is not None:
+        rendered.append(parts_map(name, []))  # filled from what is there
     for made in rendered:
         made["metadata"]["namespace"] = namespace
     return rendered
@@ -63,6 +66,8 @@ def secret_placeholders(run: TrainingRun) -> list[Object]:
     name = run.metadata.name
     secrets = [names.run_key_secret(name), *(names.role_secret(name, role) for role in ROLES)]
     secrets += [names.ticket_secret(names.pool(name, pool.name)) for pool in run.spec.inference_pools]
+    if run.spec.ui is not None:
+        secrets.append(names.ui_token(name))
     return [child("Secret", secret, name, "keys", {"type": "Opaque"}) for secret in secrets]
 
 

@@ -33,6 +33,7 @@ SERVES = {
     "worker": "health, metrics",
     "validator": "health, metrics",
     "runner": "programs to judge, health, metrics",
+    "ui": "the page of the run, to who has its token; health",
 }
 SECRETS = {
     "<run>-run-key": ("operator", "`run.pem`: signs the roster"),
@@ -42,18 +43,21 @@ SECRETS = {
     "<run>-relay-key": ("operator", "`role.pem`: signs questions to the orchestrator and the origin"),
     "<run>-validator-key": ("operator", "`role.pem`: signs verdicts"),
     "<run>-<pool>-ticket": ("operator", "`ticket`: by which the pool's own pods prove themselves"),
+    "<run>-ui-token": ("operator", "`token`: of who looks at the page of the run (`spec.ui`)"),
     "<credentialsSecret>": ("you, or the chart", "`accessKey`, `secretKey` of the object store (`spec.storage.s3.credentialsSecret`)"),
+    "<ui.credentialsSecret>": ("you", "the same of someone who may only read the run's store (`spec.ui.credentialsSecret`)"),
     "<tlsSecret>": ("you, or cert-manager", "`tls.crt`, `tls.key` of the relays' HTTPS (`exposure.tlsSecret`)"),
 }  # fmt: skip
 
 
 def everything() -> list[dict[str, Any]]:
-    """Objects of a run with every part: S3 store, runners, relays with HTTPS, a pool of its own."""
+    """Objects of a run with every part: S3 store, runners, relays with HTTPS, a pool of its own, the page."""
     manifest = yaml.safe_load(EXAMPLE.read_text())
     spec = manifest["spec"]
     spec["tasks"]["environment"] = "code"
     spec["relayServer"]["exposure"] = {"type": "LoadBalancer", "tlsSecret": "tls"}
     spec["inferencePools"] = [{"name": "pool"}]
+    spec["ui"] = {"credentialsSecret": "rollout-reader"}
     [run] = load_manifest(yaml.safe_dump(manifest), "ports")
     return render(run)  # type: ignore[arg-type]
 
@@ -82,7 +86,7 @@ def ports_page() -> str:
     ]
     lines += table(("port", "pod", "container", "serves", "who may connect"), _ports(objects))
     lines += [
-        "With `exposure`, clients outside the cluster may reach discovery, orchestrator and relays too ([install](install.md)).",
+        "With `exposure`, clients outside the cluster may reach discovery, orchestrator, relays and the page too ([install](install.md)).",
         "",
     ]
     lines += ["## Secrets", "", "The operator makes its Secrets once, when the run begins, and never changes them.", ""]
@@ -106,6 +110,8 @@ def _ports(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
         callers = [caller for caller, target, named in EDGES if (target, named) == (component, container)]
         if component == "orchestrator":
             callers.append("operator")
+        if component == "ui":
+            callers.append("any pod of the cluster but the run's own")
         who = ", ".join(callers) or ("Prometheus, if let in" if "metrics" in serves else "nobody")
         rows.append((number, component, container, serves, who))
     rows.append((OUTSIDE_PORT, "relay", "nginx", "weights over HTTPS, where `exposure` has a `tlsSecret`", "anyone"))
@@ -147,7 +153,8 @@ def general(name: str, run: str) -> str:
     """A Secret's name with the names of run and pool left open."""
     if name.endswith("-ticket"):
         return "<run>-<pool>-ticket"
-    return {"rollout-store": "<credentialsSecret>", "tls": "<tlsSecret>"}.get(name, name.replace(run, "<run>"))
+    own = {"rollout-store": "<credentialsSecret>", "rollout-reader": "<ui.credentialsSecret>", "tls": "<tlsSecret>"}
+    return own.get(name, name.replace(run, "<run>"))
 
 
 def _secret_names(volume: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.sft_rules import SFT_RULES
+from shoal_operator.api.ui_rules import UI_RULES
 from shoal_operator.api.validator_rules import VALIDATOR_RULES
 
 RULES: tuple[Rule, ...] = (
@@ -260,7 +261,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="InferencePoolTemplate",
-        expression="!(self.name in ['prepare', 'redis', 'discovery', 'trainer', 'ranks', 'relay', 'validator', 'runner', "
+        expression="!(self.name in ['prepare', 'redis', 'discovery', 'trainer', 'ranks', 'relay', 'validator', 'runner', 'ui', "
         "'config', 'join', 'store', 'outbox', 'www'])",
         message="must not be the name of another part of the run",
         field="name",
@@ -286,6 +287,7 @@ RULES: tuple[Rule, ...] = (
     *MODE_RULES,
     *PRIME_RULES,
     *SFT_RULES,
+    *UI_RULES,
     *VALIDATOR_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),

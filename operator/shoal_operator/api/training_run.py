@@ -26,6 +26,7 @@ from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.pods import Gpus, Images, LabelValue, PodTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
+from shoal_operator.api.ui import UiTemplate
 from shoal_operator.api.validator import ValidatorTemplate
 
 
@@ -135,6 +136,7 @@ class TrainingRunSpec(SpecModel):
     control_plane: ControlPlaneTemplate = Field(
         default_factory=ControlPlaneTemplate, description="Orchestrator, discovery and Redis."
     )
+    ui: UiTemplate | None = Field(None, description="The page of the run (docs/ui.md); absent: none.")
     images: Images = Field(default_factory=Images, description="Images in place of the release's.")
     stability: Stability = Field(
         default_factory=Stability, description="Early warnings of a collapse, and what to do about them."

@@ -13,6 +13,7 @@ IMAGES = {
 REDIS_PORT = 6379
 ORCHESTRATOR_PORT = 8080
 DISCOVERY_PORT = 8081
+UI_PORT = 8082
 WEIGHTS_PORT = 8090
 
 RENDEZVOUS_PORT = 29500
@@ -22,6 +23,7 @@ PORTS = {
     "redis": REDIS_PORT,
     "orchestrator": ORCHESTRATOR_PORT,
     "discovery": DISCOVERY_PORT,
+    "ui": UI_PORT,
     "nginx": WEIGHTS_PORT,
     "trainer": 9100,
     "publisher": 9101,
@@ -97,6 +99,20 @@ def validator(run: str) -> str:
 
 def runner(run: str) -> str:
     return f"{run}-runner"
+
+
+def ui(run: str) -> str:
+    return f"{run}-ui"
+
+
+def ui_token(run: str) -> str:
+    """Secret with the token that who looks at the page must show."""
+    return f"{run}-ui-token"
+
+
+def parts(run: str) -> str:
+    """ConfigMap with `parts.json`, which the page mounts."""
+    return f"{run}-parts"
 
 
 def config(run: str) -> str:

@@ -16,7 +16,7 @@ from shoal_operator.children.runner import runner_count
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
-COMPONENTS = ("prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner")
+COMPONENTS = ("prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner", "ui")
 
 Edge = tuple[str, str, str]
 
@@ -34,10 +34,11 @@ EDGES: tuple[Edge, ...] = (
     ("relay", "relay", "nginx"),
     ("validator", "runner", "runner"),
     ("pool", "runner", "runner"),
+    ("ui", "orchestrator", "orchestrator"),
 )
-"""(from, to, container whose port it is). A runner calls nobody."""
+"""(from, to, container whose port it is). A runner calls nobody, and who calls the page is a person."""
 
-STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "validator", "pool")
+STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "validator", "pool", "ui")
 """Who reads or writes the object store; pools post to it with a grant."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
@@ -51,21 +52,41 @@ def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
     if run.spec.control_plane.exposure.type != "ClusterIP":
         open_to_all |= {"discovery", "orchestrator"}
     every_pod = {"podSelector": {"matchLabels": {names.RUN_LABEL: name}}, "policyTypes": ["Ingress", "Egress"]}
-    with_runner = runner_count(run) > 0
-    edges = [edge for edge in EDGES if with_runner or "runner" not in edge]
+    absent = {
+        component
+        for component, there in (("runner", runner_count(run) > 0), ("ui", run.spec.ui is not None))
+        if not there
+    }
+    edges = [edge for edge in EDGES if absent.isdisjoint(edge)]
     made = [child("NetworkPolicy", f"{name}-deny", name, "network", {"spec": every_pod})]
     for component in COMPONENTS:
-        if component == "runner" and not with_runner:
+        if component in absent:
             continue
         spec = {
             "podSelector": {"matchLabels": names.selector(name, component)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": _ingress(run, component, edges, open_to_all) + (outside if component == "relay" else []),
+            "ingress": _ingress(run, component, edges, open_to_all) + _beside(run, component, outside),
             "egress": _egress(run, component, edges, relays),
         }
         kept = {key: value for key, value in spec.items() if value}  # an API server drops empty lists
         made.append(child("NetworkPolicy", f"{name}-{component}", name, component, {"spec": kept}))
     return made
+
+
+def _beside(run: TrainingRun, component: str, outside: list[Object]) -> list[Object]:
+    """Rules for callers that are no part of the run: relays' HTTPS, and the page, which asks everybody for its token.
+
+    Pods of pools are strangers' code and have no way to the page: their own policy names where they may go.
+    """
+    if component == "relay":
+        return outside
+    if component != "ui" or run.spec.ui is None:
+        return []
+    port = [_port(names.PORTS["ui"])]
+    if run.spec.ui.exposure.type != "ClusterIP":
+        return [{"ports": port}]
+    # Any pod of this cluster, an Ingress controller's too.
+    return [{"from": [{"namespaceSelector": {}}], "ports": port}]
 
 
 def _pods(run: str, component: str) -> Object:

@@ -23,6 +23,7 @@ from shoal_operator.children.scale import Scale
 from shoal_operator.children.sources import source_mounts
 from shoal_operator.children.storage import role_and_store, store_claim
 from shoal_operator.children.trainer import trainer_job, trainer_services
+from shoal_operator.children.ui import ui_children
 from shoal_operator.children.workloads import child, digest, job, volume_claim
 from shoal_operator.engine.cluster import Object
 
@@ -86,8 +87,10 @@ def training_run_children(
         return made
     # The control plane outlives the work, so that progress can be read; suspension stops it too.
     hashes = config_hashes(config) | {"pool": digest(join.to_json())}
+    standing = 0 if observed.stage == "suspended" else 1
     made += [
-        *control_plane(run, 0 if observed.stage == "suspended" else 1, hashes),
+        *control_plane(run, standing, hashes),
+        *ui_children(run, standing, hashes["ui"]),
         *trainer_services(run),
         *runner_children(run, work=observed.stage == "running"),
         *own_kinds(run, observed.scales, hashes, work=observed.stage == "running"),

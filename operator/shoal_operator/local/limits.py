@@ -1,8 +1,8 @@
 """What of a TrainingRun one machine cannot do, in words, and what it leaves out on purpose. Pure; called before anything is started.
 
-Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), runners unless they are asked for. Without
-effect, as there is one node, one user and one network: placement, priorities, images, exposure, NetworkPolicies, disruption budgets, sizes of
-volumes.
+Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `ui` (the program `shoal ui` is the page
+here, and knows every pod), runners unless they are asked for. Without effect, as there is one node, one user and one network: placement, priorities,
+images, exposure, NetworkPolicies, disruption budgets, sizes of volumes.
 """
 
 from shoal_operator.api import TrainingRun
@@ -32,5 +32,6 @@ def for_one_machine(run: TrainingRun, source: str) -> TrainingRun:
         raise ManifestError([Mistake(source, 0, path, problem) for path, problem in mistakes])
     # Without runners of its own a run has its programs judged where they are scored: all pods are processes of one user here.
     runner = spec.runner or RunnerTemplate(replicas=0)
-    kept = spec.model_copy(update={"ttl_seconds_after_finished": None, "queue_name": None, "runner": runner})
+    left_out = {"ttl_seconds_after_finished": None, "queue_name": None, "ui": None}
+    kept = spec.model_copy(update=left_out | {"runner": runner})
     return run.model_copy(update={"spec": kept})

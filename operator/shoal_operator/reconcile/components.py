@@ -6,15 +6,28 @@ A part is a workload that the run made, or one of our own kinds; there may be se
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal.contracts.run_parts import MAX_MESSAGE, PartState
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.conditions import Condition, condition
 from shoal_operator.reconcile.common import replica_counts, up_to_date
 
-COMPONENTS = ("Redis", "Discovery", "Orchestrator", "Trainer", "Runner", "RelayServer", "Validator", "InferencePool")
+COMPONENTS = (
+    "Redis",
+    "Discovery",
+    "Orchestrator",
+    "Trainer",
+    "Runner",
+    "RelayServer",
+    "Validator",
+    "InferencePool",
+    "Ui",
+)
 """Components with a condition `<name>Ready`, in the order in which they start."""
-OPTIONAL = frozenset({"Runner"})
+OPTIONAL = frozenset({"Runner", "Ui"})
 """Components that many runs do not have; those have no condition for them."""
+BESIDE = frozenset({"Ui"})
+"""Components that a run goes on without: they have a condition, and never keep the run from being ready."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,25 @@ def component_counts(parts: Iterable[Part]) -> list[Object]:
         wanted, ready = counts(part.workload)
         name = f"{part.component}/{part.name}" if part.component == "InferencePool" else part.component
         made.append({"name": name, "ready": ready, "desired": wanted})
+    return made
+
+
+def part_states(parts: Iterable[Part]) -> list[PartState]:
+    """Each part as the page of the run shows it."""
+    made = []
+    for part in parts:
+        state, (wanted, ready) = part_state(part), counts(part.workload)
+        made.append(
+            PartState(
+                component=part.component,
+                name=part.name,
+                ready=state.ready,
+                pods_ready=ready,
+                pods_desired=wanted,
+                reason=state.reason,
+                message=state.message[:MAX_MESSAGE],
+            )
+        )
     return made
 
 

@@ -1,4 +1,5 @@
-"""Makes a run's keys once, as Secrets: run key, a key for each trusted role, run secret, admin's token, tickets of pools; derives the roster.
+"""Makes a run's keys once, as Secrets: run key, a key for each trusted role, run secret, admin's token, tickets of pools, the page's token; derives
+the roster.
 
 The private halves never leave this module but into Secrets; builders get the public ones. A Secret that exists is never written again: other keys
 would make strangers of every node and void every signature of the run.
@@ -22,6 +23,8 @@ RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
 ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of the entry
 """What whoever looks after a run's nodes shows the orchestrator (docs/nodes.md)."""
 TICKET = "ticket"
+UI_TOKEN = "token"  # noqa: S105 - the name of the entry
+"""What a browser shows the page of the run (docs/ui.md)."""
 RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
@@ -48,6 +51,18 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) ->
         ticket = pool_ticket(base64.b64decode(orchestrator["data"][RUN_SECRET]), pool)
         content = {"type": "Opaque", "immutable": True, "data": _encoded({TICKET: ticket.hex().encode()})}
         cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+
+
+def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
+    """Make the token of the run's page where it is missing. One that is deleted is made anew; whoever deleted it starts the page's pod again."""
+    run = owner["metadata"]["name"]
+    name = names.ui_token(run)
+    if (found := cluster.get("Secret", name)) is not None:
+        refuse_anothers(found, owner)
+        return
+    token = secrets.token_hex(RUN_SECRET_BYTES).encode()
+    content = {"type": "Opaque", "immutable": True, "data": _encoded({UI_TOKEN: token})}
+    cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
 
 
 def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:

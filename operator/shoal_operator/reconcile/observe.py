@@ -126,6 +126,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
         ("Orchestrator", "Deployment", names.orchestrator(name)),
         ("Trainer", "Job", names.trainer_job(name, attempt)),
         *([("Runner", "StatefulSet", names.runner(name))] if runner_count(run) else []),
+        *([("Ui", "Deployment", names.ui(name))] if spec.ui is not None else []),
     ]
     made = [(kind, kind, child) for kind, child in template_replicas(run)]
     refs = [
@@ -143,7 +144,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
 
 def _with_problem(cluster: Cluster, run: str, part: Part) -> Part:
     """Our own kinds say themselves what is wrong with their pods; for the others pods are looked at, when they are not ready."""
-    if part.workload is None or part.component not in ("Redis", "Discovery", "Orchestrator", "Trainer", "Runner"):
+    if part.workload is None or part.component not in ("Redis", "Discovery", "Orchestrator", "Trainer", "Runner", "Ui"):
         return part
     if part_state(part).ready:
         return part

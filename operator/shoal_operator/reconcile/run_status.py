@@ -12,6 +12,7 @@ from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.conditions import Condition, condition
 from shoal_operator.reconcile.components import (
+    BESIDE,
     COMPONENTS,
     Part,
     component_conditions,
@@ -91,8 +92,9 @@ class Findings:
 
     @property
     def missing(self) -> list[str]:
-        """Components that are not as they should be."""
-        return [name for name in COMPONENTS if not component_state(name, self.parts).ready]
+        """Components that are not as they should be and that the run needs."""
+        needed = (name for name in COMPONENTS if name not in BESIDE)
+        return [name for name in needed if not component_state(name, self.parts).ready]
 
 
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:

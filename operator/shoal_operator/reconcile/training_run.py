@@ -16,9 +16,11 @@ from shoal_operator.children.runner import runner_count
 from shoal_operator.children.scale import Scale, decide_scale
 from shoal_operator.children.trainer import trainer_job
 from shoal_operator.children.training_run import Stage
+from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.reconcile.common import apply_children, owned, parse, prune, write_status
+from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
     Attempt,
     TrainerDecision,
@@ -29,7 +31,7 @@ from shoal_operator.reconcile.decisions import (
     seconds_to_live,
     time_is_up,
 )
-from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets
+from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensure_ui_token
 from shoal_operator.reconcile.observe import Seen, observe, pods_problem, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
@@ -40,7 +42,10 @@ POLL_SECONDS = 5.0
 SOON_SECONDS = 1.0
 """At the earliest: a run whose life is over already was edited, and is looked at once more before it goes."""
 
-PRUNED = ("InferencePool", "RelayServer", "Validator", "Service", "Ingress", "StatefulSet", "PodDisruptionBudget")
+PRUNED = (
+    "InferencePool", "RelayServer", "Validator", "Service", "Ingress", "Deployment", "StatefulSet", "PodDisruptionBudget",
+    "NetworkPolicy", "ConfigMap",
+)  # fmt: skip
 """Kinds of children that a change of the spec may make superfluous. Volumes and keys are never among them."""
 
 
@@ -60,6 +65,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     identity = ensure_identity(cluster, live)
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
     ensure_tickets(cluster, live, _pools(run, seen))
+    if run.spec.ui is not None:
+        ensure_ui_token(cluster, live)
     start_time = None if run.spec.suspend else before.get("startTime") or _rfc3339(now)
     late = time_is_up(start_time, run.spec.active_deadline_seconds, now)
     complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete)
@@ -89,13 +96,18 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         references=seen.references,
         scales=scales,
     )
-    refused = ""
+    refused, children = "", list[Object]()
     # What has nothing to do stops, whatever it would wait for to go on.
     if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
         children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
         refused = apply_children(cluster, live, children)
-        if seen.prepared:
-            prune(cluster, live, name, PRUNED, children)
+    parts = workloads(cluster, run, trainer.remember.number)
+    if children and seen.prepared:
+        if run.spec.ui is not None:
+            told = parts_map(name, part_states(parts))
+            apply_children(cluster, live, [told])
+            children.append(told)
+        prune(cluster, live, name, PRUNED, children)
 
     finished = stage in ("complete", "failed")
     findings = Findings(
@@ -105,7 +117,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         prepare=seen.prepare,
         prepared=seen.prepared,
         prepare_problem=pods_problem(cluster, name, "prepare") if stage == "preparing" else None,
-        parts=workloads(cluster, run, trainer.remember.number),
+        parts=parts,
         progress=seen.progress,
         latest_version=seen.latest_version if seen.prepared else None,
         failure=_failure(run, stage, trainer, seen, sampled, late=late),

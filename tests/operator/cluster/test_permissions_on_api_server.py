@@ -73,7 +73,10 @@ def everything(story: Story, kube: Kube) -> None:
     )
     s3 = {"endpoint": "http://minio:9000", "bucket": "rollouts", "credentialsSecret": "s3"}
     story.running(
-        "stored", storage={"s3": s3}, relayServer={"exposure": {"type": "Ingress", "domain": "relays.example"}}
+        "stored",
+        storage={"s3": s3},
+        relayServer={"exposure": {"type": "Ingress", "domain": "relays.example"}},
+        ui={},
     )
     story.create("hard", tasks={"environment": "arithmetic", "count": 64, "offlineFilter": {"samples": 8}})
     story.wait_there("TrainingRun", "hard-filter")

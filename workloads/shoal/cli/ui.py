@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 from pydantic import ValidationError
 
 from shoal.cli.errors import InputWrong
@@ -23,12 +22,11 @@ from shoal.report.text import plain
 from shoal.storage import StoreUnavailable
 from shoal.ui.access import Access, BadToken, access_for
 from shoal.ui.app import make_app
+from shoal.ui.serving import server
 from shoal.ui.watch import RunWatch
 
 STALE_SECONDS = 15.0
 """`shoal up` writes each second; an older snapshot is of a run that has ended."""
-CLOSE_SECONDS = 2
-"""Open streams are cut after this when the page is stopped."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +73,8 @@ def serve(
     if access.token and scheme == "http":
         say("the token travels unencrypted: give --certificate and --key, or put a proxy with HTTPS in front")
     say("Ctrl-C stops the page; the run goes on")
-    config = uvicorn.Config(
-        make_app(watch, access, secure_cookie=scheme == "https"),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ssl_certfile=place.certificate,
-        ssl_keyfile=place.key,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-        limit_concurrency=200,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    app = make_app(watch, access, secure_cookie=scheme == "https")
+    server(app, ssl_certfile=place.certificate, ssl_keyfile=place.key).run(sockets=[listener])
 
 
 def _access(place: Place) -> Access:

@@ -22,6 +22,7 @@ from shoal.contracts.ledger_audit import BadLedger, check_proof
 from shoal.contracts.verdicts import Verdict
 from shoal.report.text import plain
 from shoal.storage import NotFound, StoreUnavailable
+from shoal.transport.patience import within
 from shoal.ui import documents
 from shoal.ui.access import COOKIE, HEADERS, LONGEST_TOKEN, Access
 from shoal.ui.rollouts import NotShown, RolloutFiles, file_document, row_document
@@ -38,6 +39,8 @@ LOOK_SECONDS = 0.5
 """How often an open stream looks whether there is news: the sources are read once a second."""
 KEEP_ALIVE_SECONDS = 15.0
 MOST_STREAMS = 32
+TOKEN_SECONDS = 10.0
+"""For the body of the one request that needs no token: it is the token."""
 
 Hex = Annotated[str, Query(pattern="^[0-9a-f]{0,64}$")]
 Page = Annotated[int, Query(ge=0, le=1_000_000)]
@@ -52,8 +55,8 @@ def problem(status: int, title: str, detail: str) -> JSONResponse:
     )
 
 
-def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False) -> FastAPI:
-    """The service. `secure_cookie`: it is served over HTTPS."""
+def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, probed: bool = False) -> FastAPI:
+    """The service. `secure_cookie`: it is served over HTTPS. `probed`: a kubelet asks `/healthz` and `/readyz`, which say nothing of the run."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -96,16 +99,19 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False) ->
     async def session(request: Request) -> Response:
         """Trade the token for a cookie. The body is the token; nothing else is ever written."""
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LONGEST_TOKEN:
-                return problem(413, "Too long", "the body is the token and nothing else")
+        try:
+            async for chunk in within(request.stream(), lambda: TOKEN_SECONDS):
+                body += chunk
+                if len(body) > LONGEST_TOKEN:
+                    return problem(413, "Too long", "the body is the token and nothing else")
+        except TimeoutError:
+            return problem(408, "Too slow", f"the body, which is the token, did not come within {TOKEN_SECONDS:.0f} s")
         if not access.is_token(body.decode("utf-8", "replace").strip()):
             return problem(401, "Wrong token", "take the token that `shoal ui` printed, or that of its --token-file")
+        # A proxy that speaks HTTPS for us says so; who lies here gets a cookie that his own browser keeps to itself.
+        secure = secure_cookie or request.headers.get("x-forwarded-proto", "") == "https"
         answer = Response(status_code=204)
-        answer.set_cookie(
-            COOKIE, access.cookie_value(), httponly=True, samesite="strict", secure=secure_cookie, path="/api"
-        )
+        answer.set_cookie(COOKIE, access.cookie_value(), httponly=True, samesite="strict", secure=secure, path="/api")
         return answer
 
     @app.get("/api/run")
@@ -180,6 +186,17 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False) ->
             "root": made.checkpoint.document.root,
             "proof": json.loads(made.to_json()),
         }
+
+    if probed:
+
+        @app.get("/healthz")
+        def healthz() -> Response:
+            alive = watch.liveness.alive()
+            return Response(watch.liveness.describe(), 200 if alive else 503, media_type="text/plain")
+
+        @app.get("/readyz")
+        def readyz() -> Response:
+            return Response("ready", media_type="text/plain")
 
     @app.get("/{name:path}")
     def page(name: str) -> Response:

@@ -22,6 +22,7 @@ from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.text import plain
 from shoal.report.times import StoreTimes, read_times
 from shoal.storage import StoreUnavailable
+from shoal.telemetry import Liveness
 
 SNAPSHOT_SECONDS = 1.0
 STORE_SECONDS = 3.0
@@ -30,6 +31,8 @@ PAUSE_FACTOR = 10.0
 """A reading that took long is repeated after ten times as long: a store with a million objects is not listed all day."""
 UNWATCHED_SECONDS = 60.0
 """Reading goes on for so long after the last request."""
+STUCK_SECONDS = 1800.0
+"""A reading that takes longer hangs: the longest is that of a whole ledger, and each call of the store has a deadline of its own."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class RunWatch:
         self._reader = StoreReader(source.store, ledger=False)
         self._turns = _Turns()
         self._ended = threading.Event()
+        self.liveness = Liveness(STUCK_SECONDS)
         self._wanted_until = 0.0
         self._entries = -1
         self.revision = 0
@@ -109,6 +113,7 @@ class RunWatch:
 
     def _loop(self) -> None:
         while not self._ended.wait(SNAPSHOT_SECONDS):
+            self.liveness.progress()
             if time.monotonic() < self._wanted_until:
                 try:
                     self.read_once()
