@@ -116,6 +116,8 @@ install_python_packages() {
     "$uv" pip install -q --no-deps --require-hashes "${redo[@]}" -r requirements/dev.lock
     # The build backend is in the lock, so that nothing unpinned is fetched here.
     "$uv" pip install -q --no-deps --no-build-isolation --offline --reinstall-package shoal -e .
+    # What the documentation has people do with packages of their own; the one that comes with Python, nothing is fetched.
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip --default-pip >/dev/null
     rm .venv/.shoal-installing
     wanted_stamp >.venv/.shoal-ready
 }

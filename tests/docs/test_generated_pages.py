@@ -69,3 +69,14 @@ def test_the_table_of_ports_has_every_port_of_a_pod(made: dict[str, str]) -> Non
     rows = {line.split(" | ")[0].lstrip("| ") for line in made["docs/ports.md"].splitlines()}
     assert {str(port) for port in PORTS.values()} | {"8443", "29500"} <= rows
     assert str(orchestrator.PORT) in rows
+
+
+def test_the_readme_counts_metrics_alerts_and_dashboards_as_they_are() -> None:
+    [row] = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| metrics, alerts")]
+    metrics = set(re.findall(r"^\| `(shoal_\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.M))
+    alerts = re.findall(r"^ *- alert: ", (ROOT / "charts" / "shoal" / "files" / "alerts.yaml").read_text(), re.M)
+    dashboards = list((ROOT / "charts" / "shoal" / "dashboards").glob("*.json"))
+    assert f"{len(metrics)} metrics" in row
+    assert f"{len(alerts)} alerts" in row
+    assert len(dashboards) == 6
+    assert "six dashboards" in row
