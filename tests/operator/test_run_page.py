@@ -66,6 +66,15 @@ def test_the_page_is_told_of_every_part_and_of_changes_only(cluster: MemoryClust
     assert (redis.component, redis.ready, redis.pods_ready, redis.pods_desired) == ("Redis", False, 0, 1)
 
 
+def test_the_page_is_told_while_the_run_waits_for_something(cluster: MemoryCluster) -> None:
+    put(cluster, ui={})
+    running(cluster)
+    put(cluster, ui={}, validatorRef="others")
+    cluster.settle()
+    assert "Ready" not in holds(cluster)
+    assert told(cluster)["others"].message == "others does not exist"
+
+
 def test_a_run_goes_on_without_its_page(cluster: MemoryCluster) -> None:
     put(cluster, ui={})
     running(cluster)

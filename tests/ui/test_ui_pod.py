@@ -206,6 +206,15 @@ def test_behind_a_proxy_with_https_the_cookie_never_travels_unencrypted(
     assert ("secure" in answer.headers["set-cookie"].lower()) is secure
 
 
+def test_a_proxy_is_asked_not_to_hold_the_news_back(ui_run: UiRun, serve_page: Callable[..., Any]) -> None:
+    with (
+        httpx.Client(trust_env=False, timeout=20) as client,
+        client.stream("GET", f"{serve_page(ui_run).url}api/events") as news,
+    ):
+        assert news.headers["x-accel-buffering"] == "no"
+        assert next(news.iter_lines()) == "retry: 2000"
+
+
 def test_a_page_on_one_machine_has_no_probes(ui_run: UiRun) -> None:
     client = TestClient(make_app(RunWatch(ui_run.source, lambda: ui_run.snapshot), Access(TOKEN, frozenset())))
     assert client.get("/healthz").status_code == 404

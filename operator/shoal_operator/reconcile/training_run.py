@@ -102,12 +102,11 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
         refused = apply_children(cluster, live, children)
     parts = workloads(cluster, run, trainer.remember.number)
+    # Also while something is waited for: it is what whoever looks at the page wants to know.
+    told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
+    apply_children(cluster, live, told)
     if children and seen.prepared:
-        if run.spec.ui is not None:
-            told = parts_map(name, part_states(parts))
-            apply_children(cluster, live, [told])
-            children.append(told)
-        prune(cluster, live, name, PRUNED, children)
+        prune(cluster, live, name, PRUNED, [*children, *told])
 
     finished = stage in ("complete", "failed")
     findings = Findings(

@@ -127,7 +127,10 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     async def events(request: Request) -> Response:
         if streams.open >= MOST_STREAMS:
             return problem(503, "Too many open pages", f"{MOST_STREAMS} pages are open; close one, then load again")
-        return StreamingResponse(_events(request, watch, streams), media_type="text/event-stream")
+        # nginx before us, as of an Ingress, would gather what is told until it has a page full of it.
+        return StreamingResponse(
+            _events(request, watch, streams), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
 
     @app.get("/api/steps")
     def steps(after: Annotated[int, Query(ge=-1)] = -1) -> dict[str, Any]:
