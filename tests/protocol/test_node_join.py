@@ -82,6 +82,14 @@ def test_a_machine_that_lacks_something_is_told_all_of_it_at_once(tmp_path: Path
     ]
 
 
+def test_a_machine_without_the_engine_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=1 << 40)
+    check_machine(machine, OpenPool(name="any"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    said = told(lambda: check_machine(machine, OpenPool(name="any")))
+    assert said.startswith("the inference engine is not installed here: run `make setup`")
+
+
 def test_the_pool_is_chosen_among_those_that_are_open() -> None:
     one, two = OpenPool(name="one"), OpenPool(name="two")
     assert choose_pool([one], None) == one

@@ -184,7 +184,9 @@ def check_machine(
     """Raise `InputWrong` with a line for everything that this machine lacks."""
     lacks = [f"pool {pool.name!r} wants {what}" for what in hardware.missing(found, pool.requirements)] if pool else []
     if commands is COMMANDS and importlib.util.find_spec("vllm") is None:
-        lacks.append("the inference engine is not installed here: pip install 'shoal[worker,protocol,cli]'")
+        lacks.append(
+            "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and take .venv/bin/shoal"
+        )
     if lacks:
         raise InputWrong(*lacks)
 
