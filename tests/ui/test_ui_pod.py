@@ -107,6 +107,7 @@ def test_the_page_starts_from_what_is_mounted_answers_who_has_the_token_and_refu
         live = client.get("/api/live", headers=mine).json()
         assert [(part["name"], part["state"]) for part in live["parts"]] == [("relay", "ready"), ("pool", "waiting")]
         assert live["waiting"] == "the orchestrator does not answer"
+        assert live["headline"] == "3 of 10 steps trained, version 3", "what the store says holds all the same"
         assert client.get("/api/run", headers=mine).json()["run_key"] == run.config.run_key
         nodes = client.get("/api/nodes", headers=mine).json()
         assert nodes["ledger"]["good"], "checked against the run's own key"

@@ -42,7 +42,9 @@ def live_document(seen: Seen, revision: int) -> Document:
         "revision": revision,
         "unix": snapshot.unix,
         "run": model.run,
-        "headline": model.headline if progress or snapshot.parts else headline_from_store(seen),
+        "headline": model.headline
+        if progress or (snapshot.parts and not seen.facts.steps)
+        else headline_from_store(seen),
         "waiting": "" if is_complete(seen) else model.waiting,
         "running": bool(snapshot.parts) or progress is not None,
         "complete": model.complete or is_complete(seen),
