@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
+from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, PreparedBenchmark
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.islands import CertificateLink, IslandAgreement, IslandContribution, IslandNotice
@@ -97,6 +98,8 @@ from shoal.contracts.weights import (
     VersionOpen,
     WeightsManifest,
 )
+from shoal.evaluation.scores import Answer, Problem, scores
+from shoal.evaluation.versions import VersionEvaluation
 
 RUN = "arithmetic"
 LEASE = "ab" * 16
@@ -204,6 +207,14 @@ PUBLIC = PublicRun(
     environment_digest=DIGEST, tasks_digest=DIGEST, task_count=4096, group_size=16, max_sequence_length=256,
     sampling=Sampling(), length_reward=LengthReward(),
 )  # fmt: skip
+BENCHMARK = BenchmarkTerms(
+    name="sums", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=64, samples=4,
+    sampling=Sampling(temperature=0.6), target_length=4000,
+)  # fmt: skip
+EVALUATION = VersionEvaluation(
+    run=RUN, version=6, benchmark=BENCHMARK, slices_done=16, tasks_asked=1, nodes=2, unix=NOW + 0.5,
+    scores=scores([Problem("add-12-34", [Answer(1.0, 20, False), Answer(0.0, 32, True)])], 2),
+)  # fmt: skip
 ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE)
 CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest(ENTRY), unix=ENTRY.unix)
 
@@ -308,6 +319,14 @@ DOCUMENTS: list[Contract] = [
     Prepared(
         run=RUN, model_id="arithmetic-tiny", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST,
         task_count=4096, base_pass_rate=0.31,
+    ),
+    BENCHMARK, EVALUATION, BestVersion(version=6, benchmark="sums", value=0.62),
+    PreparedBenchmark(name="sums", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=64),
+    EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, ended=True),
+    Verdict(
+        run=RUN, node=NODE, lease=LEASE, step=1_000_024, submission=2, sha256=DIGEST, policy_version=6, outcome="accept",
+        rewards=[RowReward(task_reward=1.0, length_penalty=0.0, reward=1.0)], rows=1, completion_tokens=4,
+        completion_lengths=[4], cut_rows=[0],
     ),
     PROOF_PROFILE, PROOF_PROFILE.size, PROOF_PROFILE.honest, PROOF_PROFILE.controls[0], NEVER,
     ProofTerms.in_force(None, PROOF_PROFILE),

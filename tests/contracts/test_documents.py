@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from samples import DOCUMENTS, NODE, run_config
 from shoal.contracts import (
     admin,
+    evaluation,
     final_model,
     identity,
     islands,
@@ -52,6 +53,7 @@ def refused_fields(document: Contract, fields: dict[str, Any]) -> set[str]:
 def test_there_is_a_sample_of_every_message() -> None:
     modules = [
         admin,
+        evaluation,
         final_model,
         identity,
         islands,

@@ -167,6 +167,7 @@ def test_it_hands_in_what_the_beacon_draws(
         PUBLIC,
         tiny_policy.TASKS,
         lambda task, target: tiny_policy.prompt_tokens(tokenizer, tiny_policy.ENVIRONMENT, task, target),
+        range(len(tiny_policy.TASKS)),
     )
     assert handed.groups == 3
     assert metadata.weights_digest == f"{3:064x}"

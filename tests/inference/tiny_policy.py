@@ -117,7 +117,12 @@ def proof_profile(masked: Sequence[int]) -> ProofProfile:
 def plan(tokenizer: Any) -> list[PlannedRow]:
     """What the worker must make for LEASE."""
     return plan_submission(
-        STEP, LEASE, PUBLIC, TASKS, lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target)
+        STEP,
+        LEASE,
+        PUBLIC,
+        TASKS,
+        lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
+        range(len(TASKS)),
     )
 
 

@@ -69,6 +69,7 @@ def plan(tokenizer: Any) -> list[PlannedRow]:
         PUBLIC,
         TASKS,
         lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
+        range(len(TASKS)),
     )
 
 

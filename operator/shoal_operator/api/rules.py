@@ -12,6 +12,7 @@ import celpy
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
+from shoal_operator.api.evaluation_rules import EVALUATION_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
@@ -285,6 +286,7 @@ RULES: tuple[Rule, ...] = (
         bad={"validatorRef": "shared", "validator": {"replicas": 2}},
     ),
     *MODE_RULES,
+    *EVALUATION_RULES,
     *PRIME_RULES,
     *SFT_RULES,
     *UI_RULES,

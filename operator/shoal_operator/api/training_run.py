@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import SpecModel
 from shoal.contracts.datasets import GenerateSettings, Mode
+from shoal.contracts.evaluation import EvaluationSettings
 from shoal.contracts.recipe import (
     FailurePolicy,
     LengthReward,
@@ -100,6 +101,9 @@ class TrainingRunSpec(SpecModel):
     sft: SftSettings | None = Field(
         None,
         description="What a run of mode SFT learns, and how; it needs no recipe, sampling, pools, relays or validators.",
+    )
+    evaluation: EvaluationSettings | None = Field(
+        None, description="Benchmarks that the run's own workers score on its versions; absent: none."
     )
     async_level: int = Field(
         2, ge=0, le=4, description="How many versions behind rollouts may be; 0 is synchronous (paper section 4.2)."
@@ -237,6 +241,10 @@ class TrainingRunStatus(SpecModel):
     groups_kept: int | None = Field(None, ge=0, description="Accepted groups that count; the online filter kept them.")
     groups_dropped: int | None = Field(None, ge=0, description="Accepted groups that the online filter dropped.")
     dataset: DatasetStatus | None = Field(None, description="Of a run of mode Generate.")
+    best_version: int | None = Field(
+        None, ge=0, description="Version with the best score on the benchmark that decides (spec.evaluation)."
+    )
+    best_score: float | None = Field(None, ge=0, le=1, description="Its mean task reward there.")
     accepted: int | None = Field(None, ge=0, description="Files accepted by validators.")
     rejected: int | None = Field(None, ge=0, description="Files rejected by validators.")
     slashed: int | None = Field(None, ge=0, description="Nodes that were evicted or banned.")

@@ -32,6 +32,7 @@ def run_config(
         length_reward=spec.length_reward,
         generate=spec.generate or GenerateSettings(),
         sft=spec.sft,
+        evaluation=spec.evaluation,
         trainer=spec.trainer.settings,
         stability=spec.stability,
         roll_back=spec.roll_back,

@@ -16,10 +16,14 @@ JUDGE_PROGRAMS = frozenset({"code"})
 
 
 def runner_count(run: TrainingRun) -> int:
-    """Runners that the run has: as many as it says, else one where its environment judges programs."""
+    """Runners that the run has: as many as it says, else one where an environment of its judges programs."""
     if run.spec.runner is not None:
         return run.spec.runner.replicas
-    return 1 if run.spec.mode != "SFT" and run.spec.tasks.environment in JUDGE_PROGRAMS else 0
+    if run.spec.mode == "SFT":
+        return 0
+    benchmarks = run.spec.evaluation.benchmarks if run.spec.evaluation is not None else []
+    used = {run.spec.tasks.environment, *(each.tasks.environment for each in benchmarks)}
+    return 1 if used & JUDGE_PROGRAMS else 0
 
 
 def runner_children(run: TrainingRun, *, work: bool) -> list[Object]:

@@ -49,12 +49,15 @@ class TrainerDecision:
     failure: str = ""
 
 
-def is_complete(steps: int | None, latest_version: int, *, said: bool) -> bool:
+def is_complete(steps: int | None, latest_version: int, *, said: bool, scored: bool = False) -> bool:
     """Version `v` is the weights after `v` steps: the run ends with version `steps`.
 
-    A run that makes no versions (mode Generate, `steps` is None) is complete when its orchestrator once said so.
+    A run that makes no versions (mode Generate, `steps` is None) is complete when its orchestrator once said so; one whose versions are `scored`
+    (`spec.evaluation`) when its orchestrator says so of the last one.
     """
-    return said if steps is None else latest_version >= steps
+    if steps is None:
+        return said
+    return latest_version >= steps and (said or not scored)
 
 
 def decide_stage(

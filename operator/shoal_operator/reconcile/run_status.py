@@ -33,6 +33,8 @@ FIGURES = (
     "groupsKept",
     "groupsDropped",
     "dataset",
+    "bestVersion",
+    "bestScore",
     "accepted",
     "rejected",
     "slashed",
@@ -121,6 +123,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
                 "rowsSeen": dataset.rows_seen,
                 "rowsKept": dataset.rows_kept,
             }
+        if (best := progress.best_version) is not None:
+            status |= {"bestVersion": best.version, "bestScore": round(best.value, 6)}
         if (last := progress.last_step) is not None:
             status |= {"gradientNorm": last.gradient_norm, "etaSeconds": eta_seconds(progress)}
             if last.supervised:

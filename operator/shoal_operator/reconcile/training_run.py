@@ -69,7 +69,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         ensure_ui_token(cluster, live)
     start_time = None if run.spec.suspend else before.get("startTime") or _rfc3339(now)
     late = time_is_up(start_time, run.spec.active_deadline_seconds, now)
-    complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete)
+    scored = run.spec.evaluation is not None
+    complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete, scored=scored)
     sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
     waits_for = seen.waits_for or sampled.waits_for
 

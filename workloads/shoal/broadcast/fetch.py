@@ -138,7 +138,10 @@ class Fetcher:
         if not self._fetch(version, self._sources):
             return False
         level = state.public.async_level if state.public is not None else MOST_ASYNC_LEVEL
-        self._weights.keep_newest(level + 2)
+        scored = state.public is not None and bool(
+            state.public.benchmarks
+        )  # a version is scored for longer than it feeds training
+        self._weights.keep_newest(level + 3 if scored else level + 2)
         NEWEST.set(version)
         self._agent.report(
             {

@@ -28,6 +28,8 @@ SUBMISSIONS = "submissions/"
 OPINIONS = "opinions/"
 SFT = "sft/"
 SFT_MANIFEST = "sft/manifest.json"
+EVALUATIONS = "evaluations/"
+BEST_VERSION = "evaluations/best.json"
 
 
 def version_name(version: int) -> str:
@@ -108,6 +110,11 @@ def step_batch(step: int) -> str:
 
 def step_metrics(step: int) -> str:
     return f"{STEPS}{step:06d}/metrics.json"
+
+
+def evaluation(version: int, benchmark: str) -> str:
+    """What came of one version on one benchmark; written once, when no more work is handed out for it."""
+    return f"{EVALUATIONS}{version_name(version)}/{benchmark}.json"
 
 
 def ledger_entry(number: int) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import DatasetName
+from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.steps import StepMetrics
@@ -187,7 +188,9 @@ class NodeLogs(Contract):
 
 
 class StepInfo(Contract):
-    """The open step: the smallest one with too few accepted groups that carry signal."""
+    """The open step: the smallest one with too few accepted groups that carry signal. Or a slice of an evaluation, by its number
+    (`contracts.evaluation`), with one version to answer it.
+    """
 
     run: RunName
     step: int = Field(ge=0)
@@ -371,4 +374,8 @@ class RunProgress(Contract):
         default=None, description="thresholds and error rates in force; None: not known yet"
     )
     dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
+    evaluations: list[EvaluationProgress] = Field(
+        default_factory=list, max_length=64, description="of versions on benchmarks, the newest ones"
+    )
+    best_version: BestVersion | None = Field(default=None, description="None: no evaluation is complete")
     complete: bool = False

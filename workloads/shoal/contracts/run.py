@@ -12,6 +12,7 @@ from pydantic import Field
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings, Mode
+from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings, PreparedBenchmark
 from shoal.contracts.identity import Roster
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
@@ -68,6 +69,7 @@ class RunConfig(Contract):
     length_reward: LengthReward | None
     generate: GenerateSettings = GenerateSettings()
     sft: SftSettings | None = Field(default=None, description="with mode SFT, and only with it")
+    evaluation: EvaluationSettings | None = Field(default=None, description="with mode Train only")
     trainer: TrainerSettings = TrainerSettings()
     stability: Stability = Stability()
     roll_back: RollBack | None = None
@@ -154,6 +156,9 @@ class PublicRun(Contract):
     redrawn_pools: list[RunName] = Field(
         default_factory=list, max_length=10_000, description="whose tokens validators draw again: CPU engines only"
     )
+    benchmarks: list[BenchmarkTerms] = Field(
+        default_factory=list, max_length=16, description="scored on versions as work of a second kind"
+    )
 
 
 class Prepared(Contract):
@@ -167,6 +172,7 @@ class Prepared(Contract):
     task_count: int = Field(ge=1)
     base_pass_rate: float | None = Field(default=None, ge=0.0, le=1.0, description="of a generated model's warm start")
     proof_profile: ProofProfile | None = Field(default=None, description="that of the base model; None: it has none")
+    benchmarks: list[PreparedBenchmark] = Field(default_factory=list, max_length=16)
 
 
 class AgentState(Contract):

@@ -59,12 +59,18 @@ class Verdict(Contract):
     seconds_by_check: dict[str, float] = Field(
         default_factory=dict, max_length=64, description="where `check_seconds` went; what is missing is overhead"
     )
+    completion_lengths: list[int] = Field(
+        default_factory=list, max_length=1_000_000, description="of an evaluation's accepted file: tokens of each row"
+    )
+    cut_rows: list[int] = Field(
+        default_factory=list, max_length=1_000_000, description="of such a file: rows that ended at the length limit"
+    )
 
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("validator", "seconds_by_check"):
+        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows"):
             if not document.get(name):
                 document.pop(name, None)
         return document

@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
+from shoal.contracts.evaluation import MOST_SLICES, PreparedBenchmark, slices_of, terms_of
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
@@ -20,7 +21,7 @@ from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.offline_filter import CannotFilter, filtered, sampled_model
-from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
 
@@ -44,6 +45,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     store.put(keys.task_table(digest), write_tasks(tasks))
     log.info("task table written", tasks=len(tasks), digest=digest)
 
+    benchmarks = _benchmarks(config, store, scratch)
     folder, rate = scratch / "base", None
     shutil.rmtree(folder, ignore_errors=True)
     rule = config.tasks.offline_filter
@@ -72,6 +74,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         task_count=len(tasks),
         base_pass_rate=rate,
         proof_profile=profile,
+        benchmarks=benchmarks,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
@@ -98,6 +101,36 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
             " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
         )
     return tasks
+
+
+def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[PreparedBenchmark]:
+    """Pin what is scored: the task table of each benchmark goes beside the run's own. Raises CannotPrepare."""
+    found = []
+    for each in config.evaluation.benchmarks if config.evaluation is not None else []:
+        environment = environments.load(each.tasks.environment)
+        try:
+            tasks, left_out = benchmark_tasks(config, each, environment, scratch / each.name)
+        except BadTaskSource as error:
+            raise CannotPrepare(str(error)) from error
+        digest = tasks_digest(tasks)
+        store.put(keys.task_table(digest), write_tasks(tasks))
+        telemetry.get_logger().info("benchmark", name=each.name, tasks=len(tasks), digest=digest, left_out=left_out)
+        found.append(
+            PreparedBenchmark(
+                name=each.name,
+                environment=environment.name,
+                environment_digest=environments.digest(environment),
+                tasks_digest=digest,
+                task_count=len(tasks),
+            )
+        )
+    slices = slices_of(terms_of(config.evaluation, found, config.sampling, config.recipe.group_size))
+    if slices > MOST_SLICES:
+        raise CannotPrepare(
+            f"spec.evaluation.benchmarks: they are {slices} files for each version, allowed are {MOST_SLICES}: lower samples or count,"
+            " or raise spec.sampling.groupsPerSubmission"
+        )
+    return found
 
 
 def checked_checkpoint(folder: Path) -> Path:

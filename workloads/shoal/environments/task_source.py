@@ -4,10 +4,13 @@ In: the run's configuration and environment. Out: tasks that the environment can
 Called by `prepare`, which writes them as the run's task table.
 """
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 
 from shoal.contracts.datasets import DatasetColumns, DatasetSource
+from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
+from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Unscorable
@@ -17,6 +20,8 @@ from shoal.storage import Store, open_below_prefix
 
 TASKS_OF_AN_ENVIRONMENT = 4096
 """An environment makes as many tasks as it is asked for; so many when the manifest does not say."""
+TASKS_OF_A_BENCHMARK = 128
+"""The same for a benchmark: the interval of its score is some 9 points wide to either side."""
 
 
 class BadTaskSource(ValueError):
@@ -24,18 +29,43 @@ class BadTaskSource(ValueError):
 
 
 def find_tasks(config: RunConfig, environment: Environment, scratch: Path) -> tuple[list[Task], dict[str, int]]:
-    """Tasks, and rows of the data set that are none by reason; `scratch` is a folder for its files. Raises BadTaskSource."""
-    source, count = config.tasks.dataset, config.tasks.count
-    if source is None:
+    """The run's tasks, and rows of the data set that are none by reason; `scratch` is a folder for its files. Raises BadTaskSource."""
+    given = config.tasks.count or TASKS_OF_AN_ENVIRONMENT
+    return _find(config, config.tasks, environment, scratch, "spec.tasks", given, config.seed)
+
+
+def benchmark_tasks(
+    config: RunConfig, benchmark: Benchmark, environment: Environment, scratch: Path
+) -> tuple[list[Task], dict[str, int]]:
+    """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
+    given = benchmark.tasks.count or TASKS_OF_A_BENCHMARK
+    field = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
+    seed = int.from_bytes(
+        hashlib.sha256(f"shoal-benchmark {config.seed} {benchmark.name}".encode()).digest()[:4], "big"
+    )
+    return _find(config, benchmark.tasks, environment, scratch, field, given, seed >> 1)
+
+
+def _find(
+    config: RunConfig,
+    wanted: TaskSource | BenchmarkTasks,
+    environment: Environment,
+    scratch: Path,
+    field: str,
+    given: int,
+    seed: int,
+) -> tuple[list[Task], dict[str, int]]:
+    """`given`: tasks of an environment that is asked for them with `seed`. `field` begins the message of BadTaskSource."""
+    if wanted.dataset is None:
         try:
-            return environment.tasks(count or TASKS_OF_AN_ENVIRONMENT, config.seed), {}
+            return environment.tasks(given, seed), {}
         except ValueError as error:
-            raise BadTaskSource(f"spec.tasks: {error}") from error
+            raise BadTaskSource(f"{field}: {error}") from error
     try:
-        imported = _import(source, config, scratch)
-        tasks, unfit = fitting(imported.tasks, environment, count)
+        imported = _import(wanted.dataset, config, scratch)
+        tasks, unfit = fitting(imported.tasks, environment, wanted.count)
     except BadDataset as error:
-        raise BadTaskSource(f"spec.tasks.dataset: {error}") from error
+        raise BadTaskSource(f"{field}.dataset: {error}") from error
     return tasks, dict(Counter(imported.skipped) + unfit)
 
 

@@ -6,7 +6,7 @@ requests are retried until their deadline.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
@@ -38,10 +38,11 @@ class AgentClient:
         except Unavailable:
             return None
 
-    def tasks(self, digest: str) -> list[Task] | None:
-        """The run's task table, checked against its digest; None while it cannot be had."""
+    def tasks(self, digest: str, benchmark: bool = False) -> list[Task] | None:
+        """The run's task table, or that of a benchmark, checked against its digest; None while it cannot be had."""
+        path = f"/v1/tasks?digest={digest}" if benchmark else "/v1/tasks"
         try:
-            tasks = read_tasks(self._http.request("GET", "/v1/tasks", deadline_seconds=60.0).content)
+            tasks = read_tasks(self._http.request("GET", path, deadline_seconds=60.0).content)
         except (Unavailable, Refused) as error:
             get_logger().info("task table not available", reason=str(error))
             return None
@@ -51,10 +52,11 @@ class AgentClient:
             )
         return tasks
 
-    def step(self) -> StepInfo | None:
-        """The open step, or None."""
+    def step(self, holds: Sequence[int] = ()) -> StepInfo | None:
+        """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them."""
+        path = f"/v1/step?holds={','.join(map(str, holds))}" if holds else "/v1/step"
         try:
-            return self._http.call("GET", "/v1/step", reply=StepInfo, deadline_seconds=ASK_SECONDS)
+            return self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
         except (Unavailable, Refused) as error:
             get_logger().debug("no step", reason=str(error))
             return None

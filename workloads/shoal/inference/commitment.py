@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
 from shoal.inference.completions import Request
 from shoal.telemetry import STOP, get_logger
@@ -25,7 +26,9 @@ HAND_IN_SECONDS = 6.0
 
 def is_sealed(step: int, info: StepInfo | None) -> bool:
     """Whether files of `step` expire by what the orchestrator says now; while it says nothing they do not."""
-    if info is None:
+    if info is None or is_evaluation(
+        step
+    ):  # slices of evaluations are not sealed; one that is over expires when it is handed in
         return False
     first = info.first_unsealed_step if info.first_unsealed_step is not None else info.latest_version
     return step < first

@@ -11,7 +11,7 @@ from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import draw_submission, drawn_tasks
+from shoal.contracts.seeds import draw_submission
 from shoal.contracts.tasks import Task
 from shoal.inference.completions import Completion, Request
 
@@ -33,13 +33,12 @@ class PlannedRow:
 
 
 def plan_submission(
-    step: StepInfo, lease: Lease, public: PublicRun, tasks: Sequence[Task], render: Render
+    step: StepInfo, lease: Lease, public: PublicRun, tasks: Sequence[Task], render: Render, drawn: range
 ) -> list[PlannedRow]:
-    """The rows that this lease must hold, group after group, in the order drawn.
+    """The rows that this lease must hold, group after group, in the order drawn. `drawn`: the rows of the task table that prompts are drawn from.
 
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
-    drawn = drawn_tasks(public.mode, step.step, len(tasks), public.sampling.groups_per_submission)
     groups = draw_submission(
         beacon=bytes.fromhex(step.beacon),
         run=public.run,

@@ -14,15 +14,17 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from shoal import environments
+from shoal.contracts.evaluation import is_evaluation, located
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
-from shoal.environments.episodes import tools_of
+from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
+from shoal.inference.assignments import Work, as_run, work_on
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.commitment import Commitment
 from shoal.inference.completions import Completion
@@ -30,7 +32,7 @@ from shoal.inference.device import require_cpu_where_redrawn
 from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
 from shoal.inference.tool_episodes import ToolFailedError, play
-from shoal.inference.weights import Policy, newest_policy
+from shoal.inference.weights import Policy, newest_policy, versions_in
 from shoal.telemetry import STOP, Liveness, Stopped, busy, get_logger, wait_for
 from shoal.transport.client import Refused, Unavailable
 
@@ -43,10 +45,6 @@ LEASE_PAUSE_SECONDS = 1.0
 """Between refused leases: the step is full, or about to close."""
 TOOL_PAUSE_SECONDS = 10.0
 """After a tool that failed: the same lease comes again, and with it the same calls."""
-
-
-class WrongEnvironmentError(RuntimeError):
-    """The installed environment is not the one that the run pins."""
 
 
 class Worker:
@@ -91,22 +89,21 @@ class Worker:
         assert public is not None
         self._public: PublicRun = public
         require_cpu_where_redrawn(load_node_config().pool, public.redrawn_pools, DEVICE)
-        self._environment = environments.load(public.environment)
-        found = environments.digest(self._environment)
-        if found != public.environment_digest:
-            raise WrongEnvironmentError(
-                f"environment {public.environment} has digest {found[:12]}... here, the run pins "
-                f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
-            )
-        self._tasks: list[Task] = wait_for(
-            "the task table", lambda: self._agent.tasks(public.tasks_digest), **self._waiting
-        )
+        self._training = work_on(public, self._task_table)
+        self._benchmarks = {
+            each.name: work_on(as_run(public, each), lambda digest: self._task_table(digest, benchmark=True))
+            for each in public.benchmarks
+        }
         policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
         self._tokenizer = AutoTokenizer.from_pretrained(policy.folder)
         with busy("start"):
             checkpoint = read_checkpoint(policy.folder)
             self._eos = checkpoint.eos_token_ids
-            self._tools = tools_of(self._environment, self._tokenizer, self._eos)
+            # By environment: what it finds out about a vocabulary is kept.
+            self._tools = {
+                work.environment.name: tools_of(work.environment, self._tokenizer, self._eos)
+                for work in (self._training, *self._benchmarks.values())
+            }
             self._engine = Engine(
                 checkpoint,
                 max_sequence_length=public.max_sequence_length,
@@ -115,9 +112,19 @@ class Worker:
             )
         self._loaded(policy)
 
+    def _task_table(self, digest: str, *, benchmark: bool = False) -> list[Task]:
+        return wait_for("a task table", lambda: self._agent.tasks(digest, benchmark), **self._waiting)
+
+    def _work_of(self, step: int) -> Work:
+        """The run's own tasks, or, for a slice of an evaluation, its benchmark."""
+        if not is_evaluation(step):
+            return self._training
+        return self._benchmarks[located(step, self._public.benchmarks).benchmark.name]
+
     def _one_file(self) -> None:
-        """Serve one lease of the open step."""
+        """Serve one lease of the open step, or of a slice of an evaluation."""
         step, policy = wait_for("an open step and weights that it accepts", self._work, **self._waiting)
+        work = self._work_of(step.step)
         self._swap(policy)
         lease = self._agent.lease(self._state.node, step.step)
         if lease is None:
@@ -125,7 +132,7 @@ class Worker:
             return
         log = get_logger().bind(step=step.step, submission=lease.submission, version=policy.version)
         try:
-            rows = self._generate(step, lease, policy)
+            rows = self._generate(step, lease, policy, work)
         except GenerationStoppedError as stopped:
             self._give_back(lease, stopped.reason)
             log.info("lease given back", reason=stopped.reason, detail=str(stopped))
@@ -135,7 +142,7 @@ class Worker:
             log.warning("lease given back: a tool failed", reason=str(failed))
             STOP.wait(TOOL_PAUSE_SECONDS)
             return
-        self._submit(lease, policy, rows)
+        self._submit(lease, policy, rows, work.public)
         self._agent.report(metrics.heartbeat_metrics())
         log.info("file done", rows=len(rows), tokens=sum(len(row.completion_tokens) for row in rows))
 
@@ -159,14 +166,23 @@ class Worker:
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
-    def _generate(self, step: StepInfo, lease: Lease, policy: Policy) -> list[Rollout]:
+    def _generate(self, step: StepInfo, lease: Lease, policy: Policy, work: Work) -> list[Rollout]:
         assert self._engine is not None
-        metrics.POLICY_LAG.set(step.step - policy.version)
-        planned = plan_submission(step, lease, self._public, self._tasks, self._render)
+        if not is_evaluation(step.step):
+            metrics.POLICY_LAG.set(step.step - policy.version)
+
+        def render(task: Task, target_length: int | None) -> Sequence[int]:
+            return prompt_tokens(self._tokenizer, work.environment, task, target_length)
+
+        def score(task: Task, tokens: Sequence[int]) -> float | None:
+            found = work.environment.score(task, completion_text(self._tokenizer, tokens, self._eos))
+            return found.task_reward if isinstance(found, environments.Score) else None
+
+        planned = plan_submission(step, lease, work.public, work.tasks, render, work.drawn(step.step))
         started = time.monotonic()
         requests = [row.request for row in planned]
         with busy("generate"), Commitment(lease, requests, self._engine.sequences, self._agent.step) as commitment:
-            completions = self._complete(planned, commitment)
+            completions = self._complete(planned, commitment, self._tools[work.environment.name])
         tokens = sum(completion.sampled for completion in completions)
         metrics.TOKENS.inc(tokens)
         metrics.ROLLOUTS.inc(len(completions))
@@ -174,10 +190,10 @@ class Worker:
             metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(step.step)})
         metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
         with busy("score"):
-            return assemble(planned, completions, lease, self._public, policy.version, self._score)
+            return assemble(planned, completions, lease, work.public, policy.version, score)
 
-    def _complete(self, planned: Sequence[PlannedRow], commitment: Commitment) -> list[Completion]:
-        engine, tools = self._engine, self._tools
+    def _complete(self, planned: Sequence[PlannedRow], commitment: Commitment, tools: Tools | None) -> list[Completion]:
+        engine = self._engine
         assert engine is not None
 
         def over() -> str | None:
@@ -191,16 +207,16 @@ class Worker:
             return engine.generate([row.request for row in planned], over)
         return play(planned, tools, lambda requests: engine.generate(requests, over, tools.pauses))
 
-    def _submit(self, lease: Lease, policy: Policy, rows: Sequence[Rollout]) -> None:
+    def _submit(self, lease: Lease, policy: Policy, rows: Sequence[Rollout], public: PublicRun) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
         path = self._tmp / f"{lease.lease}.parquet"
         metadata = RolloutMetadata(
-            model=self._public.model_id,
+            model=public.model_id,
             weights_digest=policy.manifest.sha256,
-            environment_digest=self._public.environment_digest,
+            environment_digest=public.environment_digest,
             software_version=version("shoal"),
         )
-        groups = self._public.sampling.groups_per_submission
+        groups = public.sampling.groups_per_submission
         with busy("submit"):
             partial = path.with_suffix(".partial")
             partial.write_bytes(write_rollouts(rows, metadata))
@@ -223,18 +239,12 @@ class Worker:
 
     def _work(self) -> tuple[StepInfo, Policy] | None:
         """The open step with the newest weights that it accepts, when there are both."""
-        step = self._agent.step()
+        # Only a run with benchmarks asks which versions are here.
+        step = self._agent.step(versions_in(self._weights)[-16:] if self._benchmarks else ())
         if step is None:
             return None
         policy = self._newest(step.min_version, step.max_version)
         return None if policy is None else (step, policy)
-
-    def _render(self, task: Task, target_length: int | None) -> Sequence[int]:
-        return prompt_tokens(self._tokenizer, self._environment, task, target_length)
-
-    def _score(self, task: Task, tokens: Sequence[int]) -> float | None:
-        score = self._environment.score(task, completion_text(self._tokenizer, tokens, self._eos))
-        return score.task_reward if isinstance(score, environments.Score) else None
 
     @property
     def _waiting(self) -> dict:  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ never leaves the agent.
 import json
 import math
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -27,6 +28,7 @@ from shoal.transport.server import BodyLimit, Problem, add_problem_answers, prob
 PASS_SECONDS = 4.0
 """A question is passed on for this long, less than the 5 s that a worker waits before it asks again."""
 TASKS_SECONDS = 55.0  # the table may be tens of megabytes
+PLAIN = re.compile(r"[0-9a-f,]{1,200}", re.ASCII)
 METRIC_NAME: TypeAdapter[str] = TypeAdapter(MetricName)
 
 
@@ -54,13 +56,16 @@ def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> Fa
         return json_answer(session.state())
 
     @app.get("/v1/tasks")
-    def tasks() -> Response:
-        answer = session.orchestrator().request("GET", "/v1/tasks", deadline_seconds=TASKS_SECONDS)
+    def tasks(request: Request) -> Response:
+        answer = session.orchestrator().request(
+            "GET", _passed_on("/v1/tasks", request, "digest"), deadline_seconds=TASKS_SECONDS
+        )
         return Response(answer.content, media_type="application/vnd.apache.parquet")
 
     @app.get("/v1/step")
-    def step() -> Response:
-        info = session.orchestrator().call("GET", "/v1/step", reply=StepInfo, deadline_seconds=PASS_SECONDS)
+    def step(request: Request) -> Response:
+        path = _passed_on("/v1/step", request, "holds")
+        info = session.orchestrator().call("GET", path, reply=StepInfo, deadline_seconds=PASS_SECONDS)
         if info is not None:
             session.note_latest_version(info.latest_version)
         return json_answer(info)
@@ -103,6 +108,16 @@ def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> Fa
         return Response(status_code=204)
 
     return app
+
+
+def _passed_on(path: str, request: Request, parameter: str) -> str:
+    """The path with the one query parameter that is passed on; raises `Problem` 422 when it is no list of names."""
+    value = request.query_params.get(parameter)
+    if value is None:
+        return path
+    if not PLAIN.fullmatch(value):
+        raise Problem(422, "Not valid", f"{parameter}: expected digits, letters a to f and commas, 200 at most")
+    return f"{path}?{parameter}={value}"
 
 
 def parse_metrics(body: bytes) -> dict[str, float]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from shoal.contracts import keys
-from shoal.protocol import group_keeping, leases, membership, recovery, work
+from shoal.protocol import evaluations, group_keeping, leases, membership, recovery, work
 from shoal.protocol.inviting import Inviter
 from shoal.protocol.ledger_checkpoints import Checkpoints
 from shoal.protocol.metrics import report, report_details
@@ -72,6 +72,7 @@ class Background:
                 self._attempt("end leases", lambda: work.end_overdue_leases(self._state))
                 self._attempt("settle late files", lambda: settle_late(self._state))
                 self._attempt("seal steps", self._seal)
+                self._attempt("fold evaluations", lambda: evaluations.fold(self._state))
                 self._attempt("write checkpoints", self._write_checkpoints)
                 if rounds % NODE_ROUNDS == 0:
                     self._attempt("reap nodes", lambda: membership.reap(self._state))
@@ -132,7 +133,7 @@ def settle_late(state: RunState) -> None:
             expire(state, job.record, reason)
     old = state.clock() - leases.MEMORY_SECONDS
     for record in state.leases.all():
-        if record.lease.step in state.view.sealed and record.lease.expires_unix < old:
+        if state.closed(record.lease.step) and record.lease.expires_unix < old:
             state.leases.forget(record.lease.lease)
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.ledger_chain import Chain, identity
 
@@ -36,9 +37,11 @@ class LedgerView:
         self.committed: dict[int, str] = {}
         self.revealed: dict[int, int] = {}  # step -> number of the entry
         self.versions: dict[int, str] = {}  # version -> weights digest
+        self.version_unix: dict[int, float] = {}  # version -> when it was announced
         self.datasets: dict[str, str] = {}  # name -> SHA-256 of card.json
         self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
         self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
+        self.evaluated: dict[int, LedgerEntry] = {}  # number of a slice -> the file that counts
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
         self.rejected_nodes: set[str] = set()
         self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
@@ -97,20 +100,25 @@ class LedgerView:
                 if node not in self.slashed:
                     self.evicted.discard(node)
             case "version-published":
-                self.versions[entry.version if entry.version is not None else -1] = digest
+                version = entry.version if entry.version is not None else -1
+                self.versions[version] = digest
+                self.version_unix[version] = entry.unix
             case "dataset-published":
                 self.datasets[entry.detail] = digest
             case "batch-sealed":
                 self.sealed[step] = digest
             case "accepted":
-                self.accepted[step].append(entry)
+                if is_evaluation(step):
+                    self.evaluated.setdefault(step, entry)
+                else:
+                    self.accepted[step].append(entry)
+                    self.groups_judged += entry.groups or 0
+                    self.groups_with_signal += entry.signal_groups or 0
                 self.settled[node, digest] = "accepted"
                 self.accepted_in_a_row[node] += 1
                 self.files_of[node].accepted += 1
                 self.files_accepted += 1
                 self.tokens_accepted += entry.tokens or 0
-                self.groups_judged += entry.groups or 0
-                self.groups_with_signal += entry.signal_groups or 0
             case "rejected":
                 self.settled[node, digest] = "rejected"
                 self.rejected_nodes.add(node)

@@ -5,6 +5,7 @@ worker thread. Until Redis holds what the store says (at start, and after Redis 
 """
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -75,6 +76,8 @@ LEDGER_SECONDS = 600.0
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
 MAX_BODY_BYTES = 16 << 20
 """Greatest JSON body: a verdict has some 80 bytes for each row, and the largest files have some 100,000 rows."""
+
+HOLDS = re.compile(r"([0-9]{1,6}(,[0-9]{1,6}){0,15})?", re.ASCII)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -199,17 +202,26 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
     @app.get("/v1/tasks")
     async def tasks(request: Request) -> Response:
+        """The run's table, or, with `?digest=`, that of a benchmark."""
         node = await gate.node(request)
+        wanted = request.query_params.get("digest")
 
         def answer() -> bytes:
             state.nodes.require_member(node)
-            return state.store.get(keys.task_table(state.prepared().tasks_digest))
+            prepared = state.prepared()
+            digest = prepared.tasks_digest if wanted is None else wanted
+            if digest not in (prepared.tasks_digest, *(each.tasks_digest for each in prepared.benchmarks)):
+                raise Problem(
+                    404, "No such task table", "digest is neither that of the run's tasks nor of a benchmark's"
+                )
+            return state.store.get(keys.task_table(digest))
 
         return Response(await call(answer), media_type="application/vnd.apache.parquet")
 
     @app.get("/v1/step")
     async def step(request: Request) -> Response:
-        return json_answer(await call(work.step_for, state, await gate.node(request)))
+        node = await gate.node(request)
+        return json_answer(await call(work.step_for, state, node, held_versions(request)))
 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
@@ -304,7 +316,16 @@ def public_run(state: RunState) -> PublicRun:
         redrawn_pools=[
             pool.name for pool in config.pools if config.validation.redraw == "Auto" and pool.sampler is not None
         ],
+        benchmarks=list(state.plan.benchmarks),
     )
+
+
+def held_versions(request: Request) -> list[int]:
+    """Versions that a node says it holds, `?holds=6,7`; none: it is given no evaluation. Raises `Problem` 422."""
+    text = request.query_params.get("holds", "")
+    if not HOLDS.fullmatch(text):
+        raise Problem(422, "Not valid", "holds: expected up to 16 version numbers with commas between, such as 6,7")
+    return [int(part) for part in text.split(",")] if text else []
 
 
 def load_ledger(state: RunState) -> bool | None:

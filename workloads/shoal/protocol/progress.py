@@ -9,7 +9,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.protocol import DatasetAnnouncement, RunProgress, TrainerProgress, VersionAnnouncement
 from shoal.contracts.weights import WeightsManifest
-from shoal.protocol import work
+from shoal.protocol import evaluations, work
 from shoal.protocol.run_state import RunState
 from shoal.storage import NotFound
 from shoal.telemetry import get_logger
@@ -48,6 +48,8 @@ def run_progress(state: RunState) -> RunProgress:
         last_step=state.last_step,
         proofs=state.proof_terms(),
         dataset=state.trainer.dataset if state.trainer is not None else None,
+        evaluations=evaluations.progress(state),
+        best_version=evaluations.best(state),
         complete=state.complete,
     )
 
@@ -58,6 +60,8 @@ def waiting_for(state: RunState, open_step: int | None, healthy_nodes: int) -> s
         return ""
     if open_step is not None:
         return "" if healthy_nodes else f"a healthy node to work on step {open_step}"
+    if state.trained:
+        return f"version {state.config.steps}, the last one, to be scored"
     return state.schedule.waits_for(state.view.sealed, state.view.latest_version)
 
 

@@ -12,6 +12,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.protocol import evaluations
 from shoal.protocol.records import Job, LeaseRecord, NodeRecord, Opinion, OpinionNote, SubmissionRecord
 from shoal.protocol.run_state import RunState
 from shoal.protocol.uploads import find_record
@@ -33,6 +34,7 @@ def is_built(state: RunState) -> bool:
 def rebuild(state: RunState) -> None:
     """Bring Redis and the ledger in line with the store."""
     state.ledger.catch_up()
+    evaluations.load(state)
     verdicts = _names(state, keys.VERDICTS)
     _conclude_verdicts(state, verdicts)
     if state.config.validation.slashing == "Evict":
@@ -48,6 +50,10 @@ def rebuild(state: RunState) -> None:
     for step in state.openable_steps():
         state.seal_if_full(step)
     state.commit_beacons(state.schedule.beacons_ahead)
+    latest = state.view.latest_version
+    state.commit_evaluation_beacon(0 if latest is None else state.plan.next_due(latest))
+    evaluations.fold(state)
+    evaluations.write_best(state)
     _restore_last_step(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
     get_logger().info(
@@ -136,7 +142,7 @@ def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
 
 
 def _lease_keys(state: RunState) -> list[str]:
-    steps = state.openable_steps()
+    steps = [*state.openable_steps(), *evaluations.open_numbers(state)]
     if len(steps) <= MOST_LISTINGS:
         return [info.key for step in steps for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
     # Many slices are open at once: one listing of all leases is quicker than one for each of them.

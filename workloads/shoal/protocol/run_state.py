@@ -8,12 +8,14 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import redis
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
+from shoal.contracts.evaluation import is_evaluation, terms_of
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.proof_profile import ProofTerms
@@ -22,7 +24,9 @@ from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.seeds import beacon, beacon_commitment, draw_submission, drawn_tasks, slice_count
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.evaluation.versions import VersionEvaluation
 from shoal.protocol import allocation, step_counter
+from shoal.protocol.evaluation_plan import EvaluationPlan
 from shoal.protocol.leases import LeaseBook, is_open
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.protocol.nodes import NodeRegistry
@@ -39,6 +43,21 @@ UNJUDGED_CHECKS = 4
 keep a step from ever being full with files that nobody can judge."""
 MOST_UNJUDGED_FILES = 8
 """Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
+
+
+@dataclass(frozen=True)
+class FileShape:
+    """What every file of a step, or of a slice of an evaluation, must hold. `targets`: lengths that are drawn from; None: none is asked for."""
+
+    groups: int
+    group_size: int
+    targets: Sequence[int] | None
+    drawn: range
+    max_completion_tokens: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.group_size
 
 
 class RunState:
@@ -72,7 +91,11 @@ class RunState:
         self.last_step: StepMetrics | None = None
         self.files_expired = 0
         self._prepared: Prepared | None = None
+        self.evaluations: dict[
+            tuple[int, str], VersionEvaluation
+        ] = {}  # (version, benchmark) -> its record, once written
         self._schedule: Schedule | None = None
+        self._plan: EvaluationPlan | None = None
         self._accepted: dict[tuple[str, str], step_counter.AcceptedFile] = {}
 
     # What prepare left
@@ -113,6 +136,18 @@ class RunState:
                     self._schedule = SupervisedSchedule(config.steps)
         return self._schedule
 
+    @property
+    def plan(self) -> EvaluationPlan:
+        """What is scored in this run; raises `Problem` 503 where that needs the task tables and prepare has not finished."""
+        if self._plan is None:
+            config = self.config
+            pinned = self.prepared().benchmarks if config.evaluation is not None else []
+            benchmarks = terms_of(config.evaluation, pinned, config.sampling, config.recipe.group_size)
+            self._plan = EvaluationPlan(
+                config.evaluation, tuple(benchmarks), config.steps, config.async_level, config.kept_versions
+            )
+        return self._plan
+
     def open_step(self) -> int | None:
         return self.schedule.open_step(self.view.sealed, self.view.latest_version)
 
@@ -122,33 +157,111 @@ class RunState:
     @property
     def complete(self) -> bool:
         """Whether the run has made what it is for, and everybody knows."""
+        return self.trained and self.last_is_scored
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run has made what it is for; its last version may still have to be scored."""
         return self.schedule.complete(self.view.latest_version, self.view.datasets)
 
+    @property
+    def last_is_scored(self) -> bool:
+        """Whether nothing is waited for any more of the evaluation of the last version."""
+        settings = self.config.evaluation
+        return settings is None or all(
+            (self.config.steps, each.name) in self.evaluations for each in settings.benchmarks
+        )
+
+    def closed(self, step: int) -> bool:
+        """Whether no further file of a step, or of a slice of an evaluation, counts."""
+        if not is_evaluation(step):
+            return step in self.view.sealed
+        if step in self.view.evaluated:
+            return True
+        work, latest = self.plan.located(step), self.view.latest_version
+        return (work.version, work.benchmark.name) in self.evaluations or (
+            latest is not None and self.plan.is_over(work.version, latest)
+        )
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        """Oldest and newest policy version that may feed a step; of a slice the one version that it is about."""
+        if is_evaluation(step):
+            version = self.plan.located(step).version
+            return version, version
+        return self.schedule.version_window(step)
+
+    def shape(self, step: int) -> FileShape:
+        """What a file of a step, or of a slice, must hold."""
+        if is_evaluation(step):
+            work = self.plan.located(step)
+            terms = work.benchmark
+            targets = [terms.target_length] if terms.target_length is not None else None
+            groups = terms.sampling.groups_per_submission
+            return FileShape(groups, terms.samples, targets, work.drawn, terms.sampling.max_completion_tokens)
+        config, lengths = self.config, self.config.length_reward
+        groups = config.sampling.groups_per_submission
+        return FileShape(
+            groups,
+            config.recipe.group_size,
+            lengths.targets if lengths is not None else None,
+            drawn_tasks(config.mode, step, self.prepared().task_count, groups),
+            config.sampling.max_completion_tokens,
+        )
+
+    def drawn_prompts(self, step: int, node: str, submission: int) -> list[int]:
+        """Rows of the task table that a file's groups are on, in their order, drawn again from the beacon."""
+        shape = self.shape(step)
+        drawn = draw_submission(
+            beacon=self.beacon(step),
+            run=self.config.run,
+            step=step,
+            node=node,
+            submission=submission,
+            task_count=len(shape.drawn),
+            first_task=shape.drawn.start,
+            groups=shape.groups,
+            group_size=shape.group_size,
+            targets=shape.targets,
+        )
+        return [group.prompt_index for group in drawn]
+
+    def beacon_step(self, step: int) -> int:
+        """Under which number the ledger has the beacon of a step: its own; all slices of a version's evaluation share one."""
+        return self.plan.beacon_step(self.plan.located(step).version) if is_evaluation(step) else step
+
     def beacon(self, step: int) -> bytes:
-        return beacon(self.run_secret, self.config.run, step)
+        return beacon(self.run_secret, self.config.run, self.beacon_step(step))
 
     def commit_beacons(self, through: int) -> None:
         """Put the commitments of all steps up to `through` into the ledger."""
         for step in range(min(through + 1, self.schedule.steps)):
-            if step not in self.view.committed:
-                self.ledger.append("beacon-committed", step=step, digest=beacon_commitment(self.beacon(step)))
+            self._commit_beacon(step)
+
+    def commit_evaluation_beacon(self, version: int | None) -> None:
+        """Put the commitment for the evaluation of a version into the ledger; nothing for None or in a run without benchmarks."""
+        if version is not None and self.plan.is_due(version):
+            self._commit_beacon(self.plan.beacon_step(version))
+
+    def _commit_beacon(self, step: int) -> None:
+        if step not in self.view.committed:
+            self.ledger.append("beacon-committed", step=step, digest=beacon_commitment(self.beacon(step)))
 
     def reveal(self, step: int) -> None:
         """Record that the beacon of `step` becomes known, after its commitment and those of the steps that may follow soon."""
-        if step not in self.view.revealed:
+        place = self.beacon_step(step)
+        if place in self.view.revealed:
+            return
+        if is_evaluation(step):
+            version = self.plan.located(step).version
+            self.commit_evaluation_beacon(version)
+            self.commit_evaluation_beacon(self.plan.next_due(version))
+        else:
             self.commit_beacons(step + self.schedule.beacons_ahead)
-            self.ledger.append("beacon-revealed", step=step, digest=beacon_commitment(self.beacon(step)))
+        self.ledger.append("beacon-revealed", step=place, digest=beacon_commitment(self.beacon(step)))
 
     def loads(self, steps: list[int]) -> list[allocation.StepLoad]:
         """The load of each of `steps`, from one look at leases and queue."""
-        pending: Counter[int] = Counter()
-        now = self.clock()
-        for record in self.leases.all():
-            if is_open(record, now):
-                pending[record.lease.step] += record.groups
-        for job in self.queue.all():
-            if job.inconclusive < UNJUDGED_CHECKS:
-                pending[job.record.step] += job.record.groups
+        pending = self.pending_groups()
         return [
             allocation.StepLoad(
                 step=step,
@@ -159,6 +272,18 @@ class RunState:
             )
             for step in steps
         ]
+
+    def pending_groups(self) -> Counter[int]:
+        """Groups by step, or number of a slice, that are leased or wait for a verdict."""
+        pending: Counter[int] = Counter()
+        now = self.clock()
+        for record in self.leases.all():
+            if is_open(record, now):
+                pending[record.lease.step] += record.groups
+        for job in self.queue.all():
+            if job.inconclusive < UNJUDGED_CHECKS:
+                pending[job.record.step] += job.record.groups
+        return pending
 
     def unjudged_files(self, node: str) -> int:
         """Files of this node that were checked again and again without a result and still wait."""
@@ -182,23 +307,11 @@ class RunState:
         """An accepted file with its groups told apart by signal; prompts are drawn again from the beacon."""
         name = (verdict.node, verdict.sha256)
         if name not in self._accepted:
-            groups, size = self.config.sampling.groups_per_submission, self.config.recipe.group_size
-            lengths = self.config.length_reward
-            tasks = drawn_tasks(self.config.mode, verdict.step, self.prepared().task_count, groups)
-            drawn = draw_submission(
-                beacon=self.beacon(verdict.step),
-                run=self.config.run,
-                step=verdict.step,
-                node=verdict.node,
-                submission=verdict.submission,
-                task_count=len(tasks),
-                first_task=tasks.start,
-                groups=groups,
-                group_size=size,
-                targets=lengths.targets if lengths is not None else None,
+            shape, prompts = (
+                self.shape(verdict.step),
+                self.drawn_prompts(verdict.step, verdict.node, verdict.submission),
             )
-            prompts = [group.prompt_index for group in drawn]
-            carrying = self.schedule.counted_prompts(verdict.rewards, prompts, size)
+            carrying = self.schedule.counted_prompts(verdict.rewards, prompts, shape.group_size)
             assert verdict.policy_version is not None  # an accept has one
             self._accepted[name] = step_counter.AcceptedFile(
                 node=verdict.node,
@@ -207,7 +320,7 @@ class RunState:
                 policy_version=verdict.policy_version,
                 rows=verdict.rows,
                 signal_prompts=tuple(carrying),
-                dropped_groups=groups - len(carrying),
+                dropped_groups=shape.groups - len(carrying),
             )
         return self._accepted[name]
 

@@ -43,8 +43,11 @@ _STATUS: dict[Outcome, str] = {
 def largest_file(config: RunConfig) -> int:
     """Bytes that an honest file cannot exceed, from the recipe; what is larger is refused before it is uploaded."""
     tokens = config.recipe.max_sequence_length
-    proofs = -(-config.sampling.max_completion_tokens // PROOF_TOKENS) * PROOF_BYTES
-    rows = config.sampling.groups_per_submission * config.recipe.group_size
+    answers = config.evaluation.benchmarks if config.evaluation is not None else []
+    longest = max([config.sampling.max_completion_tokens, *(each.max_completion_tokens or 1 for each in answers)])
+    proofs = -(-longest // PROOF_TOKENS) * PROOF_BYTES
+    # A slice of a benchmark has no more rows than a step's file, or one task with all its answers.
+    rows = max([config.sampling.groups_per_submission * config.recipe.group_size, *(each.samples for each in answers)])
     return min(MAX_FILE_BYTES, FILE_BYTES + rows * (tokens * BYTES_A_TOKEN + proofs + ROW_BYTES))
 
 
@@ -111,10 +114,10 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Problem`."""
     state.nodes.require_member(notice.node)
     lease = state.leases.require(notice.lease, notice.node)
-    groups = state.config.sampling.groups_per_submission
+    groups = lease.groups
     if notice.groups != groups:
         raise Problem(
-            422, "Wrong number of groups", f"file is said to have {notice.groups} groups, a submission has {groups}"
+            422, "Wrong number of groups", f"file is said to have {notice.groups} groups, this submission has {groups}"
         )
     record = find_record(state, notice.node, notice.sha256)
     if record is not None:
@@ -130,7 +133,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         _require_time_left(lease, state.clock())
         # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
         lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
-    if lease.lease.step in state.view.sealed:
+    if state.closed(lease.lease.step):
         state.leases.put(lease.model_copy(update={"status": "submitted"}))
         state.store.delete(keys.staging(notice.node, notice.lease))
         return SubmissionReceipt(lease=notice.lease, sha256=notice.sha256, status="expired")

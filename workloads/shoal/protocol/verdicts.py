@@ -11,6 +11,7 @@ from typing import Literal
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.verdicts import RejectReason, Verdict
 from shoal.protocol.leases import is_open
 from shoal.protocol.records import Job, Opinion, OpinionNote, SubmissionRecord
@@ -108,8 +109,8 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             job.opinions,
             validator=validator_of(verdict, job),
             alone=state.clock() >= job.prefer_another_until_unix,
-            sealed=verdict.step in state.view.sealed,
-            window=state.schedule.version_window(verdict.step),
+            sealed=state.closed(verdict.step),
+            window=state.version_window(verdict.step),
             votes=state.config.validation.slash_votes,
             evicted=verdict.node in state.view.evicted,
         )
@@ -164,7 +165,7 @@ def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
 
 def over(state: RunState, record: SubmissionRecord) -> str:
     """Why a waiting file is not to be checked any more, or nothing."""
-    if record.step in state.view.sealed:
+    if state.closed(record.step):
         return f"step {record.step} was sealed before this file was checked"
     return EVICTED if record.node in state.view.evicted else ""
 
@@ -190,7 +191,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     """Ledger, queue and step of a recorded verdict. Idempotent: the ledger knows what it has, the rest is removal."""
     verdict = signed.document
     if verdict.outcome == "accept":
-        file = state.accepted_file(verdict)
+        groups, counted = _groups(state, verdict)
         state.ledger.append(
             "accepted",
             node=verdict.node,
@@ -198,8 +199,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
             submission=verdict.submission,
             digest=verdict.sha256,
             tokens=verdict.completion_tokens,
-            groups=len(file.signal_prompts) + file.dropped_groups,
-            signal_groups=len(file.signal_prompts),
+            groups=groups,
+            signal_groups=counted,
         )
     elif verdict.outcome == "reject":
         detail = f"{verdict.reason}: {verdict.evidence}"[:4000]
@@ -214,8 +215,16 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         if state.config.validation.slashing == "Evict":
             evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
     state.queue.discard(verdict.node, verdict.sha256)
-    if verdict.outcome == "accept":
+    if verdict.outcome == "accept" and not is_evaluation(verdict.step):
         state.seal_if_full(verdict.step)
+
+
+def _groups(state: RunState, verdict: Verdict) -> tuple[int, int]:
+    """Groups of an accepted file, and how many of them count towards its step; of an evaluation's file none does."""
+    if is_evaluation(verdict.step):
+        return state.shape(verdict.step).groups, 0
+    file = state.accepted_file(verdict)
+    return len(file.signal_prompts) + file.dropped_groups, len(file.signal_prompts)
 
 
 def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str) -> None:
@@ -244,10 +253,16 @@ def _check_fits(state: RunState, record: SubmissionRecord, verdict: Verdict) -> 
             raise Problem(
                 409, "Verdict does not fit the file", f"verdict says {name} {given!r}, the submission has {ours!r}"
             )
-    rows = state.config.sampling.groups_per_submission * state.config.recipe.group_size
+    rows = state.shape(record.step).rows
     if verdict.outcome == "accept" and verdict.rows != rows:
         raise Problem(
             422,
             "Wrong number of rows",
             f"verdict accepts {verdict.rows} rows, a submission of this run has {rows}: that is a reject (format)",
+        )
+    if verdict.outcome == "accept" and is_evaluation(record.step) and len(verdict.completion_lengths) != rows:
+        raise Problem(
+            422,
+            "Lengths are missing",
+            f"verdict has {len(verdict.completion_lengths)} completion_lengths, an evaluation's file has {rows} rows",
         )

@@ -5,11 +5,13 @@ Comes in: requests of members and validators. Goes out: `StepInfo`, `Lease`, `Va
 """
 
 import secrets
+from collections.abc import Collection, Sequence
 
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.pools import Sampler, terms_of
 from shoal.contracts.protocol import ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.seeds import beacon_commitment
-from shoal.protocol import allocation
+from shoal.protocol import allocation, evaluations, step_counter
 from shoal.protocol.lease_returns import give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
@@ -21,28 +23,42 @@ from shoal.transport.server import Problem
 
 
 def servable_steps(state: RunState, node: str) -> list[int]:
-    """Openable steps that this node may serve, smallest first: not those whose beacon was known before it was admitted."""
-    steps = state.openable_steps()
-    if not any(step in state.view.revealed for step in steps):
-        return steps
+    """Openable steps that this node may serve, smallest first."""
+    return may_serve(state, node, state.openable_steps())
+
+
+def may_serve(state: RunState, node: str, steps: Sequence[int]) -> list[int]:
+    """Those of `steps` that this node may serve, in their order: not those whose beacon was known before it was admitted."""
+    if not any(state.beacon_step(step) in state.view.revealed for step in steps):
+        return list(steps)
     joined = state.view.joined
     live = [joined[r.node] for r in state.nodes.all() if r.state in MEMBERS and r.node in joined]
     own = joined.get(node)
     if own is None:
         return []
-    return [step for step in steps if allocation.may_serve(own, state.view.revealed.get(step), live)]
+    revealed = state.view.revealed
+    return [step for step in steps if allocation.may_serve(own, revealed.get(state.beacon_step(step)), live)]
 
 
-def step_for(state: RunState, node: str) -> StepInfo | None:
-    """The step that a member should work on; None when none is open to it. When all that may be worked on is under way, the smallest is shown."""
+def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
+    """The step that a member should work on; None when none is open to it. When all that may be worked on is under way, the smallest is shown.
+
+    Of a node that `holds` versions to be scored, it may be a slice of an evaluation (`contracts.evaluation`) in place of a step.
+    """
     state.nodes.require_member(node)
     latest = state.view.latest_version
-    steps = servable_steps(state, node)
-    if not steps or latest is None:
+    if latest is None:
         return None
+    steps = servable_steps(state, node)
     loads = state.loads(steps)
     rate = state.signal_rate()
     step = allocation.step_to_serve(loads, lambda load: state.schedule.has_room(load, rate))
+    if holds:
+        numbers = evaluations.offer(state, holds, training_needs_work=step is not None)
+        if number := next(iter(may_serve(state, node, numbers)), None):
+            return _slice_info(state, number, latest)
+    if not steps:
+        return None
     load = next((load for load in loads if load.step == step), loads[0])
     state.reveal(load.step)
     value = state.beacon(load.step)
@@ -63,10 +79,59 @@ def step_for(state: RunState, node: str) -> StepInfo | None:
     )
 
 
+def _slice_info(state: RunState, number: int, latest: int) -> StepInfo:
+    """What a node is told of a slice of an evaluation; its beacon is revealed by this."""
+    state.reveal(number)
+    value = state.beacon(number)
+    version, _ = state.version_window(number)
+    unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
+    return StepInfo(
+        run=state.config.run,
+        step=number,
+        beacon=value.hex(),
+        commitment=beacon_commitment(value),
+        min_version=version,
+        max_version=version,
+        latest_version=latest,
+        needed_groups=state.shape(number).groups,
+        accepted_groups=0,
+        pending_groups=0,
+        first_unsealed_step=unsealed if unsealed is not None else state.schedule.steps,
+    )
+
+
+def _require_room(state: RunState, step: int) -> None:
+    """Whether another file for a step, or for a slice, is wanted; raises `Problem` 409. The caller holds `lease_lock`."""
+    if is_evaluation(step):
+        if not evaluations.is_offered(state, step, training_needs_work=training_needs_work(state)):
+            raise Problem(
+                409,
+                "Slice is under way",
+                f"slice {step} of an evaluation is answered, with another node, or training goes first: ask GET /v1/step again in a second",
+            )
+        return
+    load = state.loads([step])[0]
+    if state.schedule.stalled(load):
+        raise Problem(409, "The step waits for a person", stalled_text(load))
+    if not state.schedule.has_room(load, state.signal_rate()):
+        raise Problem(
+            409,
+            "Enough is under way",
+            f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
+        )
+
+
+def training_needs_work(state: RunState) -> bool:
+    """Whether any step that may be worked on has room for another file."""
+    rate = state.signal_rate()
+    return any(state.schedule.has_room(load, rate) for load in state.loads(state.openable_steps()))
+
+
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     """A lease for a step with room; raises `Problem` 409 when the node should look again a little later."""
     state.nodes.require_member(request.node)
-    if request.step not in servable_steps(state, request.node):
+    offered = evaluations.open_numbers(state) if is_evaluation(request.step) else state.openable_steps()
+    if request.step not in offered or not may_serve(state, request.node, [request.step]):
         raise Problem(
             409, "Step is not open to this node", f"step {request.step} is not open: ask GET /v1/step which one is"
         )
@@ -80,15 +145,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         for old in pushed_out:
             state.leases.put(old.model_copy(update={"status": "abandoned"}))
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
-        load = state.loads([request.step])[0]
-        if state.schedule.stalled(load):
-            raise Problem(409, "The step waits for a person", stalled_text(load))
-        if not state.schedule.has_room(load, state.signal_rate()):
-            raise Problem(
-                409,
-                "Enough is under way",
-                f"step {request.step} will probably be filled by what is pending: ask GET /v1/step again in a second",
-            )
+        _require_room(state, request.step)
         if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
             raise Problem(
                 409,
@@ -97,14 +154,16 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
         state.reveal(request.step)
-        expires = now + lease_seconds(state.config.sampling.max_completion_tokens)
+        shape = state.shape(request.step)
+        expires = now + lease_seconds(shape.max_completion_tokens)
+        if state.config.evaluation is not None:
+            evaluations.note_lease(state, request.step, training_needs_work=training_needs_work(state))
         # What was given up just now comes again with the next request: numbers go on by files alone.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, request.step, expires, drawn_by)
         if again is not None:
             return again
-        groups = state.config.sampling.groups_per_submission
-        return state.leases.issue(request.node, request.step, groups, expires, drawn_by)
+        return state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
 
 
 def stalled_text(load: allocation.StepLoad) -> str:
@@ -144,7 +203,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
         if reason := over(state, record):
             expire(state, record, reason)
             continue
-        oldest, newest = state.schedule.version_window(record.step)
+        oldest, newest = state.version_window(record.step)
         return ValidationJob(
             claim=secrets.token_hex(16),
             run=record.run,

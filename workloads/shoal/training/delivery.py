@@ -28,7 +28,14 @@ from shoal.training.objectives import needs_behaviour
 from shoal.training.outbox import Outbox
 from shoal.training.parallel import Ranks
 from shoal.training.progress import Progress
-from shoal.training.retention import delete_shards, encoded_against, old_states, old_versions, versions_with_shards
+from shoal.training.retention import (
+    best_version,
+    delete_shards,
+    encoded_against,
+    old_states,
+    old_versions,
+    versions_with_shards,
+)
 from shoal.training.stability import History
 from shoal.training.state import States
 
@@ -106,5 +113,6 @@ class Delivery:
             self._states.delete(version)
         served = versions_with_shards(self._store)
         bases = encoded_against(self._store, served, self._trainer_key)
-        for version in old_versions(served, set(sealed) - set(old), self._config, bases):
+        best = best_version(self._store) if self._config.evaluation is not None else None
+        for version in old_versions(served, set(sealed) - set(old), self._config, bases, best):
             delete_shards(self._store, version)

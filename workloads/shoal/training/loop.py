@@ -35,6 +35,8 @@ from shoal.training.utilisation import utilisation_of
 from shoal.training.waits import Waits
 
 ANNOUNCE_DEADLINE_SECONDS = 3600.0
+SCORED_GRACE_SECONDS = 300.0
+"""The orchestrator ends the wait for the last version's scores by itself; so much longer without it ends the trainer too."""
 """The publisher needs minutes for tens of gigabytes; after an hour something is broken."""
 PAUSE_DEADLINE_SECONDS = 7 * 24 * 3600.0
 """A person must look; after a week without one the attempt fails, and the next one pauses again."""
@@ -101,6 +103,7 @@ class Trainer:
                     self._last_is_announced,
                     deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
                 )
+                self._serve_while_scored()
         except telemetry.Stopped:
             self._handover.settle(STOP_GRACE_SECONDS)
             raise
@@ -231,6 +234,23 @@ class Trainer:
         self._method.keep(version)
         made = Made(version, self._copy.tensors, self._optimizer.updates, metrics, self._history, save)
         self._handover.start(f"delivery of version {version}", lambda: self._delivery.deliver(made))
+
+    def _serve_while_scored(self) -> None:
+        """Keep this pod, and with it the origin, until the run's workers have scored the last version; the orchestrator says when that is."""
+        settings = self._config.evaluation
+        if settings is None:
+            return
+        until = time.monotonic() + settings.final_wait_seconds + SCORED_GRACE_SECONDS
+
+        def scored() -> bool | None:
+            progress = self._progress.run_progress()
+            return True if (progress is not None and progress.complete) or time.monotonic() > until else None
+
+        self._waits.leader(
+            "the last version to be scored",
+            scored,
+            deadline_seconds=settings.final_wait_seconds + 2 * SCORED_GRACE_SECONDS,
+        )
 
     def _last_is_announced(self) -> bool | None:
         newest = self._progress.announced_version()

@@ -213,16 +213,18 @@ class Progress:
 
     def announced_version(self) -> int | None:
         """The newest version that the orchestrator knows of; None while there is none or it is away."""
+        answer = self.run_progress()
+        return answer.latest_version if answer is not None else None
+
+    def run_progress(self) -> RunProgress | None:
+        """What the orchestrator says of the run; None while it is away."""
         if self._orchestrator is None:
             return None
         try:
-            answer = self._orchestrator.call(
-                "GET", "/v1/run", reply=RunProgress, deadline_seconds=TELL_DEADLINE_SECONDS
-            )
+            return self._orchestrator.call("GET", "/v1/run", reply=RunProgress, deadline_seconds=TELL_DEADLINE_SECONDS)
         except (Refused, Unavailable) as error:
             telemetry.get_logger().warning("cannot ask for the newest version", reason=str(error)[:300])
             return None
-        return answer.latest_version if answer is not None else None
 
     def _tell(self) -> None:
         self._told = time.monotonic()

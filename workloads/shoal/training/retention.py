@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import RunConfig
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import NotFound, Store
@@ -32,18 +33,34 @@ def old_states(sealed: Sequence[int], config: RunConfig, history: History, *, be
 
 
 def old_versions(
-    served: Sequence[int], kept_states: Collection[int], config: RunConfig, bases: Mapping[int, int | None]
+    served: Sequence[int],
+    kept_states: Collection[int],
+    config: RunConfig,
+    bases: Mapping[int, int | None],
+    best: int | None = None,
 ) -> list[int]:
     """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window, whatever a kept state could
-    make anew, the base model, and every version that a kept one is encoded against (`bases`)."""
+    make anew, the base model, the `best` version by the run's own evaluation, and every version that a kept one is encoded against (`bases`)."""
     if not served:
         return []
     newest = served[-1]
     oldest_state = min((version for version in kept_states if version > newest - config.kept_versions), default=newest)
     border = min(newest - config.async_level, oldest_state)
-    kept = {*served[-config.kept_versions :], *ALWAYS_SERVED, *(version for version in served if version >= border)}
+    # A version that is being scored may turn out the best; it is over one version before its shards go.
+    newest_kept = config.kept_versions + (config.evaluation is not None)
+    kept = {*served[-newest_kept:], *ALWAYS_SERVED, *(version for version in served if version >= border)}
+    if best is not None:
+        kept.add(best)
     kept = closure(bases, kept)
     return [version for version in served if version not in kept]
+
+
+def best_version(store: Store) -> int | None:
+    """The version that the run's evaluation found best so far; None: none yet, or the run scores none."""
+    try:
+        return BestVersion.from_json(store.get(keys.BEST_VERSION)).version
+    except NotFound:
+        return None
 
 
 def versions_with_shards(store: Store) -> list[int]:

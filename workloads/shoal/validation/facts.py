@@ -1,14 +1,16 @@
 """What the checks know: about the run (`Facts`), about one file (`File`), and what one of them says (`Finding`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from shoal.contracts.datasets import Mode
+from shoal.contracts.evaluation import BenchmarkTerms, is_evaluation, located
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.environments import Environment
@@ -37,6 +39,27 @@ class Facts:
     length_reward: LengthReward | None
     validation: Validation
     mode: Mode = "Train"
+    benchmark: BenchmarkTerms | None = None
+    """Set in the facts of a benchmark, whose tasks, environment and sampling stand in the fields above."""
+    benchmarks: Mapping[str, "Facts"] = field(default_factory=dict)
+    """By name, in the order of the run's benchmarks."""
+
+    def of(self, step: int) -> "Facts":
+        """The facts of a file of this step, or of this slice of an evaluation. ValueError for a slice that is none of this run's."""
+        if not is_evaluation(step):
+            return self
+        return self.benchmarks[located(step, self.terms).benchmark.name]
+
+    @property
+    def terms(self) -> list[BenchmarkTerms]:
+        """The run's benchmarks."""
+        return [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
+
+    def drawn(self, step: int) -> range:
+        """Rows of the task table that the groups of a file of this step are drawn from; of a benchmark's facts, `step` is a slice's number."""
+        if self.benchmark is not None:
+            return located(step, self.terms).drawn
+        return drawn_tasks(self.mode, step, len(self.tasks), self.sampling.groups_per_submission)
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.proof_profile import thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import ProofThresholds
@@ -55,6 +56,7 @@ def judge(
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
     try:
+        facts = facts.of(job.step)
         with watch("parse"):
             file = File(job, *parse_file(path, facts.rows * facts.max_sequence_length))
         finding = cheap_finding(file, facts, watch)
@@ -167,6 +169,7 @@ def verdict(
 ) -> Verdict:
     """The document for a finding, or for none."""
     accepted = finding is None
+    scored = file if accepted and file is not None and is_evaluation(job.step) else None
     return Verdict(
         run=job.run,
         node=job.node,
@@ -185,4 +188,8 @@ def verdict(
         check_seconds=watch.total,
         validator=validator,
         seconds_by_check=watch.seconds,
+        completion_lengths=[len(row.completion_tokens) for row in scored.rows] if scored is not None else [],
+        cut_rows=[number for number, row in enumerate(scored.rows) if row.finish_reason == "length"]
+        if scored is not None
+        else [],
     )

@@ -65,7 +65,8 @@ class Validator:
             self._scratch / "policies",
             self._config.run,
             self._config.trusted_roster().keys["trainer"],
-            capacity=self._config.async_level + 1,  # the versions that one step accepts
+            # The versions that one step accepts, and one that is scored.
+            capacity=self._config.async_level + (1 if self._config.evaluation is None else 2),
         )
         while not STOP.is_set():
             self._liveness.progress()

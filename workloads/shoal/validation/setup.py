@@ -4,14 +4,18 @@ In: `RunConfig` and the store. Out: `Facts`. Called once by `service`. Waits, wi
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.evaluation import BenchmarkTerms, terms_of
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.tasks import Task, read_tasks, tasks_digest
+from shoal.environments import Environment
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage.store import NotFound, Store
 from shoal.telemetry import Liveness, wait_for
@@ -36,19 +40,10 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         interval_seconds=1.0,
         liveness=liveness,
     )
-    environment = environments.load(prepared.environment)
-    found = environments.digest(environment)
-    if found != prepared.environment_digest:
-        raise WrongSetupError(
-            f"environment {prepared.environment} has digest {found[:12]}... here, prepare pinned "
-            f"{prepared.environment_digest[:12]}...: run validators and prepare from the same image"
-        )
-    tasks = read_tasks(store.get(keys.task_table(prepared.tasks_digest)))
-    if tasks_digest(tasks) != prepared.tasks_digest:
-        raise WrongSetupError(f"the task table in the store does not have the digest {prepared.tasks_digest[:12]}...")
+    environment, tasks = _pinned(store, prepared)
     base = _small_files(store, scratch / "base")
     model = json.loads((base / "config.json").read_bytes())
-    return Facts(
+    facts = Facts(
         run=config.run,
         model_id=prepared.model_id,
         environment=environment,
@@ -65,6 +60,42 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         validation=config.validation,
         mode=config.mode,
     )
+    pinned = prepared.benchmarks if config.evaluation is not None else []
+    terms = terms_of(config.evaluation, pinned, config.sampling, config.recipe.group_size)
+    return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in terms})
+
+
+def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Environment, Sequence[Task]]]) -> Facts:
+    """The same run with benchmarks, by name: each one's terms, environment and tasks."""
+    benchmarks: dict[str, Facts] = {}
+    for name, (terms, environment, tasks) in found.items():
+        benchmarks[name] = replace(
+            facts,
+            environment=environment,
+            environment_digest=terms.environment_digest,
+            tasks=tasks,
+            group_size=terms.samples,
+            sampling=terms.sampling,
+            length_reward=terms.length_reward,
+            benchmark=terms,
+            benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
+        )
+    return replace(facts, benchmarks=benchmarks)
+
+
+def _pinned(store: Store, pinned: Prepared | BenchmarkTerms) -> tuple[Environment, list[Task]]:
+    """Environment and tasks as prepare pinned them, of the run or of a benchmark."""
+    environment = environments.load(pinned.environment)
+    found = environments.digest(environment)
+    if found != pinned.environment_digest:
+        raise WrongSetupError(
+            f"environment {pinned.environment} has digest {found[:12]}... here, prepare pinned "
+            f"{pinned.environment_digest[:12]}...: run validators and prepare from the same image"
+        )
+    tasks = read_tasks(store.get(keys.task_table(pinned.tasks_digest)))
+    if tasks_digest(tasks) != pinned.tasks_digest:
+        raise WrongSetupError(f"the task table in the store does not have the digest {pinned.tasks_digest[:12]}...")
+    return environment, tasks
 
 
 def _prepared(store: Store) -> Prepared | None:

@@ -3,7 +3,7 @@ section 2.3.3).
 """
 
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import DrawnGroup, draw_submission, drawn_tasks
+from shoal.contracts.seeds import DrawnGroup, draw_submission
 from shoal.environments.tokens import prompt_tokens
 from shoal.validation.facts import Facts, File, Finding, reject
 
@@ -16,7 +16,7 @@ def check(file: File, facts: Facts) -> Finding | None:
             f"the file has {len(file.rows)} rows, the lease holds {facts.rows}: every row drawn is submitted",
         )
     job = file.job
-    drawn = drawn_tasks(facts.mode, job.step, len(facts.tasks), facts.sampling.groups_per_submission)
+    drawn = facts.drawn(job.step)
     groups = draw_submission(
         beacon=bytes.fromhex(job.beacon),
         run=job.run,

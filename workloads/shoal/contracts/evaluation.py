@@ -1,0 +1,235 @@
+"""Benchmarks that a run's own workers score on its versions: what a person chooses, what prepare pins, and the numbers of the work.
+
+A benchmark's task table is cut into slices, one submission each. A slice of a version has a *number* in the place where other work has its step:
+numbers begin at `FIRST_NUMBER`, above every step, so that leases, files, verdicts and ledger entries are the same documents for both.
+Number, version, benchmark and slice follow from one another with the run's benchmarks alone (`numbers_of`, `located`): everybody who knows them
+computes the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from shoal.contracts.base import Contract, Sha256Hex, SpecModel
+from shoal.contracts.datasets import DatasetSource
+from shoal.contracts.recipe import LengthReward, Sampling
+from shoal.contracts.seeds import drawn_tasks, own_tasks, slice_count
+from shoal.contracts.weights import VersionNumber
+
+FIRST_NUMBER = 1_000_000
+"""Steps are at most 999,999."""
+MOST_SLICES = 2_000
+"""Of all benchmarks of a run: with a million versions the largest number is still a signed 32-bit integer, as `step` is in rollout files."""
+
+BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+
+
+class BenchmarkTasks(SpecModel):
+    """Where a benchmark's tasks come from, and what judges the answers."""
+
+    environment: ShortText = Field(
+        ...,
+        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does.",
+    )
+    count: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Number of tasks; absent: 128 of an environment, all that a dataset has.",
+    )
+    dataset: DatasetSource | None = Field(
+        None, description="Files that the tasks come from; absent: the environment gives them, with a seed of its own."
+    )
+
+
+class Benchmark(SpecModel):
+    """One benchmark: tasks, and how answers to them are sampled."""
+
+    name: BenchmarkName = Field(..., description="Name in records and tables.")
+    tasks: BenchmarkTasks = Field(..., description="Tasks of the benchmark.")
+    samples: int = Field(4, ge=1, le=256, description="Answers to each task: k of avg@k.")
+    temperature: float = Field(
+        0.6, gt=0.0, le=2.0, description="Sampling temperature; proofs of a greedy choice are not offered."
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=1_048_576, description="Longest answer in tokens; absent: sampling.maxCompletionTokens."
+    )
+    target_length: int | None = Field(
+        None,
+        ge=1,
+        le=1_048_576,
+        description="Tokens asked for in the prompt, as for training; it does not change a score. Absent: none.",
+    )
+
+
+class EvaluationSettings(SpecModel):
+    """Benchmarks scored on the run's versions by its own workers."""
+
+    every_versions: int = Field(
+        10, ge=1, le=999_999, description="Versions 0, n, 2n and so on are scored, and the last one."
+    )
+    share: float = Field(
+        0.25,
+        gt=0.0,
+        le=0.9,
+        description="Share of the work handed out that may be evaluation while a training step needs work too.",
+    )
+    final_wait_seconds: int = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="The run is complete when its last version is scored, or so long after that version came.",
+    )
+    benchmarks: list[Benchmark] = Field(..., min_length=1, max_length=16, description="What is scored.")
+    best_by: BenchmarkName | None = Field(
+        None, description="Benchmark whose avg@k says which version is best; absent: the first one."
+    )
+
+    @property
+    def primary(self) -> str:
+        """Name of the benchmark by which versions are compared."""
+        return self.best_by or self.benchmarks[0].name
+
+
+class PreparedBenchmark(Contract):
+    """What prepare pinned of a benchmark: its task table lies beside the run's own."""
+
+    name: BenchmarkName
+    environment: str
+    environment_digest: Sha256Hex
+    tasks_digest: Sha256Hex
+    task_count: int = Field(ge=1)
+
+
+class BenchmarkTerms(PreparedBenchmark):
+    """A benchmark as workers and validators need it. `sampling.groups_per_submission` are the tasks of one slice, so of one file."""
+
+    samples: int = Field(ge=1, le=256)
+    sampling: Sampling
+    target_length: int | None = None
+
+    @property
+    def slices(self) -> int:
+        """Slices of the task table; the last one is as long as the others and begins inside of the one before."""
+        return slice_count(self.task_count, self.sampling.groups_per_submission)
+
+    @property
+    def length_reward(self) -> LengthReward | None:
+        """The target as a length reward without penalty: it is put into prompts and costs nothing."""
+        return None if self.target_length is None else LengthReward(targets=[self.target_length], alpha=0.0)
+
+
+@dataclass(frozen=True)
+class EvaluationSlice:
+    """One piece of evaluation work: a slice of a benchmark, answered by one version."""
+
+    version: int
+    benchmark: BenchmarkTerms
+    slice: int
+
+    @property
+    def drawn(self) -> range:
+        """Rows of the benchmark's task table that a file of this slice holds, in an order that is drawn."""
+        terms = self.benchmark
+        return drawn_tasks("Generate", self.slice, terms.task_count, terms.sampling.groups_per_submission)
+
+    @property
+    def own(self) -> range:
+        """Rows that this slice alone answers for."""
+        terms = self.benchmark
+        return own_tasks(self.slice, terms.task_count, terms.sampling.groups_per_submission)
+
+
+def terms_of(
+    settings: EvaluationSettings | None, pinned: Sequence[PreparedBenchmark], sampling: Sampling, group_size: int
+) -> list[BenchmarkTerms]:
+    """The benchmarks of a run in the order of its manifest. `sampling` and `group_size` are the run's: a slice's file is about as large as a step's.
+
+    Raises ValueError when prepare pinned other benchmarks than the manifest has.
+    """
+    wanted = settings.benchmarks if settings is not None else []
+    known = {each.name: each for each in pinned}
+    if [each.name for each in wanted] != [each.name for each in pinned]:
+        raise ValueError(
+            f"prepare pinned the benchmarks {sorted(known)}, the run's are {[each.name for each in wanted]}"
+        )
+    return [
+        BenchmarkTerms(
+            **known[each.name].model_dump(),
+            samples=each.samples,
+            sampling=Sampling(
+                temperature=each.temperature,
+                max_completion_tokens=each.max_completion_tokens or sampling.max_completion_tokens,
+                groups_per_submission=tasks_of_a_file(
+                    known[each.name].task_count, each.samples, sampling.groups_per_submission * group_size
+                ),
+            ),
+            target_length=each.target_length,
+        )
+        for each in wanted
+    ]
+
+
+def tasks_of_a_file(task_count: int, samples: int, rows: int) -> int:
+    """Tasks whose answers together are at most `rows`, one at least."""
+    return max(1, min(task_count, rows // samples, 4096))
+
+
+def slices_of(benchmarks: Sequence[BenchmarkTerms]) -> int:
+    """Slices of all benchmarks: the numbers that one version takes."""
+    return sum(each.slices for each in benchmarks)
+
+
+def is_evaluation(number: int) -> bool:
+    """Whether a `step` is the number of a slice."""
+    return number >= FIRST_NUMBER
+
+
+def first_number(version: int, benchmarks: Sequence[BenchmarkTerms]) -> int:
+    """The number of the first slice of a version; the beacon of the version's evaluation goes by it too."""
+    return FIRST_NUMBER + version * slices_of(benchmarks)
+
+
+def numbers_of(version: int, name: str, benchmarks: Sequence[BenchmarkTerms]) -> range:
+    """The numbers of a benchmark's slices, in order, for one version. KeyError when there is no such benchmark."""
+    number = first_number(version, benchmarks)
+    for each in benchmarks:
+        if each.name == name:
+            return range(number, number + each.slices)
+        number += each.slices
+    raise KeyError(f"there is no benchmark {name!r}")
+
+
+def located(number: int, benchmarks: Sequence[BenchmarkTerms]) -> EvaluationSlice:
+    """What a number stands for. ValueError for a number that is none of this run's evaluations."""
+    slices = slices_of(benchmarks)
+    if not is_evaluation(number) or slices == 0:
+        raise ValueError(f"{number} is no number of an evaluation of this run")
+    version, rest = divmod(number - FIRST_NUMBER, slices)
+    for each in benchmarks:
+        if rest < each.slices:
+            return EvaluationSlice(version, each, rest)
+        rest -= each.slices
+    raise AssertionError("a remainder is less than the sum of the slices")
+
+
+class BestVersion(Contract):
+    """`evaluations/best.json`: the version with the largest avg@k on the benchmark that decides; the earlier one of two that are equal."""
+
+    version: VersionNumber
+    benchmark: BenchmarkName
+    value: float = Field(ge=0.0, le=1.0, description="avg@k")
+
+
+class EvaluationProgress(Contract):
+    """How far a version's evaluation on one benchmark is, or what came of it."""
+
+    version: VersionNumber
+    benchmark: BenchmarkName
+    slices: int = Field(ge=1)
+    slices_done: int = Field(ge=0)
+    avg_at_k: float | None = Field(default=None, ge=0.0, le=1.0, description="None: not scored in full")
+    ended: bool = Field(default=False, description="no more work is handed out for it")

@@ -1,0 +1,61 @@
+"""What a worker needs for one kind of work: the run's own tasks, or a benchmark that is scored on versions.
+
+In: the run's public description, the agent. Out: a `Work` for each, with environment, task table and sampling. Called by `worker`, which asks for the
+one that a step's number stands for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal import environments
+from shoal.contracts.evaluation import BenchmarkTerms, is_evaluation, located
+from shoal.contracts.run import PublicRun
+from shoal.contracts.seeds import drawn_tasks
+from shoal.contracts.tasks import Task
+from shoal.environments import Environment
+
+
+class WrongEnvironmentError(RuntimeError):
+    """The installed environment is not the one that the run pins."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """`public` is the run's description, or what stands in its place for a benchmark: its environment, tasks, samples and sampling."""
+
+    public: PublicRun
+    environment: Environment
+    tasks: Sequence[Task]
+
+    def drawn(self, step: int) -> range:
+        """Rows of the task table that a file of this step, or of this slice, draws its prompts from."""
+        if is_evaluation(step):
+            return located(step, self.public.benchmarks).drawn
+        return drawn_tasks(self.public.mode, step, len(self.tasks), self.public.sampling.groups_per_submission)
+
+
+def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> Work:
+    """The work that a description stands for; `tasks` gives the table with a digest. Raises WrongEnvironmentError."""
+    environment = environments.load(public.environment)
+    found = environments.digest(environment)
+    if found != public.environment_digest:
+        raise WrongEnvironmentError(
+            f"environment {public.environment} has digest {found[:12]}... here, the run pins "
+            f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
+        )
+    return Work(public, environment, tasks(public.tasks_digest))
+
+
+def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
+    """The run's description with a benchmark's in place of its tasks and sampling."""
+    return public.model_copy(
+        update={
+            "environment": terms.environment,
+            "environment_digest": terms.environment_digest,
+            "tasks_digest": terms.tasks_digest,
+            "task_count": terms.task_count,
+            "group_size": terms.samples,
+            "sampling": terms.sampling,
+            "length_reward": terms.length_reward,
+        }
+    )
