@@ -5,8 +5,9 @@ from pathlib import Path
 from tiny_run import config, make_store
 
 from shoal.contracts import keys
+from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BestVersion, EvaluationSettings
 from shoal.contracts.recipe import RollBack, TrainerSettings
-from shoal.training.retention import delete_shards, old_states, old_versions, versions_with_shards
+from shoal.training.retention import best_version, delete_shards, old_states, old_versions, versions_with_shards
 from shoal.training.stability import History, Incident
 
 CALM = History()
@@ -77,3 +78,20 @@ def test_the_seal_of_a_deleted_version_stays(tmp_path: Path) -> None:
     delete_shards(store, 3)
     assert [info.key for info in store.list(keys.VERSIONS)] == [keys.version_open(3), keys.version_weights(3)]
     assert versions_with_shards(store) == []
+
+
+def test_the_best_version_is_kept_and_one_that_is_being_scored_a_version_longer() -> None:
+    benchmark = Benchmark(name="sums", tasks=BenchmarkTasks(environment="arithmetic"))
+    scored = config(kept_versions=2, async_level=0, evaluation=EvaluationSettings(benchmarks=[benchmark]))
+    full = dict.fromkeys(range(11))
+    assert old_versions(list(range(11)), {10}, scored, full) == [1, 2, 3, 4, 5, 6, 7]
+    assert old_versions(list(range(11)), {10}, scored, full, best=4) == [1, 2, 3, 5, 6, 7]
+    chained = full | {4: 3}
+    assert old_versions(list(range(11)), {10}, scored, chained, best=4) == [1, 2, 5, 6, 7]
+
+
+def test_the_best_version_is_read_from_the_store_and_none_is_none(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert best_version(store) is None
+    store.put(keys.BEST_VERSION, BestVersion(version=4, benchmark="sums", value=0.5).to_json())
+    assert best_version(store) == 4

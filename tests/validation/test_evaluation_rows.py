@@ -56,6 +56,7 @@ class Bench:
     court: Court
     planned: list[PlannedRow]
     answers: list[Completion]
+    colder: list[Completion]
 
     def rows(self, answers: Sequence[Completion] | None = None, version: int = VERSION) -> list[Rollout]:
         facts = self.court.facts
@@ -87,14 +88,16 @@ def planned_slice(court: Court, step: StepInfo = STEP, lease: Lease = LEASE) -> 
 @pytest.fixture(scope="module")
 def bench(court: Court) -> Bench:
     planned = planned_slice(court)
+    colder = [replace(row.request, temperature=0.05) for row in planned]
     engine = tiny_policy.run_engine(
         [
             {"do": "start", "folder": str(court.made.folder["old"])},
             {"do": "generate", "requests": [tiny_policy.request_json(row.request) for row in planned]},
+            {"do": "generate", "requests": [tiny_policy.request_json(request) for request in colder]},
         ]
     )
     facts = with_benchmarks(court.facts, {"sums": (TERMS, tiny_policy.ENVIRONMENT, TASKS)})
-    return Bench(replace(court, facts=facts), planned, engine.results[1])
+    return Bench(replace(court, facts=facts), planned, *engine.results[1:])
 
 
 def test_an_honest_slice_is_accepted_with_lengths_and_what_was_cut(bench: Bench) -> None:
@@ -121,14 +124,7 @@ def test_the_run_s_own_temperature_is_not_a_benchmark_s(bench: Bench) -> None:
 
 
 def test_answers_sampled_colder_than_claimed_are_rejected(bench: Bench) -> None:
-    greedy = [replace(row.request, temperature=0.05) for row in bench.planned]
-    engine = tiny_policy.run_engine(
-        [
-            {"do": "start", "folder": str(bench.court.made.folder["old"])},
-            {"do": "generate", "requests": [tiny_policy.request_json(request) for request in greedy]},
-        ]
-    )
-    verdict = bench.judged(bench.rows(engine.results[1]))
+    verdict = bench.judged(bench.rows(bench.colder))
     assert (verdict.outcome, verdict.reason) == ("reject", "redraw")
 
 

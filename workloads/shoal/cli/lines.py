@@ -59,6 +59,11 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
         lines.append(f"version {after.latest_version} published")
     if after.last_step is not None and (before.last_step is None or after.last_step.step > before.last_step.step):
         lines.append(step_line(after.last_step, after.steps_total))
+    ended = {(each.version, each.benchmark) for each in before.evaluations if each.ended}
+    for scored in after.evaluations:
+        if scored.ended and (scored.version, scored.benchmark) not in ended:
+            what = f"{percent(scored.avg_at_k)} right" if scored.avg_at_k is not None else "not scored in full"
+            lines.append(f"version {scored.version} on {plain(scored.benchmark, 40)}: {what}")
     for reason, times in after.reject_reasons.items():
         new = times - before.reject_reasons.get(reason, 0)
         if new > 0:

@@ -28,6 +28,10 @@ GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
 JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
 STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
 ACCEPTED_TOKENS = Gauge("shoal_accepted_completion_tokens", "Completion tokens of accepted files.")
+SCORE = Gauge("shoal_evaluation_score", "avg@k of the newest version that was scored in full.", ["benchmark"])
+SCORED = Gauge("shoal_evaluation_version", "That version.", ["benchmark"])
+SCORING = Gauge("shoal_evaluation_open_slices", "Files of evaluations that are still to come, of versions under way.")
+BEST = Gauge("shoal_evaluation_best_version", "Version with the best score so far, -1 before the first.")
 LEDGER = Gauge("shoal_ledger_entries", "Entries of the ledger.")
 QUEUE_AGE = Gauge("shoal_validation_queue_age_seconds", "Age of the file that waits longest for a verdict, or 0.")
 FALSE_REJECT = Gauge(
@@ -93,6 +97,12 @@ def report(state: RunState) -> None:
     NODES.clear()
     for state_name, number in progress.nodes.items():
         NODES.labels(state_name).set(number)
+    for scored in progress.evaluations:  # by version, ascending: the newest stands
+        if scored.avg_at_k is not None:
+            SCORE.labels(scored.benchmark).set(scored.avg_at_k)
+            SCORED.labels(scored.benchmark).set(scored.version)
+    SCORING.set(sum(scored.slices - scored.slices_done for scored in progress.evaluations if not scored.ended))
+    BEST.set(progress.best_version.version if progress.best_version is not None else -1)
     LEDGER.set(state.view.next_number)
     honest = progress.proofs.honest if progress.proofs is not None else None
     if honest is not None:

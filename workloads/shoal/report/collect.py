@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.ledger import EntryKind
 from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
+from shoal.evaluation.versions import VersionEvaluation
+from shoal.report.evaluations import without_problems
 from shoal.report.facts import StoreFacts
 from shoal.report.records import (
     SampleRecord,
@@ -81,6 +84,8 @@ class ReportData:
     model: ModelPlace | None = None
     filtered: FilterReport | None = None
     dataset: DatasetCard | None = None
+    evaluations: list[VersionEvaluation] = field(default_factory=list)
+    best_version: BestVersion | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
@@ -113,6 +118,8 @@ class ReportData:
             "ledger": self.ledger,
             "offline_filter": self.filtered.model_dump(mode="json") if self.filtered else None,
             "dataset": self.dataset.model_dump(mode="json") if self.dataset else None,
+            "evaluations": [without_problems(each) for each in self.evaluations] or None,
+            "best_version": self.best_version.model_dump(mode="json") if self.best_version else None,
             "model": self.model.path if self.model else None,
             "model_version": self.model.version if self.model else None,
             "step_metrics": [metrics.model_dump(mode="json") for metrics in self.steps],
@@ -132,6 +139,7 @@ def collect(
     """The report of a run from what its store holds and what was read of its parts."""
     samples = samples_of(records)
     data = ReportData(run=run, steps_total=steps_total, store=facts.kind, steps=facts.steps, model=model)
+    data.evaluations, data.best_version = facts.evaluations, facts.best_version
     data.notes += facts.notes
     _rewards(data)
     _sampled_rewards(data, facts)

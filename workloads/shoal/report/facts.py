@@ -15,9 +15,11 @@ from pydantic import ValidationError
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import Signed
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.evaluation.versions import VersionEvaluation
 from shoal.storage import NotFound, Store
 from shoal.storage.store import ObjectInfo
 from shoal.storage.versions import sealed_versions
@@ -42,6 +44,8 @@ class StoreFacts:
     batch_unix: dict[str, float] = field(default_factory=dict)
     ledger_kinds: Counter[str] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
+    evaluations: list[VersionEvaluation] = field(default_factory=list)
+    best_version: BestVersion | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -81,6 +85,11 @@ class StoreReader:
             entries = self.documents(_named(store.list(keys.LEDGER), ".json"), _ledger_entry, facts.notes)
             facts.ledger_kinds = Counter(entry.kind for entry in entries)
         facts.versions = sealed_versions(store)
+        scored = list(store.list(keys.EVALUATIONS))
+        records = [info for info in scored if info.key != keys.BEST_VERSION]
+        facts.evaluations = self.documents(records, VersionEvaluation.from_json, facts.notes)
+        best = [info for info in scored if info.key == keys.BEST_VERSION]
+        facts.best_version = next(iter(self.documents(best, BestVersion.from_json, facts.notes)), None)
         facts.steps.sort(key=lambda metrics: metrics.step)
         facts.batches.sort(key=lambda batch: batch.step)
         return facts

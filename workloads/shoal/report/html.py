@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from shoal.report.collect import ReportData
+from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.loading import LoadCommand
 from shoal.report.plots import Plot
 from shoal.report.text import count, duration, number, percent, plain, size
@@ -57,6 +58,7 @@ def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand
             '<div class="plots">' if plots else "",
             *(f"<figure><figcaption>{text(plot.caption)}</figcaption>{plot.svg}</figure>" for plot in plots),
             "</div>" if plots else "",
+            _evaluations(data),
             _tasks(data),
             _files(data),
             _time(data),
@@ -112,6 +114,18 @@ def _tasks(data: ReportData) -> str:
     return "\n".join(pieces)
 
 
+def _evaluations(data: ReportData) -> str:
+    """Scores of versions on the run's benchmarks."""
+    if not data.evaluations:
+        return ""
+    best = data.best_version
+    rows = []
+    for row in score_rows(data.evaluations):
+        mark = " (best)" if best is not None and (best.version, best.benchmark) == (row.version, row.benchmark) else ""
+        rows.append((f"{row.version} on {row.benchmark}{mark}", *row.cells))
+    return "<h2>Scores of versions</h2>" + _table(COLUMNS, rows)
+
+
 def _files(data: ReportData) -> str:
     total = sum(data.files.values())
     if not total:
@@ -146,8 +160,8 @@ def _largest_first(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(values.items(), key=lambda item: -item[1])
 
 
-def _table(head: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> str:
-    def cells(row: tuple[str, str, str], tag: str) -> str:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    def cells(row: tuple[str, ...], tag: str) -> str:
         return "".join(
             f"<{tag}{'' if position == 0 else ' class=n'}>{text(cell)}</{tag}>" for position, cell in enumerate(row)
         )

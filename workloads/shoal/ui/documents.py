@@ -11,9 +11,11 @@ from typing import Any
 from shoal.cli.ledger_text import state_of
 from shoal.cli.view import view_model
 from shoal.contracts import keys
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.text import plain
 from shoal.ui.timeline import MOST_STEPS, intervals, step_rows
 from shoal.ui.watch import Seen
@@ -66,8 +68,32 @@ def live_document(seen: Seen, revision: int) -> Document:
         },
         "nodes": dict(progress.nodes) if progress else {},
         "groups": [progress.accepted_groups, progress.needed_groups, progress.pending_groups] if progress else None,
+        "evaluations": evaluations_document(seen),
         "problem": seen.problem,
         "notes": [plain(note, 300) for note in seen.facts.notes[:20]],
+    }
+
+
+def evaluations_document(seen: Seen) -> Document:
+    """Scores of versions on the run's benchmarks, and how far those are that are under way."""
+    facts, progress = seen.facts, seen.snapshot.progress
+    best = facts.best_version
+    return {
+        "columns": list(COLUMNS),
+        "rows": [
+            {
+                "version": row.version,
+                "benchmark": row.benchmark,
+                "cells": list(row.cells),
+                "best": best is not None and (best.version, best.benchmark) == (row.version, row.benchmark),
+            }
+            for row in score_rows(facts.evaluations)
+        ],
+        "under_way": [
+            f"version {each.version} on {plain(each.benchmark, 40)}: {each.slices_done} of {each.slices} files"
+            for each in (progress.evaluations if progress is not None else [])
+            if not each.ended
+        ],
     }
 
 
@@ -115,11 +141,12 @@ def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
 def timeline_document(seen: Seen, last_steps: int) -> Document:
     """Bars and rows of the last steps."""
     facts = seen.facts
-    newest = max([0, *(verdict.step for verdict in facts.verdicts), *(step.step for step in facts.steps)])
+    trained = [verdict for verdict in facts.verdicts if not is_evaluation(verdict.step)]
+    newest = max([0, *(verdict.step for verdict in trained), *(step.step for step in facts.steps)])
     first = max(0, newest + 1 - max(1, min(last_steps, MOST_STEPS)))
     shown = intervals(
         seen.times,
-        [verdict for verdict in facts.verdicts if verdict.step >= first],
+        [verdict for verdict in trained if verdict.step >= first],
         facts.verdict_unix,
         [metrics for metrics in facts.steps if metrics.step >= first],
     )

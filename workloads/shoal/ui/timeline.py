@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.contracts import keys
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
@@ -65,7 +66,10 @@ def step_rows(
     bars: Sequence[Interval], entries: Sequence[LedgerEntry], steps: Sequence[StepMetrics]
 ) -> list[dict[str, float | int | None]]:
     """One row a step: when it opened and was sealed (ledger), seconds of each lane from first to last, and how long training overlapped sampling."""
-    opened = {entry.step: entry.unix for entry in entries if entry.kind == "beacon-revealed" and entry.step is not None}
+    steps_of = [entry for entry in entries if entry.step is not None and not is_evaluation(entry.step)]
+    opened = {
+        entry.step: entry.unix for entry in steps_of if entry.kind == "beacon-revealed" and entry.step is not None
+    }
     sealed = {entry.step: entry.unix for entry in entries if entry.kind == "batch-sealed" and entry.step is not None}
     trained = {metrics.step: metrics for metrics in steps}
     by_step: dict[tuple[str, int], list[Interval]] = {}

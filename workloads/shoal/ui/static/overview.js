@@ -1,6 +1,6 @@
 // What goes on now: figures, the map of parts with their states, what is waited for.
 
-import { chip, el, empty, note } from "./dom.js";
+import { chip, el, empty, note, table } from "./dom.js";
 
 const KINDS = { ready: "good", done: "good", failed: "bad", waiting: "warn", pending: "warn", starting: "warn", stopping: "warn" };
 const SIGNS = { ready: "●", done: "✓", failed: "✕", waiting: "…", pending: "…", starting: "◐", stopping: "◑" };
@@ -20,6 +20,17 @@ function parts(news) {
     el("p", {}, [pod.address, pod.restarts ? `${pod.restarts} restarts` : "", pod.note].filter(Boolean).join(" · ")))));
 }
 
+function scores(news) {
+  const { columns, rows, under_way: underWay } = news.evaluations;
+  if (!rows.length && !underWay.length) return [];
+  const shown = [[columns[0], (row) => `${row.version} on ${row.benchmark}${row.best ? " ★ best" : ""}`], ...columns.slice(1).map((title, index) => [title, (row) => row.cells[index], true])];
+  return [
+    el("h2", {}, "Scores of versions"),
+    rows.length ? table("Versions on the run's benchmarks, answered by its own workers", shown, rows) : null,
+    underWay.length ? el("p", {}, `Under way: ${underWay.join("; ")}`) : null,
+  ];
+}
+
 function content(news) {
   const figures = news.figures.filter(([, value]) => value !== "-");
   const rejects = Object.entries(news.rejects);
@@ -29,6 +40,7 @@ function content(news) {
     news.problem ? note("bad", news.problem) : null,
     figures.length ? el("dl", { class: "cards" }, figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : empty("No figures yet: the first step has not been trained."),
     rejects.length ? el("p", {}, `Rejected files by reason: ${rejects.map(([reason, times]) => `${reason} ${times}`).join(", ")}`) : null,
+    ...scores(news),
     el("h2", {}, "Parts"), parts(news),
     news.notes.length ? el("details", { id: "notes" }, el("summary", {}, `${news.notes.length} notes on the store`), el("ul", {}, news.notes.map((each) => el("li", {}, each)))) : null,
   ];

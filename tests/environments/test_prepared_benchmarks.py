@@ -1,0 +1,81 @@
+"""Benchmarks of a run as prepare pins them: task tables of their own beside the run's, drawn with another seed, within the bound on slices."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_prepare import config, train_tokenizer
+
+from samples import PROOF_PROFILE
+from shoal.contracts import keys
+from shoal.contracts.evaluation import Benchmark, EvaluationSettings
+from shoal.contracts.recipe import ModelSource, Sampling
+from shoal.contracts.run import RunConfig
+from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.environments import digest
+from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.storage import Store
+from shoal.storage.store import open_folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    (tmp_path / "store").mkdir()
+    return open_folder(tmp_path / "store", "shoal/arithmetic", deadline_seconds=5.0)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> ModelSource:
+    """Files that prepare takes for a checkpoint; nobody loads it here."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    train_tokenizer(["12+34="]).save_pretrained(folder)
+    (folder / "config.json").write_text('{"hidden_size": 128}')
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
+    return ModelSource(path=str(folder))
+
+
+def scored(base: ModelSource, *benchmarks: dict[str, Any], **changes: Any) -> RunConfig:
+    settings = EvaluationSettings(benchmarks=[Benchmark.model_validate(each) for each in benchmarks])
+    return config(model=base, evaluation=settings, **changes)
+
+
+def test_each_benchmark_has_a_table_of_its_own_with_its_digest(store: Store, tmp_path: Path, base: ModelSource) -> None:
+    (tmp_path / "own.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "1+2?", "answer": ""}\n')
+    columns = {"prompt": "problem", "answer": "answer"}
+    mine = {"environment": "math", "dataset": {"path": str(tmp_path / "own.jsonl"), "columns": columns}}
+    done = prepare(
+        scored(
+            base,
+            {"name": "sums", "tasks": {"environment": "arithmetic", "count": 12}},
+            {"name": "more-sums", "tasks": {"environment": "arithmetic", "count": 12}},
+            {"name": "mine", "tasks": mine},
+        ),
+        store,
+        tmp_path / "scratch",
+    )
+    assert [(each.name, each.environment, each.task_count) for each in done.benchmarks] == [
+        ("sums", "arithmetic", 12),
+        ("more-sums", "arithmetic", 12),
+        ("mine", "math", 1),
+    ]
+    assert done.benchmarks[0].environment_digest == digest(Arithmetic())
+    for each in done.benchmarks:
+        tasks = read_tasks(store.get(keys.task_table(each.tasks_digest)))
+        assert (tasks_digest(tasks), len(tasks)) == (each.tasks_digest, each.task_count)
+    assert len({each.tasks_digest for each in done.benchmarks} | {done.tasks_digest}) == 4, "each has a seed of its own"
+
+
+def test_a_benchmark_that_cannot_be_had_is_said_by_its_name(store: Store, tmp_path: Path, base: ModelSource) -> None:
+    gone = {"name": "gone", "tasks": {"environment": "math", "dataset": {"path": "/nowhere/aime"}}}
+    with pytest.raises(CannotPrepare, match=r"spec\.evaluation\.benchmarks, gone: tasks\.dataset: path: /nowhere/aime"):
+        prepare(scored(base, gone), store, tmp_path / "scratch")
+    assert not store.exists(keys.PREPARED)
+
+
+def test_more_files_than_the_numbers_have_room_for_are_refused(store: Store, tmp_path: Path, base: ModelSource) -> None:
+    many = {"name": "many", "tasks": {"environment": "arithmetic", "count": 2001}, "samples": 64}
+    with pytest.raises(CannotPrepare, match="they are 2001 files for each version, allowed are 2000"):
+        prepare(scored(base, many, sampling=Sampling(groups_per_submission=1)), store, tmp_path / "scratch")
