@@ -13,7 +13,14 @@ from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, PreparedBenchmark
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
-from shoal.contracts.islands import CertificateLink, IslandAgreement, IslandContribution, IslandNotice
+from shoal.contracts.islands import (
+    CertificateLink,
+    IslandAgreement,
+    IslandContribution,
+    IslandNotice,
+    IslandsSpec,
+    IslandTerms,
+)
 from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
@@ -240,6 +247,11 @@ DOCUMENTS: list[Contract] = [
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
     AGREEMENT,
+    IslandsSpec(count=2, inner_steps=100, exchange="int8"),
+    IslandTerms(
+        peers={"island-0": NODE, "island-1": DIGEST}, publisher="island-0", lighthouse="http://10.0.0.3:29510",
+        settings=IslandsSpec(),
+    ),
     CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128}),
     IslandNotice(
         run=RUN, island="island-0", round=4, digest=DIGEST, live=True, layout=DIGEST, store="10.0.0.1:4000",

@@ -198,7 +198,7 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\|[^|]*\| (\w+) \| [^|]+ \| (\d+) \|", page, re.M)
     documented = {container: int(port) for container, port in rows}
-    assert len(documented) == 13
+    assert len(documented) == 14
     assert documented == PORTS
     assert METRIC_PORTS.items() <= documented.items()
     for name, port in {

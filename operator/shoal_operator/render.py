@@ -20,6 +20,7 @@ from shoal_operator.children import (
     training_run_children,
     validator_children,
 )
+from shoal_operator.children.islands import island_count
 from shoal_operator.children.own_kinds import References, relays_of
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
@@ -30,26 +31,35 @@ from shoal_operator.engine.cluster import Object
 PLACEHOLDER_KEY = "0" * 64
 
 
-def placeholder_identity(run: str) -> RunIdentity:
-    """An identity of zeros, for rendering."""
+def placeholder_identity(run: str, islands: int = 0) -> RunIdentity:
+    """An identity of zeros, for rendering a run of so many islands (0: of one trainer)."""
     roster = Roster(run=run, keys=dict.fromkeys(ROLES, PLACEHOLDER_KEY))
     signed = Signed[Roster](document=roster, signer=PLACEHOLDER_KEY, signature="0" * 128)
-    return RunIdentity(run_key=PLACEHOLDER_KEY, roster=signed)
+    return RunIdentity(
+        run_key=PLACEHOLDER_KEY,
+        roster=signed,
+        islands=dict.fromkeys(names.island_names(islands), PLACEHOLDER_KEY),
+    )
 
 
 def render(run: TrainingRun) -> list[Object]:
     """All objects of a run as they are once prepare has succeeded, in the order of creation; the run itself is not among them."""
     name, namespace = run.metadata.name, run.metadata.namespace or "default"
-    identity = placeholder_identity(name)
+    identity = placeholder_identity(name, island_count(run))
     # References are to objects that others made: here they are not known, and what depends on them has its defaults.
     references = References()
     addresses = names.cluster_addresses(
-        name, namespace, relays_of(run, references).replicas, run.spec.relay_server_ref, runner_count(run)
+        name,
+        namespace,
+        relays_of(run, references).replicas,
+        run.spec.relay_server_ref,
+        runner_count(run),
+        islands=island_count(run) > 0,
     )
     observed = ObservedRun(stage="running", trainer_attempt=1, prepared=True)
     if run.spec.suspend:
         observed = ObservedRun(stage="suspended", prepared=True)
-    hashes = config_hashes(run_config(run, references, addresses, identity.roster, identity.run_key))
+    hashes = config_hashes(run_config(run, references, addresses, identity.roster, identity.run_key, identity.islands))
     rendered = secret_placeholders(run)
     for made in training_run_children(run, identity, observed, addresses):
         rendered.append(made)
@@ -65,6 +75,7 @@ def secret_placeholders(run: TrainingRun) -> list[Object]:
     """The Secrets of a run, without what they hold."""
     name = run.metadata.name
     secrets = [names.run_key_secret(name), *(names.role_secret(name, role) for role in ROLES)]
+    secrets += [names.island_secret(name, island) for island in names.island_names(island_count(run))]
     secrets += [names.ticket_secret(names.pool(name, pool.name)) for pool in run.spec.inference_pools]
     if run.spec.ui is not None:
         secrets.append(names.ui_token(name))

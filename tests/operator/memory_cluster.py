@@ -56,8 +56,10 @@ class MemoryCluster:
         self.status_writes += 1
         self.objects.set_status(kind, name, status)
 
-    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
-        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners)
+    def addresses(
+        self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
+    ) -> Addresses:
+        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         self.asked.append(orchestrator_url)

@@ -18,6 +18,7 @@ from shoal_operator.children import (
     training_run_children,
     validator_children,
 )
+from shoal_operator.children.islands import island_count
 from shoal_operator.children.runner import runner_count
 from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.render import placeholder_identity, to_yaml
@@ -40,8 +41,12 @@ def build(case: Path) -> list[dict[str, Any]]:
                 validator=next((each for each in others if isinstance(each, Validator)), None),
                 pools=tuple(each for each in others if isinstance(each, InferencePool)),
             )
-            addresses = names.cluster_addresses("sums", "default", relays=2, runners=runner_count(found))
-            return training_run_children(found, IDENTITY, ObservedRun(**observed[0], references=references), addresses)
+            islands = island_count(found)
+            addresses = names.cluster_addresses(
+                "sums", "default", relays=2, runners=runner_count(found), islands=islands > 0
+            )
+            identity = placeholder_identity("sums", islands)
+            return training_run_children(found, identity, ObservedRun(**observed[0], references=references), addresses)
         case "InferencePool":
             join = NodeConfig(
                 run="sums", pool="pool", discovery=ADDRESSES.discovery, roster=IDENTITY.roster, run_key=IDENTITY.run_key
@@ -121,12 +126,15 @@ def test_a_pod_mounts_the_key_of_its_own_role_only_and_a_worker_none() -> None:
         if "s3" not in case.name
     }
     trainers = [name for name in by_owner if name.startswith("Job/sums-trainer-")]
-    assert all(by_owner.pop(name) == {"sums-trainer-key"} for name in trainers)
+    assert all(by_owner.pop(name) - {"sums-island-0-key"} == {"sums-trainer-key"} for name in trainers)
     assert by_owner == {
         "Job/sums-prepare": set(),
         "StatefulSet/sums-redis": set(),
         "Deployment/sums-discovery": {"sums-discovery-key"},
         "Deployment/sums-orchestrator": {"sums-orchestrator-key"},
+        "StatefulSet/sums-lighthouse": set(),
+        "StatefulSet/sums-island-1": {"sums-island-1-key"},
+        "StatefulSet/sums-island-2": {"sums-island-2-key"},
         "StatefulSet/sums-relay": {"sums-relay-key"},
         "Deployment/sums-validator": {"sums-validator-key"},
         "StatefulSet/sums-runner": set(),

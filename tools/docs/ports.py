@@ -33,6 +33,7 @@ SERVES = {
     "worker": "health, metrics",
     "validator": "health, metrics",
     "runner": "programs to judge, health, metrics",
+    "lighthouse": "who meets whom in a round of islands",
     "ui": "the page of the run, to who has its token; health",
 }
 SECRETS = {
@@ -42,6 +43,7 @@ SECRETS = {
     "<run>-trainer-key": ("operator", "`role.pem`: signs policy versions"),
     "<run>-relay-key": ("operator", "`role.pem`: signs questions to the orchestrator and the origin"),
     "<run>-validator-key": ("operator", "`role.pem`: signs verdicts"),
+    "<run>-<island>-key": ("operator", "`island.pem`: signs what one island says to the others (`trainer.islands`)"),
     "<run>-<pool>-ticket": ("operator", "`ticket`: by which the pool's own pods prove themselves"),
     "<run>-ui-token": ("operator", "`token`: of who looks at the page of the run (`spec.ui`)"),
     "<credentialsSecret>": ("you, or the chart", "`accessKey`, `secretKey` of the object store (`spec.storage.s3.credentialsSecret`)"),
@@ -59,7 +61,21 @@ def everything() -> list[dict[str, Any]]:
     spec["inferencePools"] = [{"name": "pool"}]
     spec["ui"] = {"credentialsSecret": "rollout-reader"}
     [run] = load_manifest(yaml.safe_dump(manifest), "ports")
-    return render(run)  # type: ignore[arg-type]
+    kept = ("mode", "model", "tasks", "steps", "storage")
+    of_islands = {key: value for key, value in spec.items() if key in kept} | {
+        "mode": "SFT",
+        "sft": {"dataset": {"path": "/data"}},
+        "trainer": {"islands": {"count": 2}},
+    }
+    [islands] = load_manifest(yaml.safe_dump(manifest | {"spec": of_islands}), "islands")
+    both: list[dict[str, Any]] = render(run)  # type: ignore[arg-type]
+    return both + [
+        made
+        for made in render(islands)  # type: ignore[arg-type]
+        if made["metadata"]["labels"][names.COMPONENT_LABEL] in ("island", "lighthouse")
+        or made["metadata"]["name"].startswith(f"{manifest['metadata']['name']}-trainer-")
+        or "-island-" in made["metadata"]["name"]
+    ]
 
 
 def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -153,6 +169,8 @@ def general(name: str, run: str) -> str:
     """A Secret's name with the names of run and pool left open."""
     if name.endswith("-ticket"):
         return "<run>-<pool>-ticket"
+    if name.startswith(f"{run}-island-"):
+        return "<run>-<island>-key"
     own = {"rollout-store": "<credentialsSecret>", "rollout-reader": "<ui.credentialsSecret>", "tls": "<tlsSecret>"}
     return own.get(name, name.replace(run, "<run>"))
 

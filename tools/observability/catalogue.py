@@ -25,7 +25,7 @@ from shoal_operator.engine.queue import WorkQueue
 EVERYWHERE = ("shoal.telemetry.metrics", "shoal.telemetry.disk")
 PARTS: dict[str, tuple[str, ...]] = {
     "trainer": (
-        *EVERYWHERE, "shoal.training.progress", "shoal.training.handover", "shoal.training.optimizer",
+        *EVERYWHERE, "shoal.training.progress", "shoal.training.handover", "shoal.training.optimizer", "shoal.training.islands",
     ),
     "publisher": (
         *EVERYWHERE, "shoal.broadcast.origin", "shoal.broadcast.encoding", "shoal.broadcast.gate", "shoal.broadcast.nginx_status",

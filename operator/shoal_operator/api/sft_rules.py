@@ -35,6 +35,32 @@ SFT_RULES: tuple[Rule, ...] = (
         old={"mode": "SFT", "sft": {"dataset": {"path": "/data"}, "epochs": 2}},
     ),
     Rule(
+        model="TrainingRunSpec",
+        expression="self.mode == 'SFT' || !has(self.trainer.islands)",
+        message="goes with mode SFT only: islands of other modes would each need a step counter and pools of their own",
+        field="trainer",
+        good={"mode": "SFT", "trainer": {"islands": {"count": 2}}, "sft": {"dataset": {"path": "/data"}}},
+        bad={"mode": "Train", "trainer": {"islands": {"count": 2}}},
+    ),
+    Rule(
+        model="TrainerTemplate",
+        expression="!has(self.islands) || self.replicas == 1",
+        message="an island is one pod, of as many GPUs as it likes; raise gpu or islands.count instead of replicas",
+        field="islands",
+        good={"replicas": 1, "islands": {"count": 3}},
+        bad={"replicas": 2, "islands": {"count": 3}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="has(self.trainer.islands) == has(oldSelf.trainer.islands) && (!has(self.trainer.islands) || "
+        "self.trainer.islands.count == oldSelf.trainer.islands.count)",
+        message="islands cannot come to a run or go from it; start a new run instead",
+        field="trainer",
+        good={"trainer": {"islands": {"count": 2, "innerSteps": 50}}},
+        bad={"trainer": {"islands": {"count": 3}}},
+        old={"trainer": {"islands": {"count": 2}}},
+    ),
+    Rule(
         model="SftSettings",
         expression="!has(self.packLength) || self.packLength >= self.maxSequenceLength",
         message="must be at least maxSequenceLength: a row is never cut",

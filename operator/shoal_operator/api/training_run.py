@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import SpecModel
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import EvaluationSettings
+from shoal.contracts.islands import IslandsSpec
 from shoal.contracts.recipe import (
     FailurePolicy,
     LengthReward,
@@ -42,6 +43,9 @@ class TrainerTemplate(SpecModel):
         None, ge=1, le=64, description="Ranks in each pod; absent: one for each GPU, or one."
     )
     settings: TrainerSettings = Field(default_factory=TrainerSettings, description="How the trainer computes.")
+    islands: IslandsSpec | None = Field(
+        None, description="Several trainers that exchange rarely, with mode SFT; absent: one trainer."
+    )
     resources: Resources = Field(default_factory=Resources, description="Resources of one trainer container.")
     scratch_size: Quantity = Field(
         "20Gi", description="Volumes for checkpoints that wait to be published, and the origin."

@@ -16,6 +16,7 @@ DISCOVERY_PORT = 8081
 UI_PORT = 8082
 WEIGHTS_PORT = 8090
 
+LIGHTHOUSE_PORT = 29510
 RENDEZVOUS_PORT = 29500
 """torchrun's own default."""
 
@@ -33,6 +34,7 @@ PORTS = {
     "worker": 9105,
     "validator": 9106,
     "runner": 9107,
+    "lighthouse": LIGHTHOUSE_PORT,
 }
 """Ports by container. Fixed, because every pod has an address of its own."""
 
@@ -78,6 +80,26 @@ def ranks(run: str) -> str:
 
 def trainer_job(run: str, attempt: int) -> str:
     return f"{run}-trainer-{attempt}"
+
+
+def island_names(count: int) -> list[str]:
+    """Names of the islands of a run. The first is the run's trainer itself, and publishes its versions."""
+    return [f"island-{number}" for number in range(count)]
+
+
+def island(run: str, name: str) -> str:
+    """StatefulSet of one island beside the first."""
+    return f"{run}-{name}"
+
+
+def island_secret(run: str, name: str) -> str:
+    """Secret with the key of one island; only its own pod mounts it."""
+    return f"{run}-{name}-key"
+
+
+def lighthouse(run: str) -> str:
+    """Where the islands of a run meet."""
+    return f"{run}-lighthouse"
 
 
 def public(service: str) -> str:
@@ -183,7 +205,13 @@ def selector(run: str, component: str) -> dict[str, str]:
 
 
 def cluster_addresses(
-    run: str, namespace: str, relays: int, relay_server: str | None = None, runners: int = 0
+    run: str,
+    namespace: str,
+    relays: int,
+    relay_server: str | None = None,
+    runners: int = 0,
+    *,
+    islands: bool = False,
 ) -> Addresses:
     """Addresses in a cluster: names of headless Services, and of each relay pod singly. `relay_server` is the object's name, if not the run's own."""
     relay_set = relay_server or relay(run)
@@ -198,4 +226,5 @@ def cluster_addresses(
         relays=[f"http://{relay_set}-{number}.{host(relay_set)}:{WEIGHTS_PORT}" for number in range(relays)],
         redis=f"redis://{host(redis(run))}:{REDIS_PORT}/0",
         runners=[f"http://{runner(run)}-{number}.{host(runner(run))}:{PORTS['runner']}" for number in range(runners)],
+        lighthouse=f"http://{host(lighthouse(run))}:{LIGHTHOUSE_PORT}" if islands else None,
     )

@@ -11,12 +11,15 @@ from shoal.contracts.recipe import StorageSpec
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.relay_server import RelayFields
 from shoal_operator.children import names
+from shoal_operator.children.islands import island_count
 from shoal_operator.children.relay_server import PORT, way_in_port
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
-COMPONENTS = ("prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner", "ui")
+COMPONENTS = (
+    "prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner", "ui", "island", "lighthouse",
+)  # fmt: skip
 
 Edge = tuple[str, str, str]
 
@@ -35,10 +38,12 @@ EDGES: tuple[Edge, ...] = (
     ("validator", "runner", "runner"),
     ("pool", "runner", "runner"),
     ("ui", "orchestrator", "orchestrator"),
+    ("trainer", "lighthouse", "lighthouse"),
+    ("island", "lighthouse", "lighthouse"),
 )
-"""(from, to, container whose port it is). A runner calls nobody, and who calls the page is a person."""
+"""(from, to, container whose port it is). A runner calls nobody, nor does a lighthouse, and who calls the page is a person."""
 
-STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "validator", "pool", "ui")
+STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "island", "validator", "pool", "ui")
 """Who reads or writes the object store; pools post to it with a grant."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
@@ -52,9 +57,15 @@ def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
     if run.spec.control_plane.exposure.type != "ClusterIP":
         open_to_all |= {"discovery", "orchestrator"}
     every_pod = {"podSelector": {"matchLabels": {names.RUN_LABEL: name}}, "policyTypes": ["Ingress", "Egress"]}
+    islands = island_count(run) > 0
     absent = {
         component
-        for component, there in (("runner", runner_count(run) > 0), ("ui", run.spec.ui is not None))
+        for component, there in (
+            ("runner", runner_count(run) > 0),
+            ("ui", run.spec.ui is not None),
+            ("island", islands),
+            ("lighthouse", islands),
+        )
         if not there
     }
     edges = [edge for edge in EDGES if absent.isdisjoint(edge)]
@@ -115,8 +126,8 @@ def _ingress(run: TrainingRun, component: str, edges: Sequence[Edge], open_to_al
                 }
             )
         rules.append({"from": callers, "ports": port})
-    if component == "trainer" and run.spec.trainer.replicas > 1:
-        rules.append({"from": [_pods(name, "trainer")]})  # collectives choose their ports
+    if fellows := _fellows(run, component):
+        rules.append({"from": fellows})  # collectives choose their ports
     return rules
 
 
@@ -127,8 +138,8 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
         for caller, target, container in edges
         if caller == component
     ]
-    if component == "trainer" and run.spec.trainer.replicas > 1:
-        rules.append({"to": [_pods(name, "trainer")]})
+    if fellows := _fellows(run, component):
+        rules.append({"to": fellows})
     if component in STORE_CLIENTS and run.spec.storage.s3 is not None:
         rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage)]})
     if component == "relay" and relays.sources:
@@ -138,6 +149,14 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     if rules:
         rules.append({"ports": [_port(53, "UDP"), _port(53)]})  # names
     return rules
+
+
+def _fellows(run: TrainingRun, component: str) -> list[Object]:
+    """Pods that train together with those of a component."""
+    name = run.metadata.name
+    if component in ("trainer", "island") and island_count(run):
+        return [_pods(name, each) for each in ("trainer", "island")]
+    return [_pods(name, "trainer")] if component == "trainer" and run.spec.trainer.replicas > 1 else []
 
 
 def _asks_a_hub(run: TrainingRun) -> bool:

@@ -51,15 +51,17 @@ def config_map(name: str, *further: str) -> Mount:
     return Mount("config", {"projected": {"sources": sources}}, read_only=True)
 
 
-def secrets(role_secret: str, credentials_secret: str | None = None) -> Mount:
-    """The role's Secret at `secrets/`, with the store's credentials at `secrets/store/` where there are any.
+def secrets(role_secret: str, credentials_secret: str | None = None, *further: str) -> Mount:
+    """The role's Secret at `secrets/`, further ones beside it, and the store's credentials at `secrets/store/` where there are any.
 
-    The two become one projected volume, as nothing can be mounted below a read-only volume.
+    Several become one projected volume, as nothing can be mounted below a read-only volume.
     """
-    if credentials_secret is None:
+    if credentials_secret is None and not further:
         return Mount("secrets", {"secret": {"secretName": role_secret, "defaultMode": 0o440}}, read_only=True)
-    items = [{"key": key, "path": f"store/{key}"} for key in ("accessKey", "secretKey")]
-    sources = [{"secret": {"name": role_secret}}, {"secret": {"name": credentials_secret, "items": items}}]
+    sources: list[dict[str, Any]] = [{"secret": {"name": name}} for name in (role_secret, *further)]
+    if credentials_secret is not None:
+        items = [{"key": key, "path": f"store/{key}"} for key in ("accessKey", "secretKey")]
+        sources.append({"secret": {"name": credentials_secret, "items": items}})
     return Mount("secrets", {"projected": {"sources": sources, "defaultMode": 0o440}}, read_only=True)
 
 

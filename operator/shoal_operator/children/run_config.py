@@ -1,22 +1,29 @@
 """`config/run.json` of a run, and its digests by component, which make pods start anew. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.identity import Roster
+from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.recipe import ModelSource
 from shoal.contracts.run import Addresses, RunConfig
 from shoal_operator.api import TrainingRun
+from shoal_operator.children import names
 from shoal_operator.children.own_kinds import References, relays_of, validation_of
 from shoal_operator.children.workloads import digest
 
 
 def run_config(
-    run: TrainingRun, references: References, addresses: Addresses, roster: Signed[Roster], run_key: str
+    run: TrainingRun,
+    references: References,
+    addresses: Addresses,
+    roster: Signed[Roster],
+    run_key: str,
+    islands: Mapping[str, str],
 ) -> RunConfig:
-    """`config/run.json` of a run."""
+    """`config/run.json` of a run. `islands`: public key of each, by name."""
     spec = run.spec
     return RunConfig(
         run=run.metadata.name,
@@ -34,6 +41,7 @@ def run_config(
         sft=spec.sft,
         evaluation=spec.evaluation,
         trainer=spec.trainer.settings,
+        islands=island_terms(run, addresses, islands),
         stability=spec.stability,
         roll_back=spec.roll_back,
         failure_policy=spec.failure_policy,
@@ -46,6 +54,19 @@ def run_config(
         addresses=addresses,
         roster=roster,
         run_key=run_key,
+    )
+
+
+def island_terms(run: TrainingRun, addresses: Addresses, islands: Mapping[str, str]) -> IslandTerms | None:
+    """What the islands of a run are told of one another; None for a run of one trainer. The first publishes."""
+    settings = run.spec.trainer.islands
+    if settings is None or addresses.lighthouse is None:
+        return None
+    return IslandTerms(
+        peers=dict(islands),
+        publisher=names.island_names(settings.count)[0],
+        lighthouse=addresses.lighthouse,
+        settings=settings,
     )
 
 

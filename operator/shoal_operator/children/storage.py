@@ -8,12 +8,13 @@ from shoal_operator.children.workloads import volume_claim
 from shoal_operator.engine.cluster import Object
 
 
-def role_and_store(run: str, role: Role | None, storage: StorageSpec) -> tuple[Mount, ...]:
-    """Mounts of a role's key and of what it needs for the store; without a role, of the store only."""
+def role_and_store(run: str, role: Role | None, storage: StorageSpec, *keys: str) -> tuple[Mount, ...]:
+    """Mounts of a role's key, of Secrets with further `keys`, and of what it needs for the store; without any key, of the store only."""
     credentials = storage.s3.credentials_secret if storage.s3 else None
     mounts: list[Mount] = []
-    if role is not None:
-        mounts.append(secrets(names.role_secret(run, role), credentials))
+    held = [*([names.role_secret(run, role)] if role is not None else []), *keys]
+    if held:
+        mounts.append(secrets(held[0], credentials, *held[1:]))
     elif credentials is not None:
         mounts.append(store_credentials(credentials))
     if storage.s3 is None:

@@ -40,7 +40,11 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
     """The Job of one attempt. It resumes from the newest complete state in the store."""
     name, trainer = run.metadata.name, run.spec.trainer
     config = config_map(names.config(name))
-    role_mounts = role_and_store(name, "trainer", run.spec.storage)
+    # The run's trainer is the first of its islands.
+    islands = names.island_names(trainer.islands.count if trainer.islands is not None else 0)
+    role_mounts = role_and_store(
+        name, "trainer", run.spec.storage, *(names.island_secret(name, island) for island in islands[:1])
+    )
     if trainer.replicas == 1:
         outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))
     else:

@@ -14,6 +14,7 @@ from shoal.contracts.run import Addresses, NodeConfig
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
+from shoal_operator.children.islands import island_children
 from shoal_operator.children.network import network_policies
 from shoal_operator.children.own_kinds import References, own_kinds, relays_of
 from shoal_operator.children.pods import Container, config_map, image_of, pod_template
@@ -36,10 +37,11 @@ PREPARE_BACKOFF_LIMIT = 3
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The public half of the run's keys."""
+    """The public half of the run's keys. `islands`: those of the islands, by name; none for a run of one trainer."""
 
     run_key: str
     roster: Signed[Roster]
+    islands: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def training_run_children(
 ) -> list[Object]:
     """Every object that a run owns at this point, but for its Secrets, which reconcile makes."""
     name, spec, references = run.metadata.name, run.spec, observed.references
-    config = run_config(run, references, addresses, identity.roster, identity.run_key)
+    config = run_config(run, references, addresses, identity.roster, identity.run_key, identity.islands)
     join = NodeConfig(
         run=name,
         pool=spec.inference_pools[0].name if spec.inference_pools else "pool",
@@ -93,6 +95,7 @@ def training_run_children(
         *ui_children(run, standing, hashes["ui"]),
         *trainer_services(run),
         *runner_children(run, work=observed.stage == "running"),
+        *island_children(run, hashes["trainer"], work=observed.stage == "running"),
         *own_kinds(run, observed.scales, hashes, work=observed.stage == "running"),
     ]
     if observed.trainer_attempt is not None:

@@ -68,8 +68,11 @@ class Cluster(Protocol):
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         """Replace the status of one of our own objects."""
 
-    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
-        """Where the parts of a run are or will be; the same answer every time. `relay_server`: object with the relays, if it is not the run's own."""
+    def addresses(
+        self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
+    ) -> Addresses:
+        """Where the parts of a run are or will be; the same answer every time. `relay_server`: object with the relays, if it is not the run's own;
+        `islands`: whether the run's trainer is several, which meet somewhere."""
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         """`GET /v1/run` of a run's orchestrator, within a second or two; None when it does not answer."""

@@ -127,8 +127,10 @@ class KubernetesCluster:
             raise
         self._parts.events.transitions(found, before.get("status", {}), status)
 
-    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
-        return cluster_addresses(run, self.namespace, relays, relay_server, runners)
+    def addresses(
+        self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
+    ) -> Addresses:
+        return cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         return self._parts.progress.progress(orchestrator_url, self._key)

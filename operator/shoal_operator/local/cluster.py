@@ -29,7 +29,18 @@ PROBE_THREADS = 8
 PROGRESS_TIMEOUT_SECONDS = 1.0
 MAX_PROGRESS_BYTES = 1 << 20
 
-STOP_ORDER = ("pool", "validator", "prepare", "trainer", "relay", "orchestrator", "discovery", "redis")
+STOP_ORDER = (
+    "pool",
+    "validator",
+    "prepare",
+    "trainer",
+    "island",
+    "lighthouse",
+    "relay",
+    "orchestrator",
+    "discovery",
+    "redis",
+)
 """Components in the order in which they are stopped: each before those that it talks to. Unknown ones go first."""
 
 
@@ -83,7 +94,9 @@ class LocalCluster:
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         self.objects.set_status(kind, name, status)
 
-    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
+    def addresses(
+        self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
+    ) -> Addresses:
         def host(kind: str, name: str, component: str, ordinal: int = 0) -> str:
             return self._addresses.address(address_key(kind, name, component, ordinal))
 
@@ -98,6 +111,9 @@ class LocalCluster:
                 f"http://{host('StatefulSet', names.runner(run), 'runner', i)}:{names.PORTS['runner']}"
                 for i in range(runners)
             ],
+            lighthouse=f"http://{host('StatefulSet', names.lighthouse(run), 'lighthouse')}:{names.PORTS['lighthouse']}"
+            if islands
+            else None,
         )
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:

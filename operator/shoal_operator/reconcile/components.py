@@ -16,7 +16,9 @@ COMPONENTS = (
     "Redis",
     "Discovery",
     "Orchestrator",
+    "Lighthouse",
     "Trainer",
+    "Island",
     "Runner",
     "RelayServer",
     "Validator",
@@ -24,8 +26,10 @@ COMPONENTS = (
     "Ui",
 )
 """Components with a condition `<name>Ready`, in the order in which they start."""
-OPTIONAL = frozenset({"Runner", "Ui"})
+OPTIONAL = frozenset({"Runner", "Lighthouse", "Island", "Ui"})
 """Components that many runs do not have; those have no condition for them."""
+SEVERAL = frozenset({"InferencePool", "Island"})
+"""Components of which a run may have several parts."""
 BESIDE = frozenset({"Ui"})
 """Components that a run goes on without: they have a condition, and never keep the run from being ready."""
 
@@ -131,7 +135,7 @@ def component_counts(parts: Iterable[Part]) -> list[Object]:
     made = []
     for part in parts:
         wanted, ready = counts(part.workload)
-        name = f"{part.component}/{part.name}" if part.component == "InferencePool" else part.component
+        name = f"{part.component}/{part.name}" if part.component in SEVERAL else part.component
         made.append({"name": name, "ready": ready, "desired": wanted})
     return made
 

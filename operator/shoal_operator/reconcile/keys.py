@@ -19,6 +19,7 @@ from shoal_operator.reconcile.common import owned, refuse_anothers
 
 RUN_KEY = "run.pem"
 ROLE_KEY = "role.pem"
+ISLAND_KEY = "island.pem"
 RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
 ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of the entry
 """What whoever looks after a run's nodes shows the orchestrator (docs/nodes.md)."""
@@ -29,14 +30,21 @@ RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
 
-def ensure_identity(cluster: Cluster, owner: Object) -> RunIdentity:
-    """The public identity of a run, its Secrets made where they are missing. Raises `ClusterError` when one cannot be read."""
+def ensure_identity(cluster: Cluster, owner: Object, islands: int) -> RunIdentity:
+    """The public identity of a run of so many islands (0: of one trainer), its Secrets made where they are missing.
+
+    Raises `ClusterError` when one cannot be read.
+    """
     run = owner["metadata"]["name"]
     run_key = _key(_ensure(cluster, owner, names.run_key_secret(run), RUN_KEY), RUN_KEY)
     public: dict[Role, str] = {}
     for role in ROLES:
         public[role] = _key(_ensure(cluster, owner, names.role_secret(run, role), ROLE_KEY), ROLE_KEY).public
-    return RunIdentity(run_key=run_key.public, roster=sign(Roster(run=run, keys=public), run_key))
+    peers = {
+        name: _key(_ensure(cluster, owner, names.island_secret(run, name), ISLAND_KEY), ISLAND_KEY).public
+        for name in names.island_names(islands)
+    }
+    return RunIdentity(run_key=run_key.public, roster=sign(Roster(run=run, keys=public), run_key), islands=peers)
 
 
 def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) -> None:

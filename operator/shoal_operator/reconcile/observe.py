@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
 from shoal_operator.children import References, names
+from shoal_operator.children.islands import island_count
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.runner import runner_count
 from shoal_operator.engine.apply import job_state
@@ -17,6 +18,9 @@ from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import Part, part_state
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
+
+WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Ui")
+"""Components whose pods are looked at here when they are not ready; our own kinds say it themselves."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,11 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
         ("Trainer", "Job", names.trainer_job(name, attempt)),
         *([("Runner", "StatefulSet", names.runner(name))] if runner_count(run) else []),
         *([("Ui", "Deployment", names.ui(name))] if spec.ui is not None else []),
+        *([("Lighthouse", "StatefulSet", names.lighthouse(name))] if island_count(run) else []),
+        *(
+            ("Island", "StatefulSet", names.island(name, island))
+            for island in names.island_names(island_count(run))[1:]
+        ),
     ]
     made = [(kind, kind, child) for kind, child in template_replicas(run)]
     refs = [
@@ -144,7 +153,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
 
 def _with_problem(cluster: Cluster, run: str, part: Part) -> Part:
     """Our own kinds say themselves what is wrong with their pods; for the others pods are looked at, when they are not ready."""
-    if part.workload is None or part.component not in ("Redis", "Discovery", "Orchestrator", "Trainer", "Runner", "Ui"):
+    if part.workload is None or part.component not in WITH_PODS:
         return part
     if part_state(part).ready:
         return part

@@ -10,6 +10,7 @@ from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
 from shoal_operator.children.exposure import address_of
+from shoal_operator.children.islands import island_count
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
@@ -62,7 +63,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if left is not None and left <= 0 and seen_spec and not run.spec.suspend:
         cluster.delete("TrainingRun", name)
         return None
-    identity = ensure_identity(cluster, live)
+    identity = ensure_identity(cluster, live, island_count(run))
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
     ensure_tickets(cluster, live, _pools(run, seen))
     if run.spec.ui is not None:
@@ -177,12 +178,15 @@ def _addresses(cluster: Cluster, run: TrainingRun, seen: Seen, scales: dict[str,
     """Where the parts are, from inside and from outside. As many relays as work are listed: a suspended run keeps its configuration."""
     name, others = run.metadata.name, seen.references.relay_server
     if others is not None:
-        inside = cluster.addresses(name, others.spec.replicas, others.metadata.name, runner_count(run))
+        inside = cluster.addresses(
+            name, others.spec.replicas, others.metadata.name, runner_count(run), islands=island_count(run) > 0
+        )
     else:
         own = scales.get(names.relay(name))  # none while the relays that the run refers to are not there
-        inside = cluster.addresses(name, own.working if own is not None else 0, runners=runner_count(run))
-    relays = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
-    outside = (relays or {}).get("status", {}).get("addresses", [])
+        relays = own.working if own is not None else 0
+        inside = cluster.addresses(name, relays, runners=runner_count(run), islands=island_count(run) > 0)
+    served = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
+    outside = (served or {}).get("status", {}).get("addresses", [])
     return inside.model_copy(
         update={
             "public_relays": outside,
@@ -218,7 +222,8 @@ def _decide_trainer(
 ) -> TrainerDecision:
     name, trainer = run.metadata.name, run.spec.trainer
     before = live.get("status", {}).get("trainer", {})
-    config = run_config(run, seen.references, cluster.addresses(name, 0), identity.roster, identity.run_key)
+    addresses = cluster.addresses(name, 0, islands=island_count(run) > 0)
+    config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
     config_hash = config_hashes(config)["trainer"]
     return decide_trainer(
         wanted=seen.prepared and not run.spec.suspend and not late,

@@ -63,8 +63,10 @@ class SnapshotCluster:
         changed = {key for key in {*live, *status} if live.get(key) != status.get(key)}
         self.would_write.append(f"status of {kind}/{name}: {', '.join(sorted(changed))}")
 
-    def addresses(self, run: str, relays: int, relay_server: str | None = None, runners: int = 0) -> Addresses:
-        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners)
+    def addresses(
+        self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
+    ) -> Addresses:
+        return names.cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         return self._progress.get(orchestrator_url)

@@ -5,11 +5,14 @@ Written and read by `shoal.islands`. A notice goes through the lighthouse, which
 goes before the bytes that it names, and an agreement after them, straight from island to island.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex, SignatureHex
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, SignatureHex, SpecModel
+
+ExchangeType = Literal["float32", "float16", "int8"]
+"""How a pseudo-gradient travels."""
 
 IslandName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """An RFC 1123 label: islands are sorted by it, and means are made in that order."""
@@ -24,6 +27,30 @@ MAX_ISLANDS = 16
 """Vectors go from everyone to everyone, so this is for few (docs/diloco.md)."""
 MAX_LINKS = 8
 """Of a certificate. It has one for each halving of the islands since most of them were there, and 16 can be halved four times."""
+
+
+class IslandsSpec(SpecModel):
+    """DiLoCo islands: several trainers that exchange what they learnt every few hundred updates (docs/diloco.md)."""
+
+    count: int = Field(2, ge=2, le=MAX_ISLANDS, description="Islands, each a trainer as described beside this.")
+    inner_steps: int = Field(
+        500, ge=1, le=1_000_000, description="Optimizer steps between two exchanges (arXiv:2407.07852: 500)."
+    )
+    exchange: ExchangeType = Field(
+        "float16", description="How what was learnt travels; it is summed in float32 whatever this is."
+    )
+    wait_seconds: float = Field(
+        60.0, ge=1.0, le=200.0, description="How long an exchange waits for an island that is late."
+    )
+
+
+class IslandTerms(Contract):
+    """The islands of a run as each of them is told: all public keys by name, of which `publisher` makes the run's versions."""
+
+    peers: dict[IslandName, NodeId] = Field(min_length=2, max_length=MAX_ISLANDS)
+    publisher: IslandName
+    lighthouse: str = Field(pattern=r"^http://[^\s/]{1,255}:[0-9]{1,5}$", description="URL")
+    settings: IslandsSpec
 
 
 class IslandAgreement(Contract):

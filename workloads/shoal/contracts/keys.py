@@ -23,6 +23,7 @@ STEPS = "steps/"
 VERSIONS = "versions/"
 TRAINER_STATE = "trainer/state/"
 STAGING = "staging/"
+ISLANDS = "islands/"
 LEASES = "leases/"
 SUBMISSIONS = "submissions/"
 OPINIONS = "opinions/"
@@ -71,6 +72,11 @@ def shard_name(index: int) -> str:
 
 def descriptor_name(index: int) -> str:
     return f"{index:05d}.json"
+
+
+def island(name: str) -> str:
+    """Where an island that publishes no versions keeps what a trainer keeps: its states and reports."""
+    return f"{ISLANDS}{name}"
 
 
 def trainer_state(number: int) -> str:

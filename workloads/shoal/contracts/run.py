@@ -14,6 +14,7 @@ from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings, PreparedBenchmark
 from shoal.contracts.identity import Roster
+from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
@@ -45,6 +46,7 @@ class Addresses(Contract):
     runners: list[Url] = Field(
         default_factory=list, max_length=64, description="where programs are judged; none: in the container that asks"
     )
+    lighthouse: Url | None = Field(default=None, description="where the islands of a run meet, if it has islands")
     public_discovery: Url | None = Field(default=None, description="for strangers' machines; None: the same")
     public_orchestrator: Url | None = Field(default=None, description="for strangers' machines; None: the same")
     public_relays: list[Url] = Field(
@@ -71,6 +73,7 @@ class RunConfig(Contract):
     sft: SftSettings | None = Field(default=None, description="with mode SFT, and only with it")
     evaluation: EvaluationSettings | None = Field(default=None, description="with mode Train only")
     trainer: TrainerSettings = TrainerSettings()
+    islands: IslandTerms | None = Field(default=None, description="of a run whose trainer is several islands")
     stability: Stability = Stability()
     roll_back: RollBack | None = None
     failure_policy: FailurePolicy = FailurePolicy()

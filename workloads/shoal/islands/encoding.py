@@ -5,13 +5,14 @@ little endian) come first, then the values. What is decoded is finite, or `BadPa
 several is made by the caller, in float32. Pure; called by `contributions`.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-ExchangeType = Literal["float32", "float16", "int8"]
+from shoal.contracts.islands import ExchangeType
+
 EXCHANGE_TYPES: tuple[ExchangeType, ...] = get_args(ExchangeType)
 
 BLOCK = 256

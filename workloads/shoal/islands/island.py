@@ -113,10 +113,14 @@ class Island:
                 self._beat()
                 time.sleep(0.05)
 
+    def due(self) -> bool:
+        """Count an update of the inner optimizer; whether it is time to exchange."""
+        self._updates += 1
+        return self._updates >= self._settings.inner_steps
+
     def after_update(self, position: int) -> Exchanged | None:
         """Count an update of the inner optimizer, and exchange when it is time."""
-        self._updates += 1
-        return self.exchange(position) if self._updates >= self._settings.inner_steps else None
+        return self.exchange(position) if self.due() else None
 
     def exchange(self, position: int) -> Exchanged | None:
         """Make a round now. None when it did not come about: what was learnt stays, and is part of the next one."""

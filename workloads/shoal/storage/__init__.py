@@ -10,6 +10,7 @@ from shoal.storage.store import (
     Store,
     StoreUnavailable,
     open_below_prefix,
+    open_island_store,
     open_store,
     open_store_of,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Store",
     "StoreUnavailable",
     "open_below_prefix",
+    "open_island_store",
     "open_store",
     "open_store_of",
 ]

@@ -20,6 +20,7 @@ import structlog
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, S3Store
 
+from shoal.contracts import keys
 from shoal.contracts.recipe import S3Storage
 from shoal.contracts.run import RunConfig, home
 
@@ -277,6 +278,12 @@ def open_store_of(run: str, config: RunConfig, *, deadline_seconds: float = 120.
 def open_below_prefix(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
     """Everything below `storage.prefix`, for objects that people put there."""
     return _open(config, config.storage.prefix, home() / "store", deadline_seconds)
+
+
+def open_island_store(config: RunConfig, island: str, deadline_seconds: float = 120.0) -> Store:
+    """The part of a run's store that belongs to one of its islands, which keeps there what a trainer keeps."""
+    prefix = f"{config.storage.prefix}/{config.run}/{keys.island(island)}"
+    return _open(config, prefix, home() / "store", deadline_seconds)
 
 
 def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float) -> Store:

@@ -39,8 +39,9 @@ def main() -> None:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # without an accelerator the cores are shared with workers and validators
-    from shoal.storage import open_store  # what follows imports torch, which reads the environment
+    from shoal.storage import open_island_store, open_store  # what follows imports torch, which reads the environment
     from shoal.training.base_model import fetch_base_model
+    from shoal.training.islands import own_island
     from shoal.training.loop import Trainer
     from shoal.training.parallel import start_ranks
     from shoal.training.progress import Progress
@@ -55,9 +56,12 @@ def main() -> None:
     if ranks.world > 1:
         bind_contextvars(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
-    key = PrivateKey.load(home() / "secrets" / "role.pem")
-    orchestrator = SignedClient(config.addresses.orchestrator, key) if ranks.leader else None
-    progress = Progress(config.run, orchestrator, store)
+    island = own_island(config, store, lambda name: open_island_store(config, name, STORE_DEADLINE_SECONDS))
+    orchestrator = None
+    if ranks.leader and (island is None or island.publishes):
+        key = PrivateKey.load(home() / "secrets" / "role.pem")
+        orchestrator = SignedClient(config.addresses.orchestrator, key)
+    progress = Progress(config.run, orchestrator, store if island is None else island.store)
     base = home() / "tmp" / "base"
     try:
         ranks.each_does(
@@ -67,7 +71,16 @@ def main() -> None:
             first_of_node=True,
         )
         trainer = Trainer(
-            config, store, base, home() / "outbox", home() / "tmp" / "state", progress, pod_name(), liveness, ranks
+            config,
+            store,
+            base,
+            home() / "outbox",
+            home() / "tmp" / "state",
+            progress,
+            pod_name(),
+            liveness,
+            ranks,
+            island,
         )
         starting.clear()
         log.info("trainer started", steps=config.steps, ranks=ranks.world, device=str(ranks.device))

@@ -56,8 +56,18 @@ class Delivery:
     """Delivers the versions of one run."""
 
     def __init__(
-        self, config: RunConfig, store: Store, states: States, outbox: Outbox, progress: Progress, ranks: Ranks
+        self,
+        config: RunConfig,
+        store: Store,
+        states: States,
+        outbox: Outbox,
+        progress: Progress,
+        ranks: Ranks,
+        *,
+        publishes: bool = True,
     ) -> None:
+        """Without `publishes` (an island beside the one that makes the run's versions) only states and reports are kept."""
+        self._publishes = publishes
         self._config = config
         self._store = store
         self._states = states
@@ -74,6 +84,14 @@ class Delivery:
             torch.cuda.set_device(self._ranks.device)
         if made.save:
             self._states.save(made.version, made.tensors, made.updates, made.metrics, made.history)
+        if self._publishes:
+            self._publish(made)
+        if self._ranks.leader:
+            if made.metrics is not None:
+                self._progress.report(made.metrics)
+            self._delete_old(made.history)
+
+    def _publish(self, made: Made) -> None:
         if made.version == self._config.steps:
             self._final.put(made.tensors, made.version)
         published = self._ranks.leader and self._store.exists(keys.version_weights(made.version))
@@ -81,10 +99,6 @@ class Delivery:
             self._outbox.put(made.tensors, made.version)
         elif made.save:
             self._compare(made)
-        if self._ranks.leader:
-            if made.metrics is not None:
-                self._progress.report(made.metrics)
-            self._delete_old(made.history)
 
     def _compare(self, made: Made) -> None:
         """A version was made again that the world has already: say whether it came out the same."""

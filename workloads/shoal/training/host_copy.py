@@ -7,6 +7,7 @@ when a state was read into them. One set of buffers is used again for every vers
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,21 @@ from shoal.training.parallel import Ranks
 WEIGHTS = "weights"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What torch's AdamW keeps for a parameter."""
+
+
+class Beside(Protocol):
+    """State that is neither weights nor moments of a model, by key; each rank has its own."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As it is now. The tensors are not changed later."""
+
+    def empty(self) -> dict[str, Tensor]:
+        """Tensors to read a state into."""
+
+    def take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what was read; called when all of `empty` was."""
+
+
 COMPANION = "beside."
 """Before the kinds of keys that belong to a model which is trained beside the policy."""
 
@@ -99,8 +115,14 @@ class HostCopy:
     """
 
     def __init__(
-        self, policy: torch.nn.Module, optimizer: Optimizer, ranks: Ranks, companion: Learner | None = None
+        self,
+        policy: torch.nn.Module,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        companion: Learner | None = None,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
         self._policy = _Part("", Learner(policy, optimizer))
         self._parts = [self._policy] + ([] if companion is None else [_Part(COMPANION, companion)])
         self._ranks = ranks
@@ -113,6 +135,8 @@ class HostCopy:
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize()
         self.tensors |= self._random_states()
+        if self._beside is not None:
+            self.tensors |= self._beside.tensors()
 
     def expect(self, keys: set[str]) -> dict[str, Tensor]:
         """Tensors to read a state with these keys into. Random states of ranks that are no more are left out."""
@@ -122,6 +146,8 @@ class HostCopy:
                     self.tensors[key] = self._host_like(key, like)
         self.tensors = {key: tensor for key, tensor in self.tensors.items() if key in keys}
         self.tensors |= {key: state for key, state in self._random_states().items() if key in keys}
+        if self._beside is not None and keys >= (empty := self._beside.empty()).keys():
+            self.tensors |= empty
         return self.tensors
 
     def shapes(self) -> dict[str, torch.Size]:
@@ -147,6 +173,8 @@ class HostCopy:
                 torch.set_rng_state(state_bytes)
             elif key == self._random("cuda"):
                 torch.cuda.set_rng_state(state_bytes, self._ranks.device)
+        if self._beside is not None and self.tensors.keys() >= self._beside.empty().keys():
+            self._beside.take_up(self.tensors)
 
     def give_weights(self) -> None:
         """Put the policy's weights alone back; bit for bit, after others were tried out in their place."""

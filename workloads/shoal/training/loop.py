@@ -21,6 +21,7 @@ from shoal.training.delivery import Delivery, Made
 from shoal.training.export import Export
 from shoal.training.handover import BLOCKED_SECONDS, Handover
 from shoal.training.host_copy import HostCopy
+from shoal.training.islands import Membership, OwnIsland
 from shoal.training.method import Method, Tools, Untrained, Workplace
 from shoal.training.metrics import StepTimes, untrained_metrics
 from shoal.training.model import load_policy
@@ -63,8 +64,10 @@ class Trainer:
         attempt: str,
         liveness: telemetry.Liveness,
         ranks: Ranks,
+        island: OwnIsland | None = None,
     ) -> None:
-        """`outbox` is where versions go, `scratch` a folder for files on their way to and from the store."""
+        """`outbox` is where versions go, `scratch` a folder for files on their way to and from the store. `island` is there where several islands
+        train: which of them this is."""
         self._config = config
         self._store = store
         self._progress = progress
@@ -74,17 +77,27 @@ class Trainer:
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
+        # What the islands share at the beginning are the base model's weights, which the policy has now.
+        self._member = None if island is None else Membership(config, island, ranks, self._policy, liveness.progress)
         self._method = method_of(
-            Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy)
+            Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy, self._member)
         )
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = self._method.optimizer
-        self._copy = HostCopy(self._policy, self._optimizer, ranks, self._method.companion)
-        self._states = States(store, config.run, scratch, ranks, self._method.data)
+        self._copy = HostCopy(self._policy, self._optimizer, ranks, self._method.companion, self._member)
+        own = store if island is None else island.store
+        self._states = States(own, config.run, scratch, ranks, self._method.data)
         self._handover = Handover()
         self._waits = Waits(ranks, self._handover, progress, liveness)
+        self._publishes = self._member is None or self._member.publishes
         self._delivery = Delivery(
-            config, store, self._states, Outbox(outbox, Export(self._policy, base, ranks), ranks), progress, ranks
+            config,
+            own,
+            self._states,
+            Outbox(outbox, Export(self._policy, base, ranks), ranks),
+            progress,
+            ranks,
+            publishes=self._publishes,
         )
         self._method.begin(Tools(self._copy, self._states, self._waits))
         self._history = History()
@@ -94,21 +107,28 @@ class Trainer:
         """Train until the last step, and return when its version is announced. Raises `telemetry.Stopped` on SIGTERM."""
         try:
             self.resume()
+            self._meet_islands()
             while self.version < self._config.steps:
                 self.next_step()
+                self._catch_up()
             with self._progress.phase("wait"):
                 self._waits.idle()
-                self._waits.leader(
-                    "the last version to be announced",
-                    self._last_is_announced,
-                    deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
-                )
-                self._serve_while_scored()
+                if self._publishes:
+                    self._waits.leader(
+                        "the last version to be announced",
+                        self._last_is_announced,
+                        deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
+                    )
+                    self._serve_while_scored()
+                elif self._member is not None:
+                    self._member.linger(self._result_is_there, self._waits)
         except telemetry.Stopped:
             self._handover.settle(STOP_GRACE_SECONDS)
             raise
         finally:
             self._method.stop()
+            if self._member is not None:
+                self._member.close()
         telemetry.get_logger().info("run trained", version=self.version)
 
     def resume(self) -> None:
@@ -125,6 +145,24 @@ class Trainer:
         self._deliver(self.version, sealed.metrics, save=False)
         if sealed.metrics is not None:
             self._progress.finished(sealed.metrics)
+
+    def _meet_islands(self) -> None:
+        """Before the first step: take up what the islands share."""
+        if self._member is not None and self.version < self._config.steps:
+            with self._progress.phase("join", "for the other islands"):
+                self._member.join(self.version)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Steps that the other islands made without this one are not made again; the last one is, since it ends with the run's result."""
+        if self._member is not None and self.version < self._config.steps:
+            ahead = min(self._member.position, self._config.steps - 1)
+            if ahead > self.version:
+                telemetry.get_logger().info("the islands are further", version=self.version, theirs=ahead)
+                self.version = ahead
+
+    def _result_is_there(self) -> bool:
+        return self._store.exists(keys.FINAL_SEAL)
 
     def next_step(self) -> None:
         """Make the next version: by training, or by going back when the run asks for it."""

@@ -14,6 +14,7 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.host_copy import HostCopy, Learner
+from shoal.training.islands import Membership
 from shoal.training.metrics import StepTimes
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
@@ -25,7 +26,8 @@ from shoal.training.waits import Waits
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a method works. `base` is the folder of the base checkpoint, `scratch` one for files on their way; `attempt` names the pod."""
+    """Where a method works. `base` is the folder of the base checkpoint, `scratch` one for files on their way; `attempt` names the pod;
+    `membership` is there where the trainer is one of several islands."""
 
     config: RunConfig
     store: Store
@@ -36,6 +38,7 @@ class Workplace:
     liveness: telemetry.Liveness
     ranks: Ranks
     policy: Policy
+    membership: Membership | None = None
 
 
 @dataclass(frozen=True)

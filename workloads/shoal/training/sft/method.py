@@ -42,7 +42,10 @@ class SupervisedFineTuning:
         )
         self._rows: TokenRows = learnt
         self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
-        self._schedule = Schedule(settings, len(learnt), config.steps, config.seed)
+        # Islands share the rows out: the same number each, so that all have the same updates.
+        self._member = place.membership
+        self._stride = 1 if self._member is None else self._member.count
+        self._schedule = Schedule(settings, len(learnt) // self._stride, config.steps, config.seed)
         total = self._schedule.updates
         cosine = settings.schedule == "Cosine"
         self.optimizer = Optimizer(
@@ -58,9 +61,18 @@ class SupervisedFineTuning:
     def train(self, step: int) -> Report | Untrained:
         place, progress = self._place, self._place.progress
         chosen = [self._schedule.rows_of(update) for update in self._schedule.of_step(step)]
+        member = self._member
+        if member is not None:
+            # Steps that others made while this island was away count for the learning rate.
+            self.optimizer.updates = max(self.optimizer.updates, self._schedule.of_step(step).start)
         with progress.phase("update"):
-            batches = (self._batch(self._rows, indices) for indices in chosen)
-            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat)
+            first = 0 if member is None else member.index
+            batches = (self._batch(self._rows, indices * self._stride + first) for indices in chosen)
+            after_update = (lambda: None) if member is None else (lambda: member.after_update(step))
+            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat, after_update)
+        if member is not None and step + 1 == place.config.steps:
+            with progress.phase("exchange"):
+                member.finish(step + 1)
         loss = None
         if self._held_out is not None:
             with progress.phase("held_out"):

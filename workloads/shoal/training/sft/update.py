@@ -77,7 +77,14 @@ def accumulate(policy: Policy, batch: OptimizerBatch, beat: Beat) -> Float[Tenso
     return sums
 
 
-def learn(policy: Policy, optimizer: Optimizer, batches: Iterable[Batch], capacity: int, beat: Beat) -> Learnt:
+def learn(
+    policy: Policy,
+    optimizer: Optimizer,
+    batches: Iterable[Batch],
+    capacity: int,
+    beat: Beat,
+    after_update: Beat = lambda: None,
+) -> Learnt:
     """Make an update from each batch; one batch is held at a time. An update whose gradient norm is not finite is left out and counted."""
     sums = torch.zeros(2, dtype=torch.float64)
     applied: list[Applied] = []
@@ -85,6 +92,7 @@ def learn(policy: Policy, optimizer: Optimizer, batches: Iterable[Batch], capaci
     for batch in batches:
         sums += accumulate(policy, batch.packed, beat).cpu()
         applied.append(optimizer.step())
+        after_update()
         completion_tokens += batch.packed.token_count
         tokens, packs = tokens + batch.tokens, packs + batch.packs
     loss, entropy = (total / completion_tokens for total in over_ranks(sums, policy, "the sums of a step"))

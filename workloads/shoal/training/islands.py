@@ -1,0 +1,206 @@
+"""The trainer as one of several islands: what it must know of itself, its rounds between updates, and the shared state in its own states.
+
+In: the run's `islands`, this island's key, the policy. Out: the policy changed at every round, metrics of rounds, and how far the islands are. A
+restarted island joins: it copies the state that the others share and goes on from where they are. Made by `loop`; `method` tells it of every update.
+"""
+
+import json
+import math
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from prometheus_client import Counter, Gauge
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from shoal import telemetry
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.islands import CertificateLink, IslandTerms
+from shoal.contracts.run import RunConfig, bind_address, home
+from shoal.islands.contributions import padded, unpadded
+from shoal.islands.island import Island
+from shoal.islands.setting import Exchanged, IslandSettings, Place
+from shoal.islands.shared import Meta, SharedState
+from shoal.storage import Store
+from shoal.training.host_copy import trained
+from shoal.training.model import Policy
+from shoal.training.parallel import Ranks
+from shoal.training.waits import Waits
+
+JOIN_DEADLINE_SECONDS = 2 * 3600.0
+"""How long a trainer that starts waits for a round of the others: rounds of 500 large updates take an hour. Then it trains on from its own state."""
+LINGER_DEADLINE_SECONDS = 24 * 3600.0
+"""How long an island that is done waits for the run's result, and serves the shared state to one that restarted."""
+LINGER_PAUSE_SECONDS = 2.0
+"""Alone, a meeting takes no time at all."""
+SAID_BYTES = 1 << 16
+"""Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes some 30 kB."""
+ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
+
+ROUND = Gauge("shoal_island_round", "Rounds that made the shared state of this island.")
+ROUNDS = Counter("shoal_island_rounds_total", "Exchanges that came about (made) or did not (missed).", ["outcome"])
+ROUND_SECONDS = Gauge("shoal_island_round_seconds", "Time of the last exchange, waits for other islands included.")
+WAITED = Counter("shoal_island_exchange_seconds_total", "Time that training stood still for exchanges.")
+SENT = Counter("shoal_island_sent_bytes_total", "Bytes sent to other islands.")
+MEMBERS = Gauge("shoal_island_members", "Islands in the last exchange, this one included.")
+LEFT_OUT = Gauge("shoal_island_left_out", "Islands of the last exchange that did not count, or not in full.")
+
+
+@dataclass(frozen=True)
+class OwnIsland:
+    """Which island this trainer is. `store` is where its states and reports lie: the run's own for the publisher."""
+
+    name: str
+    key: PrivateKey
+    terms: IslandTerms
+    store: Store
+
+    @property
+    def publishes(self) -> bool:
+        return self.name == self.terms.publisher
+
+
+def own_island(
+    config: RunConfig, store: Store, open_own: Callable[[str], Store], folder: Path | None = None
+) -> OwnIsland | None:
+    """The island whose key lies in `secrets/island.pem`; None where the run has none. Raises ValueError for a key that no island has."""
+    if config.islands is None:
+        return None
+    key = PrivateKey.load((folder or home() / "secrets") / "island.pem")
+    name = next((name for name, public in config.islands.peers.items() if public == key.public), None)
+    if name is None:
+        raise ValueError(
+            f"secrets/island.pem holds {key.public[:12]}..., which is no island of this run: {sorted(config.islands.peers)}"
+        )
+    return OwnIsland(name, key, config.islands, store if name == config.islands.publisher else open_own(name))
+
+
+class Membership:
+    """This trainer's place among the islands. All ranks call its methods alike. `sign_of_life` is called while it waits.
+
+    It is also what a training state holds beside the model (`host_copy.Beside`): the shared state, each rank its part.
+    """
+
+    def __init__(
+        self, config: RunConfig, own: OwnIsland, ranks: Ranks, policy: Policy, sign_of_life: Callable[[], None]
+    ) -> None:
+        terms = own.terms
+        names = sorted(terms.peers)
+        self.count, self.index, self.publishes = len(names), names.index(own.name), own.publishes
+        self._ranks = ranks
+        self._key = f"{ranks.rank:05d}-of-{ranks.world:05d}"
+
+        def beat() -> None:
+            sign_of_life()
+            if telemetry.STOP.is_set():
+                raise telemetry.Stopped("asked to stop while exchanging with other islands")
+
+        bind = bind_address()
+        self._island = Island(
+            Place(config.run, own.name, own.key, terms.peers, terms.lighthouse, bind, _reached_at(bind)),
+            IslandSettings(
+                inner_steps=terms.settings.inner_steps,
+                exchange=terms.settings.exchange,
+                wait_seconds=terms.settings.wait_seconds,
+            ),
+            ranks,
+            dict(trained(policy)),
+            beat,
+        )
+        self._fresh = True
+        """Nothing was learnt since the last round."""
+
+    @property
+    def position(self) -> int:
+        """The step that the islands are at, as of the last round."""
+        return self._island.position
+
+    def join(self, step: int) -> None:
+        """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here."""
+        deadline = time.monotonic() + JOIN_DEADLINE_SECONDS
+        while self._timed(lambda: self._island.join(step)) is None:
+            if not self._ranks.broadcast(time.monotonic() < deadline, "whether to wait for other islands"):
+                telemetry.get_logger().warning("no island was met; training goes on from this one's own state")
+                return
+
+    def after_update(self, step: int) -> None:
+        """An update of step `step` was made: exchange when it is time."""
+        self._fresh = False
+        if self._island.due():
+            self._exchange(step)
+
+    def finish(self, step: int) -> None:
+        """After the last update of the run: one more exchange, unless the last was just made."""
+        if not self._fresh:
+            self._exchange(step)
+
+    def linger(self, result_is_there: Callable[[], bool], waits: Waits) -> None:
+        """Until the run has its result: whoever restarts meanwhile finds somebody who has the shared state."""
+        deadline = time.monotonic() + LINGER_DEADLINE_SECONDS
+        while self._ranks.broadcast(
+            self._ranks.leader and not result_is_there() and time.monotonic() < deadline,
+            "whether the run has its result",
+        ):
+            self._island.join(self.position)
+            until = time.monotonic() + LINGER_PAUSE_SECONDS
+            while self._ranks.broadcast(time.monotonic() < until, "whether to pause"):
+                waits.idle()
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        self._island.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The shared state for a training state. A round makes new vectors, so these are not changed later."""
+        shared = self._island.shared
+        links = [json.loads(link.to_json()) for link in self._island.certificate]
+        said = json.dumps({"meta": shared.meta.to_bytes().decode(), "certificate": links}).encode()
+        return dict(zip(self._keys(), (shared.weights, shared.momentum, padded(said, SAID_BYTES)), strict=True))
+
+    def empty(self) -> dict[str, Tensor]:
+        shared = self._island.shared
+        room = (torch.empty_like(shared.weights), torch.empty_like(shared.momentum))
+        return dict(zip(self._keys(), (*room, torch.zeros(SAID_BYTES, dtype=torch.uint8)), strict=True))
+
+    def take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a saved shared state. One that cannot be read is left: the island then copies the others'."""
+        weights, momentum, text = (tensors[key] for key in self._keys())
+        try:
+            said = json.loads(unpadded(text))
+            meta = Meta.from_bytes(said["meta"].encode())
+            certificate = TypeAdapter(list[CertificateLink]).validate_python(said["certificate"])
+        except (ValueError, ValidationError, KeyError, TypeError, AttributeError) as error:
+            telemetry.get_logger().error("the islands' shared state cannot be read", reason=str(error)[:300])
+            return
+        self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)
+
+    def _keys(self) -> list[str]:
+        return [f"island/{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
+
+    def _exchange(self, step: int) -> None:
+        self._timed(lambda: self._island.exchange(step))
+
+    def _timed(self, act: Callable[[], Exchanged | None]) -> Exchanged | None:
+        started = time.monotonic()
+        said = act()
+        WAITED.inc(time.monotonic() - started)
+        ROUNDS.labels("missed" if said is None else "made").inc()
+        if said is None:
+            ROUND_SECONDS.set(math.nan)
+            return None
+        self._fresh = True
+        ROUND.set(said.round)
+        ROUND_SECONDS.set(said.seconds)
+        SENT.inc(said.sent_bytes)
+        MEMBERS.set(len(said.islands))
+        LEFT_OUT.set(len(said.left_out))
+        return said
+
+
+def _reached_at(bind: str) -> str:
+    """The address by which others reach what listens at `bind`: a pod's own where that is any."""
+    return socket.gethostbyname(socket.gethostname()) if bind in ANYWHERE else bind
