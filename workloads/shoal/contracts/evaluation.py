@@ -23,7 +23,7 @@ FIRST_NUMBER = 1_000_000
 MOST_SLICES = 2_000
 """Of all benchmarks of a run: with a million versions the largest number is still a signed 32-bit integer, as `step` is in rollout files."""
 
-BenchmarkName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+BenchmarkName = Annotated[str, StringConstraints(max_length=40, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
