@@ -1,6 +1,6 @@
 """`make bench-diloco`: what islands cost and what they save; benchmarks/results/diloco.json.
 
-    python -m benchmarks.diloco                    everything; some ten minutes on two otherwise idle cores, links need root
+    python -m benchmarks.diloco                    everything; some thirteen minutes on two busy cores, links need root
     python -m benchmarks.diloco --only loss        a part: loss, wan, deaths (several may be named)
     python -m benchmarks.diloco --out DIR          write there and not to the checkout's results
 

@@ -326,3 +326,14 @@ def test_a_joiner_that_does_not_copy_in_time_is_left_out_of_the_round(trust_crow
 def test_waits_that_other_ranks_would_not_sit_out_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         IslandSettings(**changes)
+
+
+@pytest.mark.parametrize("field", ["position", "round"])
+def test_a_number_that_would_not_fit_the_shared_states_description_is_no_contribution(field: str) -> None:
+    said = {
+        "run": RUN, "island": "island-0", "meeting": "1-2-3", "round": 1, "rank": 0, "contributes": True,
+        "sha256": "0" * 64, "inner_seconds": 1.0, "position": 7,
+    }  # fmt: skip
+    IslandContribution.model_validate(said)
+    with pytest.raises(ValueError, match=field):
+        IslandContribution.model_validate(said | {field: 10**600})

@@ -25,6 +25,8 @@ StoreAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,
 
 MAX_ISLANDS = 16
 """Vectors go from everyone to everyone, so this is for few (docs/diloco.md)."""
+MAX_COUNT = 999_999_999
+"""Of rounds and positions: what others say goes into the description of the shared state, whose length is fixed."""
 MAX_LINKS = 8
 """Of a certificate. It has one for each halving of the islands since most of them were there, and 16 can be halved four times."""
 
@@ -58,7 +60,9 @@ class IslandAgreement(Contract):
 
     run: RunName
     meeting: MeetingName
-    round: int = Field(ge=0, description="rounds that made the state; that of before where nobody contributed")
+    round: int = Field(
+        ge=0, le=MAX_COUNT, description="rounds that made the state; that of before where nobody contributed"
+    )
     digest: Sha256Hex = Field(description="of the state after the round, over all ranks")
     members: list[IslandName] = Field(min_length=1, max_length=MAX_ISLANDS, description="who met, ascending")
 
@@ -79,7 +83,7 @@ class IslandNotice(Contract):
 
     run: RunName
     island: IslandName
-    round: int = Field(ge=0, description="rounds that made the state that it has")
+    round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the state that it has")
     digest: Sha256Hex = Field(description="of that state, over all ranks")
     live: bool
     layout: Sha256Hex = Field(description="of ranks, names and shapes: islands of another layout cannot exchange")
@@ -94,9 +98,9 @@ class IslandContribution(Contract):
     run: RunName
     island: IslandName
     meeting: MeetingName
-    round: int = Field(ge=0)
+    round: int = Field(ge=0, le=MAX_COUNT)
     rank: int = Field(ge=0)
     contributes: bool = Field(description="false in a joiner's first round, and where the vector was not finite")
     sha256: Sha256Hex = Field(description="of the bytes that follow")
     inner_seconds: float = Field(ge=0, le=1e7, description="time since the round before")
-    position: int = Field(ge=0, description="how far it is in its training, in the trainer's own count")
+    position: int = Field(ge=0, le=MAX_COUNT, description="how far it is in its training, in the trainer's own count")
