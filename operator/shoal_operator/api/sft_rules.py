@@ -43,12 +43,16 @@ SFT_RULES: tuple[Rule, ...] = (
         bad={"mode": "Train", "trainer": {"islands": {"count": 2}}},
     ),
     Rule(
-        model="TrainerTemplate",
-        expression="!has(self.islands) || self.replicas == 1",
+        model="TrainingRunSpec",
+        expression="!has(self.trainer.islands) || self.trainer.replicas == 1",
         message="an island is one pod, of as many GPUs as it likes; raise gpu or islands.count instead of replicas",
-        field="islands",
-        good={"replicas": 1, "islands": {"count": 3}},
-        bad={"replicas": 2, "islands": {"count": 3}},
+        field="trainer",
+        good={
+            "mode": "SFT",
+            "trainer": {"replicas": 1, "islands": {"count": 3}},
+            "sft": {"dataset": {"path": "/data"}},
+        },
+        bad={"mode": "SFT", "trainer": {"replicas": 2, "islands": {"count": 3}}, "sft": {"dataset": {"path": "/data"}}},
     ),
     Rule(
         model="TrainingRunSpec",
@@ -56,9 +60,13 @@ SFT_RULES: tuple[Rule, ...] = (
         "self.trainer.islands.count == oldSelf.trainer.islands.count)",
         message="islands cannot come to a run or go from it; start a new run instead",
         field="trainer",
-        good={"trainer": {"islands": {"count": 2, "innerSteps": 50}}},
-        bad={"trainer": {"islands": {"count": 3}}},
-        old={"trainer": {"islands": {"count": 2}}},
+        good={
+            "mode": "SFT",
+            "trainer": {"islands": {"count": 2, "innerSteps": 50}},
+            "sft": {"dataset": {"path": "/data"}},
+        },
+        bad={"mode": "SFT", "trainer": {"islands": {"count": 3}}, "sft": {"dataset": {"path": "/data"}}},
+        old={"mode": "SFT", "trainer": {"islands": {"count": 2}}, "sft": {"dataset": {"path": "/data"}}},
     ),
     Rule(
         model="SftSettings",
