@@ -4,6 +4,7 @@ Waits have deadlines, and when one passes, the failure says what the namespace l
 Python) that stays until it is deleted; `reaches` asks from inside such a pod.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,15 @@ for _ in range(tries):
         print('yes')
     except OSError:
         print('no')
+"""
+FETCH = """import sys, urllib.error, urllib.request
+headers = {'Authorization': 'Bearer ' + sys.argv[2]} if sys.argv[2] else {}
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=headers), timeout=20)
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.status)
+print(answer.read().decode())
 """
 SERVE = """import functools, http.server
 handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory='/shoal/tmp')
@@ -148,6 +158,11 @@ class Space:
         assert seen == ["yes" if can else "no"] * STEADY_TRIES, (
             f"{pod} {verb} reach {host}:{port} at first, then {seen}"
         )
+
+    def fetch(self, pod: str, url: str, token: str) -> tuple[int, Object]:
+        """Status and JSON of a GET from inside the pod, with a bearer token where one is given; what is not 200 counts as empty."""
+        status, _, body = self.run(pod, "python", "-c", FETCH, url, token).partition("\n")
+        return int(status), json.loads(body) if status == "200" else {}
 
     def _connections(self, pod: str, host: str, port: int, tries: int) -> list[str]:
         return self.run(pod, "python", "-c", CONNECT, host, str(port), str(tries)).split()

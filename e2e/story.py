@@ -3,6 +3,7 @@
 A `Story` reads the run's status and its pods and waits for policy versions; it also remembers the reward of each version that it saw on the way.
 """
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ CHANGES: Object = {
         {"name": "pool", "replicas": 1, "weightsSize": "1Gi", "resources": {"requests": {"cpu": "100m"}}}
     ],
     # A dead validator's work is soon given to its successor.
+    "ui": {},
     "validator": {"validation": {"claimSeconds": 15}},
     "trainer": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}},
 }
@@ -110,6 +112,12 @@ class Story:
         return next(
             (each for each in found if each["type"] == name), {"status": "Unknown", "message": "", "reason": ""}
         )
+
+    def page_token(self) -> str:
+        """What a browser shows the page of the run."""
+        found = self.space.kube.get("Secret", f"{self.run}-ui-token", self.space.name)
+        assert found is not None
+        return base64.b64decode(found["data"]["token"]).decode()
 
     def holds(self, *conditions: str) -> bool:
         """Whether these are True."""

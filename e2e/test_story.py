@@ -88,6 +88,26 @@ def test_a_worker_reaches_what_it_must_and_neither_redis_nor_the_origin_nor_the_
         space.wait_reach(worker, host, port, can=False)
 
 
+def test_the_page_shows_the_run_to_whoever_has_its_token_and_to_nobody_else(story: Story) -> None:
+    space = story.space
+    story.wait("the page's pod", lambda: story.holds("UiReady"), START_SECONDS)
+    space.apply(space.probe_pod("reader"))
+    space.wait_ready("reader")
+    page, token = f"http://{story.run}-ui.{space.name}.svc:8082", story.page_token()
+    assert space.fetch("reader", f"{page}/api/run", "") == (401, {})
+    assert space.fetch("reader", f"{page}/api/run", "0" * len(token)) == (401, {})
+    status, run = space.fetch("reader", f"{page}/api/run", token)
+    assert (status, run["run"]) == (200, story.run)
+
+    def parts() -> bool:
+        _, live = space.fetch("reader", f"{page}/api/live", token)
+        return {"orchestrator", "pool", "relay"} <= {part["name"] for part in live["parts"] if part["state"] == "ready"}
+
+    story.wait("the page to know the parts of the run", parts, START_SECONDS)
+    space.wait_reach(f"{story.run}-pool-0", f"{story.run}-ui.{space.name}.svc", 8082, can=False)
+    story.delete_pod("reader")
+
+
 def test_kubectl_scale_of_the_pool_changes_how_many_workers_there_are_and_the_run_lets_it_stand(story: Story) -> None:
     story.space.kubectl("scale", "ipool", f"{story.run}-pool", "--replicas=2")
     story.wait("two healthy workers", lambda: story.status().get("nodes") == 2, START_SECONDS)
