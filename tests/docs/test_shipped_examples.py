@@ -101,7 +101,17 @@ def test_target_short_differs_from_target_long_in_its_targets_only() -> None:
     short = run_of("examples/intellect-2/target-short.yaml").spec
     assert short.length_reward is not None
     assert short.length_reward.targets == [1000, 2000, 3000, 4000]
-    assert short.model_copy(update={"length_reward": long.length_reward}) == long
+    assert long.evaluation is not None
+    assert short.evaluation is not None
+    asked = [spec.evaluation.benchmarks for spec in (long, short) if spec.evaluation is not None]
+    assert [{each.target_length for each in found} for found in asked] == [{10000}, {4000}], (
+        "each at its longest target"
+    )
+    scored = short.evaluation.model_copy(
+        update={"benchmarks": [each.model_copy(update={"target_length": 10000}) for each in asked[1]]}
+    )
+    same = {"length_reward": long.length_reward, "evaluation": scored}
+    assert short.model_copy(update=same) == long
 
 
 def test_strangers_reach_the_intellect_2_run_over_https_only() -> None:

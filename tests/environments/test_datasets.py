@@ -262,7 +262,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
     for name, problem in (
         ("a.parquet", "a.parquet cannot be read as Parquet"),
         ("b.jsonl", "b.jsonl cannot be read as JSON lines"),
-        ("c.csv", "c.csv is neither of .parquet and .jsonl"),
+        ("c.txt", "c.txt is none of .parquet and .jsonl and .csv"),
         ("d.jsonl", "d.jsonl, line 1: is no JSON object"),
         ("e.jsonl", "no row is a task: they hold no rows"),
     ):

@@ -44,7 +44,7 @@ class DatasetColumns(SpecModel):
 
 
 class DatasetSource(SpecModel):
-    """Files of tasks, Parquet or JSON lines: on a Hugging Face hub, in a mounted folder, or in the object store."""
+    """Files of tasks, Parquet, JSON lines or CSV: on a Hugging Face hub, in a mounted folder, or in the object store."""
 
     hugging_face: Place | None = Field(None, description="Data set repository on a Hugging Face hub, `owner/name`.")
     revision: Place | None = Field(None, description="Revision of the repository; required with huggingFace.")
@@ -56,8 +56,14 @@ class DatasetSource(SpecModel):
         None,
         description="Key of an object below storage.prefix, or a prefix that ends in `/`: every Parquet and JSON lines file below it.",
     )
-    layout: Literal["intellect-2", "synthetic-1", "numina-math-1.5", "deepscaler"] | None = Field(
-        None, description="Known layout of the columns; absent: told from the columns."
+    layout: (
+        Literal[
+            "intellect-2", "synthetic-1", "numina-math-1.5", "deepscaler", "aime", "gpqa", "livecodebench", "ifeval"
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Known layout of the columns; absent: told from the columns. aime, gpqa, livecodebench and ifeval are told by this name only.",
     )
     columns: DatasetColumns | None = Field(None, description="Names of the columns, where it is no known layout.")
 

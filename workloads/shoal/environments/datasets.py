@@ -1,10 +1,11 @@
-"""A run's tasks from a data set: Parquet or JSON lines, on disk, in the object store or on a Hugging Face hub, as a task table with a digest.
+"""A run's tasks from a data set: Parquet, JSON lines or CSV, on disk, in the object store or on a Hugging Face hub, as a task table with a digest.
 
 In: files and a layout (`layouts`), or the names of columns. Out: `Imported`, whose tasks go through `contracts.tasks.write_tasks` like those of an
 environment; the same files and layout give the same digest on every machine. Rows that are no task are counted by reason; a row that its layout
 does not allow stops the import with its file and number.
 """
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.contracts.tasks import Task, tasks_digest
-from shoal.environments.layouts import LAYOUTS, BadRow, Columns, Row, Skipped, detect, mapped
+from shoal.environments.layouts import LAYOUTS, Columns, detect, mapped
+from shoal.environments.rows import BadRow, Row, Skipped
 from shoal.storage import NotFound, Store
 
 BATCH_ROWS = 1024
 """Rows in memory at once; one of SYNTHETIC-1 is some 30 kB."""
-SUFFIXES = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl", ".csv")
 TWICE = "is there already (the same problem)"
 
 
@@ -147,8 +149,10 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from _parquet_rows(path)
     elif path.suffix == ".jsonl":
         yield from _json_rows(path)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
     else:
-        raise BadDataset(f"{path.name} is neither of {' and '.join(SUFFIXES)}")
+        raise BadDataset(f"{path.name} is none of {' and '.join(SUFFIXES)}")
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -175,3 +179,17 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise BadDataset(f"{path.name} cannot be read as JSON lines: {str(error)[:200]}") from error
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a CSV file with a header; every value is a text."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, strict=True)):
+                if None in row or None in row.values():
+                    raise BadDataset(f"{path.name}, row {number}: has not as many values as the header has names")
+                yield row
+    except BadDataset:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise BadDataset(f"{path.name} cannot be read as CSV: {str(error)[:200]}") from error

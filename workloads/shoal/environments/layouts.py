@@ -5,22 +5,13 @@ that is counted. Pure; called by `datasets`. The layouts are those of the data s
 DeepScaleR-Preview-Dataset, SYNTHETIC-1); `mapped` is for any other, by the names of its columns.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.contracts.tasks import Task
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A row that is no task of ours; the reason is the same text for all rows of its kind."""
-
-    reason: str
+from shoal.environments import benchmark_layouts
+from shoal.environments.rows import BadRow, Row, Skipped, column, make_task, object_of, parse_json, prompt_of, read_test
 
 
 @dataclass(frozen=True)
@@ -33,10 +24,6 @@ class Columns:
     problem_id: str | None = None
     task_type: str | None = None
     metadata: tuple[str, ...] = ()
-
-
-class BadRow(ValueError):
-    """A row that its layout does not allow; the message names the column."""
 
 
 NO_ANSWERS = ("", "proof", "notfound", "not found")
@@ -87,19 +74,19 @@ def mapped(columns: Columns) -> Callable[[Row], Task | Skipped]:
     """A layout from the names of columns."""
 
     def read(row: Row) -> Task | Skipped:
-        prompt = _prompt(_column(row, columns.prompt), columns.prompt)
+        prompt = prompt_of(column(row, columns.prompt), columns.prompt)
         info: dict[str, Any] = {}
         if columns.verification_info is not None:
-            info = _object(_column(row, columns.verification_info), columns.verification_info)
+            info = object_of(column(row, columns.verification_info), columns.verification_info)
         if columns.answer is not None:
-            answer = _column(row, columns.answer)
+            answer = column(row, columns.answer)
             if answer is None or not str(answer).strip():
                 return Skipped("has no answer")
             info = info | {"answer": str(answer)}
-        kind = str(_column(row, columns.task_type)) if columns.task_type is not None else "math"
-        identity = _column(row, columns.problem_id) if columns.problem_id is not None else None
-        metadata = {name: _column(row, name) for name in columns.metadata}
-        return _task(identity, TASK_TYPES.get(kind, kind), prompt, info, metadata)
+        kind = str(column(row, columns.task_type)) if columns.task_type is not None else "math"
+        identity = column(row, columns.problem_id) if columns.problem_id is not None else None
+        metadata = {name: column(row, name) for name in columns.metadata}
+        return make_task(identity, TASK_TYPES.get(kind, kind), prompt, info, metadata)
 
     return read
 
@@ -109,6 +96,10 @@ LAYOUTS: dict[str, Callable[[Row], Task | Skipped]] = {
     "synthetic-1": synthetic_1,
     "numina-math-1.5": numina_math,
     "deepscaler": deepscaler,
+    "aime": benchmark_layouts.aime,
+    "gpqa": benchmark_layouts.gpqa,
+    "livecodebench": benchmark_layouts.livecodebench,
+    "ifeval": benchmark_layouts.ifeval,
 }
 
 MARKS = (
@@ -126,10 +117,10 @@ def detect(columns: set[str]) -> str | None:
 
 
 def _verifiable(row: Row, metadata: dict[str, Any]) -> Task | Skipped:
-    kind = TASK_TYPES.get(str(_column(row, "task_type")))
+    kind = TASK_TYPES.get(str(column(row, "task_type")))
     if kind is None:
         return Skipped(f"has task_type {str(row['task_type'])[:40]!r}, which nothing here can judge")
-    info = _object(_column(row, "verification_info"), "verification_info")
+    info = object_of(column(row, "verification_info"), "verification_info")
     if kind == "math":
         answer = info.get("ground_truth", info.get("answer"))
         if answer is None or not str(answer).strip():
@@ -140,14 +131,14 @@ def _verifiable(row: Row, metadata: dict[str, Any]) -> Task | Skipped:
         if isinstance(tests, Skipped):
             return tests
         info = {"language": "python", "test_cases": tests}
-    return _task(row.get("problem_id"), kind, _prompt(_column(row, "prompt"), "prompt"), info, metadata)
+    return make_task(row.get("problem_id"), kind, prompt_of(column(row, "prompt"), "prompt"), info, metadata)
 
 
 def _math(row: Row, metadata: dict[str, Any]) -> Task | Skipped:
-    answer = str(_column(row, "answer") or "").strip()
+    answer = str(column(row, "answer") or "").strip()
     if answer.lower() in NO_ANSWERS:
         return Skipped("has no answer")
-    return _task(None, "math", _prompt(_column(row, "problem"), "problem"), {"answer": answer}, metadata)
+    return make_task(None, "math", prompt_of(column(row, "problem"), "problem"), {"answer": answer}, metadata)
 
 
 def _tests(info: dict[str, Any]) -> list[dict[str, Any]] | Skipped:
@@ -156,7 +147,7 @@ def _tests(info: dict[str, Any]) -> list[dict[str, Any]] | Skipped:
         return Skipped(f"is a task for {info['language']}")
     tests = info.get("test_cases")
     if isinstance(tests, str):
-        tests = _json(tests, "verification_info.test_cases")
+        tests = parse_json(tests, "verification_info.test_cases")
     if isinstance(tests, dict):
         inputs, outputs = tests.get("inputs"), tests.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -169,83 +160,7 @@ def _tests(info: dict[str, Any]) -> list[dict[str, Any]] | Skipped:
         raise BadRow("verification_info.test_cases is neither a list of tests nor inputs and outputs")
     if not tests:
         return Skipped("has no tests")
-    return [_test(test) for test in tests]
-
-
-def _test(test: dict[str, Any]) -> dict[str, Any]:
-    name, given, wanted = test.get("fn_name"), test.get("input"), test.get("output")
-    if not name:
-        return {"type": "stdin_stdout", "input": _text(given), "output": _text(wanted)}
-    if isinstance(given, str):  # an argument a line, as competition sites give them
-        given = [_json(line, "input of a function test") for line in given.splitlines() if line.strip()]
-    if isinstance(wanted, str):
-        wanted = _json_or_text(wanted)
-    elif isinstance(wanted, list) and len(wanted) == 1:
-        wanted = wanted[0]  # these layouts wrap the one returned value
-    if not isinstance(given, list):
-        raise BadRow("input of a function test is no list of arguments")
-    return {"type": "function_call", "fn_name": str(name), "input": given, "output": wanted}
-
-
-def _task(
-    identity: object, kind: str, prompt: str | list[dict[str, Any]], info: dict[str, Any], metadata: dict[str, Any]
-) -> Task:
-    if identity is None or not str(identity):
-        seen = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-        identity = f"{kind}-{hashlib.sha256(seen.encode(errors='replace')).hexdigest()[:20]}"
-    try:
-        return Task.model_validate(
-            {
-                "problem_id": str(identity),
-                "task_type": kind,
-                "prompt": prompt,
-                "verification_info": info,
-                "metadata": metadata,
-            }
-        )
-    except ValueError as error:
-        raise BadRow(str(error)) from error
-
-
-def _column(row: Row, name: str) -> Any:
-    if name not in row:
-        raise BadRow(f"there is no column {name!r}; there are {', '.join(sorted(row))}")
-    return row[name]
-
-
-def _prompt(value: object, name: str) -> Any:
-    if isinstance(value, str) and value.strip():
-        return value
-    if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
-        return [{"role": message.get("role"), "content": message.get("content")} for message in value]
-    raise BadRow(f"column {name!r} is neither a text nor a list of chat messages")
-
-
-def _object(value: object, name: str) -> dict[str, Any]:
-    if isinstance(value, str):
-        value = _json(value, name)
-    if not isinstance(value, dict):
-        raise BadRow(f"column {name!r} is no JSON object")
-    return value
-
-
-def _json(text: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadRow(f"{name} is no JSON: {str(error)[:120]}") from error
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _text(value: object) -> str:
-    """Standard input or output: a text, or a list of lines."""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [read_test(test) for test in tests]
 
 
 def _program(text: str) -> str:

@@ -1,0 +1,101 @@
+"""What layouts share: a row's columns, texts and JSON, and the making of a task. Pure; errors name the column.
+
+Called by `layouts` and `benchmark_layouts`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.contracts.tasks import Task
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is no task of ours; the reason is the same text for all rows of its kind."""
+
+    reason: str
+
+
+class BadRow(ValueError):
+    """A row that its layout does not allow; the message names the column."""
+
+
+def read_test(test: dict[str, Any]) -> dict[str, Any]:
+    name, given, wanted = test.get("fn_name"), test.get("input"), test.get("output")
+    if not name:
+        return {"type": "stdin_stdout", "input": text_of(given), "output": text_of(wanted)}
+    if isinstance(given, str):  # an argument a line, as competition sites give them
+        given = [parse_json(line, "input of a function test") for line in given.splitlines() if line.strip()]
+    if isinstance(wanted, str):
+        wanted = _json_or_text(wanted)
+    elif isinstance(wanted, list) and len(wanted) == 1:
+        wanted = wanted[0]  # these layouts wrap the one returned value
+    if not isinstance(given, list):
+        raise BadRow("input of a function test is no list of arguments")
+    return {"type": "function_call", "fn_name": str(name), "input": given, "output": wanted}
+
+
+def make_task(
+    identity: object, kind: str, prompt: str | list[dict[str, Any]], info: dict[str, Any], metadata: dict[str, Any]
+) -> Task:
+    if identity is None or not str(identity):
+        seen = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+        identity = f"{kind}-{hashlib.sha256(seen.encode(errors='replace')).hexdigest()[:20]}"
+    try:
+        return Task.model_validate(
+            {
+                "problem_id": str(identity),
+                "task_type": kind,
+                "prompt": prompt,
+                "verification_info": info,
+                "metadata": metadata,
+            }
+        )
+    except ValueError as error:
+        raise BadRow(str(error)) from error
+
+
+def column(row: Row, name: str) -> Any:
+    if name not in row:
+        raise BadRow(f"there is no column {name!r}; there are {', '.join(sorted(row))}")
+    return row[name]
+
+
+def prompt_of(value: object, name: str) -> Any:
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
+        return [{"role": message.get("role"), "content": message.get("content")} for message in value]
+    raise BadRow(f"column {name!r} is neither a text nor a list of chat messages")
+
+
+def object_of(value: object, name: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = parse_json(value, name)
+    if not isinstance(value, dict):
+        raise BadRow(f"column {name!r} is no JSON object")
+    return value
+
+
+def parse_json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"{name} is no JSON: {str(error)[:120]}") from error
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def text_of(value: object) -> str:
+    """Standard input or output: a text, or a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
