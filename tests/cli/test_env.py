@@ -123,10 +123,10 @@ def test_an_unfit_environment_is_exit_code_one(tmp_path: Path, package: Path) ->
 def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:
     done = shoal("check", "riddles", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("riddles: not installed here; installed: arithmetic, code, math, tool")
+    assert done.stderr.startswith("riddles: not installed here; installed: arithmetic, code, ifeval, math, tool")
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "code", "math", "tool"])
+@pytest.mark.parametrize("name", ["arithmetic", "code", "ifeval", "math", "tool"])
 def test_what_is_shipped_is_fit_for_a_run(tmp_path: Path, name: str) -> None:
     done = shoal("check", name, "--tasks", "2" if name in ("code", "math") else "50", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

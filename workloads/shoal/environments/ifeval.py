@@ -79,7 +79,14 @@ class IfEval:
 Kind = tuple[str, Callable[[str, int], tuple[str, dict[str, Any], str]]]
 
 KINDS: tuple[Kind, ...] = (
-    ("punctuation:no_comma", lambda topic, n: (f"Write {n} lines about {topic} without a comma.", {}, f"{topic} are old.\n" * n)),
+    (
+        "detectable_format:multiple_sections",
+        lambda topic, n: (
+            f"Write about {topic} in at least {n} sections, which begin with Part 1 and so on.",
+            {"section_spliter": "Part", "num_sections": n},
+            "".join(f"Part {place}: {topic}\n" for place in range(1, n + 1)),
+        ),
+    ),
     (
         "detectable_format:number_bullet_lists",
         lambda topic, n: (f"List exactly {n} points about {topic}, each with `* `.", {"num_bullets": n}, f"* {topic}\n" * n),
