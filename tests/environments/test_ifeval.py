@@ -1,5 +1,6 @@
 """IFEval: every instruction has an answer that follows it and one that does not; unknown ones are nobody's zero."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,16 @@ def test_an_instruction_tells_answers_that_follow_it(name: str, arguments: dict[
     assert reward(task, good) == 1.0
     assert reward(task, bad) == 0.0
     assert reward(task, f"<think>{bad}</think>{good}") == 1.0, "thoughts are no part of the answer"
+
+
+@pytest.mark.parametrize(
+    "answer", ["[" * 200_000, "<<" * 100_000, "." * 200_000 + "x", "*" * 200_000, "p." * 100_000, "{" * 200_000]
+)
+def test_no_answer_takes_long_to_check(answer: str) -> None:
+    began = time.process_time()
+    for name, arguments, _, _ in CASES:
+        IfEval().score(task_of((name, arguments)), answer)
+    assert time.process_time() - began < 20.0  # quadratic time would be minutes
 
 
 def test_every_instruction_of_the_data_set_is_tried() -> None:

@@ -1,7 +1,8 @@
 """The verifiable instructions of IFEval (arXiv:2311.07911, table 1), each a small pure function: arguments of the task, answer -> followed or not.
 
 `CHECKS` has them by the ids of the data set. They follow the benchmark's published code, strict form, but where that asks nltk or
-langdetect: sentences and words are told here by punctuation, and languages by `languages`. Called by `ifeval`.
+langdetect: sentences and words are told here by punctuation, and languages by `languages`. Each takes time in proportion to the
+answer, which may be a stranger's: no pattern here looks far ahead from many places. Called by `ifeval`.
 """
 
 import json
@@ -14,7 +15,7 @@ from shoal.environments.languages import is_written_in
 Arguments = Mapping[str, Any]
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_SENTENCE_END = re.compile(r"(?<![A-Z][a-z])(?<!\b[A-Za-z])(?<!\b(?:Mr|Dr|Ms|St))[.!?]+(?=[\s\"')\]]|$)")
+_SENTENCE_END = re.compile(r"(?<![A-Z][a-z])(?<!\b[A-Za-z])(?<!\b(?:Mr|Dr|Ms|St))[.!?](?=[\s\"')\]]|$)")
 _WORD = re.compile(r"\w+")
 
 
@@ -117,7 +118,7 @@ def first_word_of_paragraph(arguments: Arguments, answer: str) -> bool:
 
 def placeholders(arguments: Arguments, answer: str) -> bool:
     """At least so many placeholders such as [address]."""
-    return len(re.findall(r"\[.*?\]", answer)) >= _given(arguments, "num_placeholders", int)
+    return len(re.findall(r"\[[^\[\]\n]*\]", answer)) >= _given(arguments, "num_placeholders", int)
 
 
 def postscript(arguments: Arguments, answer: str) -> bool:
@@ -166,7 +167,11 @@ def json_format(arguments: Arguments, answer: str) -> bool:
 
 def title(arguments: Arguments, answer: str) -> bool:
     """A title in double angular brackets."""
-    return any(found.strip("<>").strip() for found in re.findall(r"<<[^\n]+>>", answer))
+    for line in answer.splitlines():
+        begin, end = line.find("<<"), line.rfind(">>")
+        if 0 <= begin < end and line[begin:end].strip("<>").strip():
+            return True
+    return False
 
 
 def two_responses(arguments: Arguments, answer: str) -> bool:
