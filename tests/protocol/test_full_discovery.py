@@ -102,3 +102,14 @@ def test_only_those_without_an_invite_are_listed_and_only_from_a_time_on(redis_s
         assert await names(3.0) == "b"
 
     assert with_book(redis_server.url, work) == "abc"
+
+
+def test_registrations_of_a_release_that_kept_no_times_are_forgotten_too(redis_server: Redis) -> None:
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("ab"):
+            await book.register(row(name, float(at)))
+        await book._redis.delete(book._times)
+        await book.unanswered(2.0)
+        await book.unanswered(discovery.FORGET_SECONDS + 0.5)
+
+    assert with_book(redis_server.url, work) == "b"

@@ -35,6 +35,7 @@ class Book:
         self._seen = 0.0
         self.rows: dict[str, KnownNode] = {}
         self.invites: dict[str, Signed[Invite]] = {}
+        self.answered: set[str] = set()
         self.asked: list[float] = []
 
     def call(self, method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
@@ -42,13 +43,16 @@ class Book:
             assert reply is KnownNodes
             since = float(path.removeprefix("/v1/nodes?since="))
             self.asked.append(since)
-            return KnownNodes(nodes=[row for row in self.rows.values() if row.seen_unix >= since])
+            waiting = [row for node, row in self.rows.items() if node not in self.answered]
+            return KnownNodes(nodes=[row for row in waiting if row.seen_unix >= since])
         assert isinstance(body, Signed)
         self.invites[path.split("/")[3]] = body
+        self.answered.add(path.split("/")[3])
         return None
 
     def register(self, node: str, pool: str = "pool", address: str = "192.0.2.7") -> None:
         self._seen += 1.0
+        self.answered.discard(node)
         registration = Registration(node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE)
         self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self._seen)
 
@@ -279,14 +283,19 @@ def test_of_nodes_that_are_gone_the_newest_are_remembered(
         run.clock.now += 1
     run.clock.now += SILENT_SECONDS
     run.beat(lives)
-    welcome, refused = PrivateKey.generate().public, PrivateKey.generate().public
+    welcome, refused = PrivateKey.generate().public, [PrivateKey.generate().public for _ in range(3)]
     run.state.nodes.put(NodeRecord(node=welcome, welcome=True))
-    book.register(refused, "closed")
-    book.round()
-    membership.reap(run.state)
-    membership.reap(run.state)
+    for node in refused:
+        book.register(node, "closed")
+        book.round()
+        run.clock.now += 1
+    for _ in range(2):
+        membership.reap(run.state)
     left = {record.node: record.state for record in run.state.nodes.all()}
-    assert left == {lives: "Healthy", welcome: "Discovered", dead[1]: "Dead", dead[2]: "Dead"}
+    waiting = dict.fromkeys([welcome, *refused[1:]], "Discovered")
+    assert left == waiting | {lives: "Healthy", dead[1]: "Dead", dead[2]: "Dead"}
+    book.round()
+    assert run.state.nodes.get(refused[0]) is None  # nor is it written and forgotten in turn while it waits
     with pytest.raises(Problem, match="403 Not admitted: register at discovery"):
         run.beat(dead[0])
     book.register(dead[0], "easy")  # and may come again

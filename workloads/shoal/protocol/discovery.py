@@ -107,9 +107,18 @@ class NodeBook:
         )
         if old:
             await self._forget(*(str(node) for node in old))
+        if since_unix == 0.0:
+            await self._note_times()
         names = [str(node) for node in await self._redis.zrangebyscore(self._unanswered, since_unix, "+inf")]
         rows = await self._redis.hmget(self._nodes, names) if names else []
         return KnownNodes(nodes=[KnownNode.from_json(row) for row in rows if row is not None])
+
+    async def _note_times(self) -> None:
+        """Give those a time that were registered by a release that kept none, so that they are forgotten too."""
+        if await self._redis.hlen(self._nodes) <= await self._redis.zcard(self._times):
+            return
+        rows = [KnownNode.from_json(data) for data in await self._redis.hvals(self._nodes)]
+        await self._redis.zadd(self._times, {row.registration.node: row.seen_unix for row in rows}, nx=True)
 
     async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
         async with self._redis.pipeline(

@@ -109,10 +109,12 @@ def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
 
 def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
     """Say once for each reason why a machine is not invited. Its next registration is looked at again: the pool may be open by then."""
+    if record is None and state.nodes.crowded:
+        return
     record = record or NodeRecord(node=known.registration.node)
     if record.refused == refusal:
         return
     get_logger().info("node is not invited", node=record.node, reason=refusal)
     # The pool of a node that is inside, or invited, decides what is asked of it: a registration that is refused changes nothing there.
     pool = known.registration.pool if record.state == "Discovered" else record.invited_pool
-    state.nodes.change(record, refused=refusal, invited_pool=pool)
+    state.nodes.change(record, refused=refusal, refused_unix=state.clock(), invited_pool=pool)

@@ -50,8 +50,6 @@ MEMBERS: frozenset[NodeState] = frozenset({"Healthy", "Unhealthy"})
 """States in which a node may ask for work and hand it in."""
 EXCLUDED: frozenset[NodeState] = frozenset({"Evicted", "Banned"})
 """States in which a node is refused everything."""
-GONE: frozenset[NodeState] = frozenset({"Discovered", "Dead"})
-"""States out of which only a new registration leads."""
 
 
 def next_state(state: NodeState, event: Event) -> NodeState:

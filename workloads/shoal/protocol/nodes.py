@@ -4,13 +4,13 @@ Comes in: invites, heartbeats, silence, slashes. Goes out: records, and who may 
 background work; `recovery` fills it again from the ledger.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import redis
 
 from shoal.contracts.protocol import NodeState
-from shoal.protocol.node_states import EXCLUDED, GONE, MEMBERS, Event, next_state
+from shoal.protocol.node_states import EXCLUDED, MEMBERS, Event, next_state
 from shoal.protocol.parsed import Parsed, Seen
 from shoal.protocol.records import NodeRecord
 from shoal.transport.server import Problem
@@ -28,7 +28,7 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 """Deletes a record that still is what it was."""
 MOST_GONE = 1000
-"""Records of nodes that are dead, or came to nothing, kept for those who look at `shoal node list`; what they did is in the ledger."""
+"""Records of nodes that are dead, and of those that were not let in, kept for whoever looks at `shoal node list`; what they did is in the ledger."""
 MOST_TRIES = 100  # each lost try is another writer's progress on this one node
 
 
@@ -44,6 +44,8 @@ class NodeRegistry:
         self._swap = client.register_script(SWAP)
         self._delete = client.register_script(DELETE)
         self._parsed = Parsed(NodeRecord.from_json)
+        self.crowded = False
+        """Whether as many as are remembered waited outside at the last look: refusing another is then not worth a record."""
 
     def get(self, node: str) -> NodeRecord | None:
         data = self._redis.hget(self._hash, node)
@@ -74,17 +76,21 @@ class NodeRegistry:
     def all(self) -> list[NodeRecord]:
         return [self._as_the_ledger_says(record) for record in self._parsed.all(self._redis.hgetall(self._hash))]
 
-    def forget_oldest(self, records: Iterable[NodeRecord]) -> int:
-        """Delete the records of nodes that are gone, but for the `MOST_GONE` that were heard of last; returns how many.
+    def forget_oldest(self, records: Sequence[NodeRecord]) -> int:
+        """Delete the records of nodes that are gone or wait, but for the `MOST_GONE` of each that were heard of last; returns how many.
 
         Keys are free: who makes many, or leaves often, shall not fill Redis. A node that was forgotten registers again, as the gone do anyway.
         """
-        gone = [record for record in records if record.state in GONE and not record.welcome]
-        if len(gone) <= MOST_GONE:
-            return 0
-        gone.sort(key=lambda record: max(record.last_heartbeat_unix, record.invite_expires_unix), reverse=True)
+        dead = [record for record in records if record.state == "Dead" and not record.welcome]
+        waiting = [record for record in records if record.state == "Discovered" and not record.welcome]
+        self.crowded = len(waiting) >= MOST_GONE
+        return self._forget(dead, lambda record: record.last_heartbeat_unix) + self._forget(
+            waiting, lambda record: max(record.refused_unix, record.invite_expires_unix)
+        )
+
+    def _forget(self, gone: list[NodeRecord], heard_of: Callable[[NodeRecord], float]) -> int:
         deleted = 0
-        for record in gone[MOST_GONE:]:
+        for record in sorted(gone, key=heard_of, reverse=True)[MOST_GONE:]:
             seen = self._parsed.recall(record.node)
             if (
                 seen is not None and seen.record == record

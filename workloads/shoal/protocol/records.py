@@ -35,6 +35,7 @@ class NodeRecord(Contract):
         description="address block that its newest invite was given to; empty: not known since Redis was lost",
     )
     refused: str = Field(default="", description="why its registration was not answered with an invite")
+    refused_unix: float = Field(default=0.0, description="when that was first so")
     last_heartbeat_unix: float = 0.0
     answered_seen_unix: float = Field(
         default=0.0, description="discovery's time of the registration that the last invite answered"
