@@ -59,6 +59,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "estimate": ("measured, or the upper end of its 95 % interval", "two"),
     "node": ("first 12 characters of a node id", NODES_SHOWN),
     "pool": ("pool of the node", "pools of the run"),
+    "benchmark": ("name in `spec.evaluation`", "at most 16"),
     "server": ("server and version", "one a pod"),
     "engine": ("engine", "one a pod"),
     "version": ("version of the engine", "one a pod"),

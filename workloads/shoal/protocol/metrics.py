@@ -28,8 +28,10 @@ GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
 JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
 STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
 ACCEPTED_TOKENS = Gauge("shoal_accepted_completion_tokens", "Completion tokens of accepted files.")
-SCORE = Gauge("shoal_evaluation_score", "avg@k of the newest version that was scored in full.", ["benchmark"])
-SCORED = Gauge("shoal_evaluation_version", "That version.", ["benchmark"])
+SCORE = Gauge(
+    "shoal_evaluation_score", "Mean score (avg@k) of the newest version that was scored in full.", ["benchmark"]
+)
+SCORED = Gauge("shoal_evaluation_version", "Newest version that was scored in full.", ["benchmark"])
 SCORING = Gauge("shoal_evaluation_open_slices", "Files of evaluations that are still to come, of versions under way.")
 BEST = Gauge("shoal_evaluation_best_version", "Version with the best score so far, -1 before the first.")
 LEDGER = Gauge("shoal_ledger_entries", "Entries of the ledger.")
