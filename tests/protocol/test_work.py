@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from protocol_stack import GROUP_SIZE, GROUPS, ledger, verdict_on
+from protocol_stack import GROUP_SIZE, GROUPS, ledger, sha, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
@@ -15,6 +15,7 @@ from shoal.contracts.recipe import Recipe, Sampling, Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.protocol import background, membership, work
 from shoal.protocol.leases import lease_seconds
+from shoal.protocol.ledger_view import SEALED_STEPS
 from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.protocol.progress import run_progress
 from shoal.protocol.records import SubmissionRecord
@@ -386,3 +387,18 @@ def test_a_heartbeat_that_was_read_before_an_eviction_does_not_undo_it(run: Orch
     assert run_progress(run.state).nodes == {"Evicted": 1}
     with pytest.raises(Problem, match="403 Evicted"):
         run.beat(node)
+
+
+def test_files_of_steps_long_sealed_are_no_longer_held_in_memory(run: Orchestrator, node: str) -> None:
+    """Slices of a run of mode Generate are sealed in any order: the last ones are kept by when, not by number."""
+    order = [*range(20, 0, -2), *range(1, 20, 2)]
+    for step in order:
+        run.state.ledger.append(
+            "accepted", node=node, step=step, submission=0, digest=sha(b"%d" % step), tokens=1, groups=4
+        )
+        run.state.ledger.append("batch-sealed", step=step, digest=sha(b"batch"), groups=4)
+    view = run.state.view
+    assert list(view.accepted) == order[-SEALED_STEPS:]
+    run.state.ledger.append("accepted", node=node, step=20, submission=1, digest=sha(b"late"), tokens=1, groups=4)
+    assert list(view.accepted) == order[-SEALED_STEPS:]
+    assert (view.files_accepted, view.groups_judged, len(view.sealed)) == (21, 84, 20)

@@ -7,10 +7,14 @@ idempotent whoever wrote first. Kept by `ledger_writer`; read by everything that
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.ledger_chain import Chain, identity
+
+SEALED_STEPS = 8
+"""Of so many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ class LedgerView:
         self.version_unix: dict[int, float] = {}  # version -> when it was announced
         self.datasets: dict[str, str] = {}  # name -> SHA-256 of card.json
         self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
-        self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)
+        self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)  # of open steps, and the last few sealed
         self.evaluated: dict[int, LedgerEntry] = {}  # number of a slice -> the file that counts
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
         self.rejected_nodes: set[str] = set()
@@ -107,11 +111,13 @@ class LedgerView:
                 self.datasets[entry.detail] = digest
             case "batch-sealed":
                 self.sealed[step] = digest
+                self._forget_files()
             case "accepted":
                 if is_evaluation(step):
                     self.evaluated.setdefault(step, entry)
                 else:
-                    self.accepted[step].append(entry)
+                    if step in self.accepted or step not in self.sealed:
+                        self.accepted[step].append(entry)
                     self.groups_judged += entry.groups or 0
                     self.groups_with_signal += entry.signal_groups or 0
                 self.settled[node, digest] = "accepted"
@@ -126,3 +132,9 @@ class LedgerView:
                 self.files_of[node].rejected += 1
                 self.files_rejected += 1
                 self.reject_reasons[entry.detail.split(":", 1)[0]] += 1
+
+    def _forget_files(self) -> None:
+        """Leave off the files of the step that is no longer among the last few sealed."""
+        older = next(islice(reversed(self.sealed), SEALED_STEPS, None), None)
+        if older is not None:
+            self.accepted.pop(older, None)
