@@ -205,3 +205,33 @@ def test_a_saved_state_is_taken_up_again(crowd: Crowd) -> None:
     again.close()
     with pytest.raises(ValueError, match="this rank has 1000"):
         again.restore(replace(island.shared, momentum=torch.zeros(3)), island.certificate)
+
+
+def test_a_restart_of_all_islands_keeps_what_was_learnt_since_the_round(crowd: Crowd) -> None:
+    islands = together(crowd, 2)
+    learn(crowd, island_0=0.9, island_1=0.8)
+    crowd.exchange()
+    again = []
+    for index, island in enumerate(islands):
+        island.close()
+        again.append(crowd.island(index, torch.full((1000,), 0.5 + index / 8)))
+        again[-1].restore(island.shared, island.certificate)
+    deadline = time.monotonic() + 150
+
+    def meet(island: Island) -> None:
+        while (met := island.join()) is None or len(met.islands) < 2:
+            assert time.monotonic() < deadline, "the islands did not meet again"
+
+    crowd.all(meet, again)
+    assert [crowd.parameters[f"island-{index}"].unique().tolist() for index in range(2)] == [[0.5], [0.625]]
+    said = crowd.exchange(again)
+    assert [one and one.contributors for one in said] == [["island-0", "island-1"]] * 2, "it is part of the next round"
+    assert same_on(crowd)
+
+
+def test_parameters_that_are_not_finite_go_back_to_the_shared_state_though_nobody_contributes(crowd: Crowd) -> None:
+    together(crowd, 2)
+    learn(crowd, island_0=float("nan"), island_1=float("inf"))
+    assert [one and one.contributors for one in crowd.exchange()] == [[], []]
+    assert crowd.parameters["island-0"].unique().tolist() == [1.0]
+    assert same_on(crowd)

@@ -25,6 +25,7 @@ from shoal.storage.store import open_folder
 from shoal.training.islands import OwnIsland, own_island
 from shoal.training.loop import Trainer
 from shoal.training.progress import Progress
+from shoal.training.state import WrongState
 from shoal.transport import SignedClient
 
 STEPS = 3
@@ -143,6 +144,19 @@ def test_an_island_that_comes_back_takes_up_its_state_and_skips_what_the_others_
     sea.orchestrator.latest_version = 6
     sea.run(other, fresh)
     assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(fresh).items())
+
+
+def test_a_state_of_another_number_of_ranks_is_refused_in_words(sea: Sea) -> None:
+    trainer = sea.trainer(0)
+    assert trainer._member is not None
+    own = set(trainer._copy.expect(set(trainer._member.empty())))
+    assert own == set(trainer._member.empty())
+    other = {key.replace("of-00001", "of-00002") for key in own}
+    with pytest.raises(WrongState, match=r"in parts of \[2\] ranks; this trainer has 1: give every island as many"):
+        trainer._copy.expect(other)
+    assert not trainer._copy.expect(set()), "a state that has no such part is no state of another number"
+    trainer._method.stop()
+    trainer._member.close()
 
 
 def test_a_key_that_no_island_has_is_refused(sea: Sea, tmp_path: Path) -> None:

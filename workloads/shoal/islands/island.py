@@ -298,8 +298,12 @@ class Island:
             raise Unreachable(f"island {head.source_of(self._place.island)} sent another state than was announced")
 
     def _take_over(self, made: "_Made") -> None:
+        """A round in which nothing counted leaves the parameters as they are: they may hold what was learnt since the shared state."""
+        changed = made.said.joined or made.state is not self.shared
         self.shared, self.certificate, self._digest = made.state, made.certificate, made.digest
-        self._parameters.write(made.state.weights)
+        # A round takes parameters that are not finite back, whatever came of it. Ranks do so alike.
+        if changed or not self._ranks.all(self._parameters.finite(), "whether the parameters are finite"):
+            self._parameters.write(made.state.weights)
         self._live = True
         self._begin_round()
         said = made.said

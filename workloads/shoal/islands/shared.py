@@ -81,6 +81,10 @@ class Parameters:
             part.copy_(tensor.reshape(-1))
         return vector
 
+    def finite(self) -> bool:
+        """Whether every value of this rank's parts is."""
+        return all(bool(_local(tensor).isfinite().all()) for tensor in self._named.values())
+
     @torch.no_grad()
     def write(self, vector: Float[Tensor, " values"]) -> None:
         """Put a vector of this rank's parts in place."""

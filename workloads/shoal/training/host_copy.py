@@ -5,7 +5,7 @@ when a state was read into them. One set of buffers is used again for every vers
 `loop` and `state`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Beside(Protocol):
 
     def empty(self) -> dict[str, Tensor]:
         """Tensors to read a state into."""
+
+    def check(self, keys: Collection[str]) -> None:
+        """Raises `state.WrongState` for the keys of a state that has such a part and none that can be read into `empty`."""
 
     def take_up(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what was read; called when all of `empty` was."""
@@ -139,7 +142,10 @@ class HostCopy:
             self.tensors |= self._beside.tensors()
 
     def expect(self, keys: set[str]) -> dict[str, Tensor]:
-        """Tensors to read a state with these keys into. Random states of ranks that are no more are left out."""
+        """Tensors to read a state with these keys into. Random states of ranks that are no more are left out. Raises WrongState for what lies
+        beside the model and is not of this rank count."""
+        if self._beside is not None:
+            self._beside.check(keys)
         for key in keys:
             for part in self._parts:
                 if (like := part.like(key)) is not None:

@@ -8,7 +8,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from shoal.storage import Store
 from shoal.training.host_copy import trained
 from shoal.training.model import Policy
 from shoal.training.parallel import Ranks
+from shoal.training.state import WrongState
 from shoal.training.waits import Waits
 
 JOIN_DEADLINE_SECONDS = 2 * 3600.0
@@ -39,6 +40,8 @@ LINGER_PAUSE_SECONDS = 2.0
 """Alone, a meeting takes no time at all."""
 SAID_BYTES = 1 << 16
 """Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes some 30 kB."""
+PREFIX = "island/"
+"""Before the keys of the shared state in a training state."""
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 ROUND = Gauge("shoal_island_round", "Rounds that made the shared state of this island.")
@@ -166,6 +169,16 @@ class Membership:
         room = (torch.empty_like(shared.weights), torch.empty_like(shared.momentum))
         return dict(zip(self._keys(), (*room, torch.zeros(SAID_BYTES, dtype=torch.uint8)), strict=True))
 
+    def check(self, keys: Collection[str]) -> None:
+        """Each rank's part of the shared state can be read by the same rank of the same number only."""
+        saved = {key for key in keys if key.startswith(PREFIX)}
+        worlds = sorted({int(key.rsplit("-", 1)[-1]) for key in saved})
+        if saved and worlds != [self._ranks.world]:
+            raise WrongState(
+                f"the training state holds the islands' shared state in parts of {worlds} ranks; this trainer has {self._ranks.world}:"
+                " give every island as many processes as before, or start a new run"
+            )
+
     def take_up(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a saved shared state. One that cannot be read is left: the island then copies the others'."""
         weights, momentum, text = (tensors[key] for key in self._keys())
@@ -179,7 +192,7 @@ class Membership:
         self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)
 
     def _keys(self) -> list[str]:
-        return [f"island/{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
+        return [f"{PREFIX}{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
 
     def _exchange(self, step: int) -> None:
         self._timed(lambda: self._island.exchange(step))
