@@ -69,6 +69,37 @@ SFT_RULES: tuple[Rule, ...] = (
         old={"mode": "SFT", "trainer": {"islands": {"count": 2}}, "sft": {"dataset": {"path": "/data"}}},
     ),
     Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.trainer.islands) || !has(self.queueName)",
+        message="does not go with trainer.islands: a queue admits the trainer's Job alone, and the other islands would start without it",
+        field="queueName",
+        good={"mode": "SFT", "trainer": {"islands": {"count": 2}}, "sft": {"dataset": {"path": "/data"}}},
+        bad={
+            "mode": "SFT",
+            "queueName": "research",
+            "trainer": {"islands": {"count": 2}},
+            "sft": {"dataset": {"path": "/data"}},
+        },
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.trainer.islands) || self.stability.action == 'Report'",
+        message="must be Report with trainer.islands: one that pauses or goes back alone is carried on by the next exchange",
+        field="stability.action",
+        good={
+            "mode": "SFT",
+            "stability": {"action": "Report"},
+            "trainer": {"islands": {"count": 2}},
+            "sft": {"dataset": {"path": "/data"}},
+        },
+        bad={
+            "mode": "SFT",
+            "stability": {"action": "Pause"},
+            "trainer": {"islands": {"count": 2}},
+            "sft": {"dataset": {"path": "/data"}},
+        },
+    ),
+    Rule(
         model="SftSettings",
         expression="!has(self.packLength) || self.packLength >= self.maxSequenceLength",
         message="must be at least maxSequenceLength: a row is never cut",
