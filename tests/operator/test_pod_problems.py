@@ -7,6 +7,7 @@ from memory_cluster import MemoryCluster
 from run_story import at_version, holds, prepared, put, running, said, status
 
 import samples
+from shoal.contracts.run_parts import RunParts
 from shoal_operator.reconcile.pod_problems import pod_problem, worst_problem
 
 
@@ -202,3 +203,27 @@ def test_changing_the_trainers_choices_reaches_its_configuration(cluster: Memory
     assert found is not None
     assert '"acknowledgedVersion":2' in found["data"]["run.json"]
     assert '"rank":8' in found["data"]["run.json"]
+
+
+def test_a_problem_of_one_island_is_not_said_of_the_others(cluster: MemoryCluster) -> None:
+    put(
+        cluster,
+        mode="SFT",
+        trainer={"islands": {"count": 3}},
+        sft={"dataset": {"path": "/data/traces"}, "epochs": 1, "batchRows": 8},
+        recipe={},
+        ui={},
+    )
+    running(cluster)
+    names = ("sums-island-1", "sums-island-2")
+    for name in names:
+        cluster.objects.set_status("StatefulSet", name, {"replicas": 1, "readyReplicas": 0, "observedGeneration": 1})
+    bad = pod("sums-island-1-0", containers=[container(waiting("ErrImagePull", "no such image"))])
+    bad["metadata"]["labels"] = cluster.objects.get("StatefulSet", names[0])["spec"]["template"]["metadata"]["labels"]  # type: ignore[index]
+    cluster.pods["sums-island-1-0"] = bad
+    cluster.settle()
+    told = cluster.objects.get("ConfigMap", "sums-parts")
+    assert told is not None
+    messages = {part.name: part.message for part in RunParts.from_json(told["data"]["parts.json"]).parts}
+    assert "cannot be pulled" in messages["sums-island-1"]
+    assert "pulled" not in messages["sums-island-2"]

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import yaml
 from memory_cluster import MemoryCluster
-from run_story import MANIFEST, holds, put, running, said, status
+from run_story import MANIFEST, holds, prepared, put, running, said, status
 
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.ui.access import checked_token
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import check
 from shoal_operator.children.ui import parts_map
+from shoal_operator.engine.api_server import ApiError
+from shoal_operator.engine.cluster import ClusterError
 from shoal_operator.local.limits import for_one_machine
+from shoal_operator.reconcile import reconcile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trainingrun"
 OBJECTS = [("Deployment", "sums-ui"), ("Service", "sums-ui"), ("NetworkPolicy", "sums-ui"), ("ConfigMap", "sums-parts")]
@@ -73,6 +76,26 @@ def test_the_page_is_told_while_the_run_waits_for_something(cluster: MemoryClust
     cluster.settle()
     assert "Ready" not in holds(cluster)
     assert told(cluster)["others"].message == "others does not exist"
+
+
+def test_the_page_is_told_when_a_child_was_refused_and_starts_though_nobody_could_tell_it(
+    cluster: MemoryCluster,
+) -> None:
+    put(cluster, ui={})
+    prepared(cluster)
+    cluster.objects.remove("ConfigMap", "sums-parts")
+    cluster.objects.remove("StatefulSet", "sums-redis")
+    cluster.refuses["StatefulSet/sums-redis"] = ApiError("no more pods for this team", 403, "Forbidden")
+    with pytest.raises(ClusterError, match="no more pods"):
+        reconcile(cluster, "TrainingRun", "sums")
+    assert told(cluster)["sums-redis"].message == "sums-redis does not exist"
+    assert said(cluster, "Ready")["message"] == "no more pods for this team"
+    pod = cluster.get("Deployment", "sums-ui")["spec"]["template"]["spec"]  # type: ignore[index]
+    [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "config"]
+    assert [(each["configMap"]["name"], each["configMap"].get("optional", False)) for each in sources] == [
+        ("sums-config", False),
+        ("sums-parts", True),
+    ]
 
 
 def test_a_run_goes_on_without_its_page(cluster: MemoryCluster) -> None:

@@ -1,6 +1,7 @@
 """Trainers that are islands of one run: they share the rows out, exchange between updates, and end with one result; a restarted one goes on."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from samples import ROLE_KEYS
 from servers import Loopback
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSpec, IslandTerms
 from shoal.contracts.run import RunConfig
@@ -23,7 +25,7 @@ from shoal.islands.lighthouse import serve
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 from shoal.training.islands import OwnIsland, own_island
-from shoal.training.loop import Trainer
+from shoal.training.loop import DONE, Trainer
 from shoal.training.progress import Progress
 from shoal.training.state import WrongState
 from shoal.transport import SignedClient
@@ -69,21 +71,31 @@ class Sea:
         )  # fmt: skip
 
     def run(self, *trainers: Trainer) -> None:
+        """As pods: the publisher comes to its end, and the other stays with what it has until it is asked to stop."""
         errors: list[BaseException] = []
+        ended: list[Trainer] = []
 
         def act(trainer: Trainer) -> None:
             try:
-                trainer.run()
+                trainer.live()
+                ended.append(trainer)
             except BaseException as error:
                 errors.append(error)
 
         threads = [threading.Thread(target=act, args=(trainer,), daemon=True) for trainer in trainers]
         for thread in threads:
             thread.start()
+        publisher, other = trainers
+        until = time.monotonic() + 200
+        while not errors and time.monotonic() < until and not (ended and other._progress._note == DONE):
+            time.sleep(0.1)
+        assert not errors, errors
+        assert ended == [publisher], "an island that does not publish stays: its StatefulSet starts again what ends"
+        telemetry.STOP.set()
         for thread in threads:
-            thread.join(200)
-        if errors:
-            raise errors[0]
+            thread.join(30)
+        telemetry.STOP.clear()
+        assert [type(error) for error in errors] == [telemetry.Stopped]
         assert not any(thread.is_alive() for thread in threads), "an island does not end"
 
 
@@ -91,6 +103,7 @@ class Sea:
 def sea(tmp_path: Path, loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sea]:
     monkeypatch.setenv("SHOAL_BIND", "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(telemetry, "STOP", threading.Event())
     orchestrator = Orchestrator(loopback.address())
     orchestrator.latest_version = STEPS
     made = Sea(tmp_path, orchestrator)
@@ -119,6 +132,9 @@ def test_two_islands_share_the_rows_out_and_end_with_the_same_weights_and_one_re
     assert losses[0] > losses[-1]
     reports = rows_seen(sea.store), rows_seen(own)
     assert [sum(report.rows for report in each) for each in reports] == [24, 24]  # two epochs of twelve rows each
+    for report in (report for each in reports for report in each):
+        assert report.phase_seconds["exchange"] > 0, "exchanges are waits, and no part of the updates"
+        assert sum(report.phase_seconds.values()) <= report.finished_unix - report.started_unix + 0.1
     tokens = sum(report.completion_tokens for each in reports for report in each)
     assert tokens == 2 * sum(len(row.completion_tokens) for row in sft_rows(26)[:24]), (
         "rows were seen twice or not at all"
@@ -144,6 +160,18 @@ def test_an_island_that_comes_back_takes_up_its_state_and_skips_what_the_others_
     sea.orchestrator.latest_version = 6
     sea.run(other, fresh)
     assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(fresh).items())
+
+
+def test_a_result_of_fewer_steps_is_not_the_result_that_an_island_waits_for(sea: Sea) -> None:
+    trainer = sea.trainer(1)
+    assert not trainer._result_is_there()
+    for version, there in ((STEPS - 1, False), (STEPS, True)):
+        sealed = FinalModel(run=RUN, version=version, model_id="tiny", files={"model.safetensors": "0" * 64})
+        sea.store.put(keys.FINAL_SEAL, sealed.to_json())
+        assert trainer._result_is_there() is there
+    trainer._method.stop()
+    assert trainer._member is not None
+    trainer._member.close()
 
 
 def test_a_state_of_another_number_of_ranks_is_refused_in_words(sea: Sea) -> None:

@@ -214,6 +214,12 @@ def test_off_loopback_nothing_of_the_run_is_told_without_the_token(ui_run: UiRun
     assert client.get("/api/live", headers={"Authorization": "Bearer wrong"}).status_code == 401
 
 
+@pytest.mark.parametrize("host", ["page/static?", "page/api/session?", "page#", "page/x"])
+def test_a_host_header_with_a_path_in_it_does_not_go_round_the_token(ui_run: UiRun, host: str) -> None:
+    answer = client_of(ui_run, Access("a-token-that-is-long", frozenset())).get("/api/live", headers={"Host": host})
+    assert answer.status_code == 401
+
+
 def test_a_token_is_traded_for_a_cookie_that_scripts_cannot_read(ui_run: UiRun) -> None:
     client = client_of(ui_run, Access("a-token-that-is-long", frozenset()))
     assert client.post("/api/session", content="wrong").status_code == 401

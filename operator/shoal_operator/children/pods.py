@@ -43,11 +43,14 @@ class Mount:
         return self.name or self.path
 
 
-def config_map(name: str, *further: str) -> Mount:
-    """The ConfigMap at `config/`; with further ones, all their files in one projected volume."""
-    if not further:
+def config_map(name: str, *further: str, optional: str | None = None) -> Mount:
+    """The ConfigMap at `config/`; with further ones, all their files in one projected volume. A pod starts without the `optional` one, whose files
+    come when it does."""
+    if not further and optional is None:
         return Mount("config", {"configMap": {"name": name}}, read_only=True)
-    sources = [{"configMap": {"name": each}} for each in (name, *further)]
+    sources: list[dict[str, Any]] = [{"configMap": {"name": each}} for each in (name, *further)]
+    if optional is not None:
+        sources.append({"configMap": {"name": optional, "optional": True}})
     return Mount("config", {"projected": {"sources": sources}}, read_only=True)
 
 

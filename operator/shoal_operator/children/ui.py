@@ -29,7 +29,7 @@ def ui_children(run: TrainingRun, replicas: int, config_hash: str) -> list[Objec
         image=image_of("validator", run.spec.images),
         command=["python", "-m", "shoal.ui"],
         role=COMPONENT,
-        mounts=(config_map(names.config(owner), names.parts(owner)), *_store(run)),
+        mounts=(config_map(names.config(owner), optional=names.parts(owner)), *_store(run)),
         port=port,
         probes=http_probes(port),
         resources=spec.resources,

@@ -119,7 +119,9 @@ def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str)
     files: dict[str, bytes] = {}
     for source in sources:
         if set(source) == {"configMap"}:
-            files |= _config_map(source["configMap"]["name"], lookup, where)
+            config = source["configMap"]
+            if not config.get("optional") or lookup("ConfigMap", config["name"]) is not None:
+                files |= _config_map(config["name"], lookup, where)
             continue
         if set(source) != {"secret"}:
             raise UnsupportedField(f"{where}: projected volume has a source {sorted(source)}; here: secret, configMap")

@@ -11,11 +11,12 @@ from shoal_operator.children import References, names
 from shoal_operator.children.islands import island_count
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.runner import runner_count
+from shoal_operator.children.workloads import set_selector
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
-from shoal_operator.reconcile.components import Part, part_state
+from shoal_operator.reconcile.components import SEVERAL, Part, part_state
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 
@@ -157,9 +158,11 @@ def _with_problem(cluster: Cluster, run: str, part: Part) -> Part:
         return part
     if part_state(part).ready:
         return part
-    return Part(part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower()))
+    of_set = part.name if part.component in SEVERAL else None
+    return Part(part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower(), of_set))
 
 
-def pods_problem(cluster: Cluster, run: str, component: str) -> tuple[str, str] | None:
-    """Reason and message of the worst problem of a component's pods."""
-    return worst_problem(cluster.list("Pod", names.selector(run, component)))
+def pods_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:
+    """Reason and message of the worst problem of a component's pods; of one StatefulSet's where a run has several parts of the component."""
+    labels = names.selector(run, component) if of_set is None else set_selector(of_set, run, component)
+    return worst_problem(cluster.list("Pod", labels))

@@ -19,7 +19,7 @@ from shoal_operator.children.trainer import trainer_job
 from shoal_operator.children.training_run import Stage
 from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import job_state, template_hash
-from shoal_operator.engine.cluster import Cluster, Object
+from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.reconcile.common import apply_children, owned, parse, prune, write_status
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
@@ -98,15 +98,22 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         references=seen.references,
         scales=scales,
     )
-    refused, children = "", list[Object]()
+    refused, failed, children = "", None, list[Object]()
     # What has nothing to do stops, whatever it would wait for to go on.
     if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
         children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
-        refused = apply_children(cluster, live, children)
+        try:
+            refused = apply_children(cluster, live, children)
+        except ClusterError as error:
+            if error.passing:
+                raise
+            failed = error
     parts = workloads(cluster, run, trainer.remember.number)
-    # Also while something is waited for: it is what whoever looks at the page wants to know.
+    # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
     apply_children(cluster, live, told)
+    if failed is not None:
+        raise failed
     if children and seen.prepared:
         prune(cluster, live, name, PRUNED, [*children, *told])
 

@@ -60,9 +60,10 @@ def test_what_says_where_pods_run_and_who_may_come_in_is_accepted() -> None:
 # Volumes that only some objects use.
 
 
-def test_config_maps_share_a_folder_and_an_optional_secret_may_be_absent(tmp_path: Path) -> None:
+def test_config_maps_share_a_folder_and_what_is_optional_may_be_absent(tmp_path: Path) -> None:
     maps = {"run-config": {"data": {"run.json": "1"}}, "relay-limits": {"data": {"relay.json": "2"}}}
     sources = [{"configMap": {"name": name}} for name in maps]
+    absent = {"configMap": {"name": "sums-parts", "optional": True}}
     spec = {
         "containers": [
             {
@@ -74,7 +75,7 @@ def test_config_maps_share_a_folder_and_an_optional_secret_may_be_absent(tmp_pat
             }
         ],
         "volumes": [
-            {"name": "config", "projected": {"sources": sources}},
+            {"name": "config", "projected": {"sources": [*sources, absent]}},
             {"name": "secrets", "secret": {"secretName": "sums-pool-ticket", "optional": True}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],

@@ -84,7 +84,7 @@ def main() -> None:
         )
         starting.clear()
         log.info("trainer started", steps=config.steps, ranks=ranks.world, device=str(ranks.device))
-        trainer.run()
+        trainer.live()
     except telemetry.Stopped as stopped:
         log.info("stopped", reason=str(stopped))
         sys.stdout.flush()

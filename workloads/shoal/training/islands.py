@@ -33,11 +33,14 @@ from shoal.training.state import WrongState
 from shoal.training.waits import Waits
 
 JOIN_DEADLINE_SECONDS = 2 * 3600.0
-"""How long a trainer that starts waits for a round of the others: rounds of 500 large updates take an hour. Then it trains on from its own state."""
+"""How long a trainer that starts waits for a round of the others: rounds of 500 large updates take an hour. Then it trains on from its own state.
+So long one that begins the run also waits for all islands: one that starts later finds its rows of the first rounds gone by."""
+FINISH_DEADLINE_SECONDS = 3600.0
+"""How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
 """How long an island that is done waits for the run's result, and serves the shared state to one that restarted."""
-LINGER_PAUSE_SECONDS = 2.0
-"""Alone, a meeting takes no time at all."""
+PAUSE_SECONDS = 2.0
+"""Between two meetings of an island that waits. Alone, a meeting takes no time at all."""
 SAID_BYTES = 1 << 16
 """Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes some 30 kB."""
 PREFIX = "island/"
@@ -114,6 +117,7 @@ class Membership:
             dict(trained(policy)),
             beat,
         )
+        self._beat = beat
         self._fresh = True
         """Nothing was learnt since the last round."""
 
@@ -123,23 +127,42 @@ class Membership:
         return self._island.position
 
     def join(self, step: int) -> None:
-        """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here."""
+        """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here. Where nobody has
+        anything yet, the run begins with all islands, or with those that came until the deadline."""
         deadline = time.monotonic() + JOIN_DEADLINE_SECONDS
-        while self._timed(lambda: self._island.join(step)) is None:
-            if not self._ranks.broadcast(time.monotonic() < deadline, "whether to wait for other islands"):
-                telemetry.get_logger().warning("no island was met; training goes on from this one's own state")
+        while True:
+            said = self._timed(lambda: self._island.join(step))
+            if said is not None and (step > 0 or said.round > 0 or len(said.islands) == self.count):
                 return
+            if not self._ranks.broadcast(time.monotonic() < deadline, "whether to wait for other islands"):
+                here = [] if said is None else said.islands
+                telemetry.get_logger().warning(
+                    "training goes on without having met all islands", islands=here, known=self.count
+                )
+                return
+            self._pause()
 
-    def after_update(self, step: int) -> None:
-        """An update of step `step` was made: exchange when it is time."""
+    def due(self) -> bool:
+        """An update was made; whether it is time to exchange."""
         self._fresh = False
-        if self._island.due():
-            self._exchange(step)
+        return self._island.due()
+
+    def exchange(self, step: int) -> bool:
+        """Make a round after an update of step `step`; whether it came about."""
+        return self._timed(lambda: self._island.exchange(step)) is not None
 
     def finish(self, step: int) -> None:
-        """After the last update of the run: one more exchange, unless the last was just made."""
-        if not self._fresh:
-            self._exchange(step)
+        """After the last update of the run: exchange until it comes about, unless nothing was learnt since the last round. Then what this island
+        learnt is part of what all have; past the deadline its result is its own, and the log says so."""
+        deadline = time.monotonic() + FINISH_DEADLINE_SECONDS
+        while not self._fresh and not self.exchange(step):
+            if not self._ranks.broadcast(time.monotonic() < deadline, "whether to try the last exchange again"):
+                telemetry.get_logger().error(
+                    "the last exchange did not come about; this island ends with weights of its own",
+                    tried_seconds=FINISH_DEADLINE_SECONDS,
+                )
+                return
+            self._pause()
 
     def linger(self, result_is_there: Callable[[], bool], waits: Waits) -> None:
         """Until the run has its result: whoever restarts meanwhile finds somebody who has the shared state."""
@@ -149,7 +172,7 @@ class Membership:
             "whether the run has its result",
         ):
             self._island.join(self.position)
-            until = time.monotonic() + LINGER_PAUSE_SECONDS
+            until = time.monotonic() + PAUSE_SECONDS
             while self._ranks.broadcast(time.monotonic() < until, "whether to pause"):
                 waits.idle()
                 time.sleep(0.1)
@@ -194,8 +217,11 @@ class Membership:
     def _keys(self) -> list[str]:
         return [f"{PREFIX}{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
 
-    def _exchange(self, step: int) -> None:
-        self._timed(lambda: self._island.exchange(step))
+    def _pause(self) -> None:
+        until = time.monotonic() + PAUSE_SECONDS
+        while time.monotonic() < until:
+            self._beat()
+            time.sleep(0.1)
 
     def _timed(self, act: Callable[[], Exchanged | None]) -> Exchanged | None:
         started = time.monotonic()
@@ -205,7 +231,7 @@ class Membership:
         if said is None:
             ROUND_SECONDS.set(math.nan)
             return None
-        self._fresh = True
+        self._fresh = said.joined or bool(said.contributors)
         ROUND.set(said.round)
         ROUND_SECONDS.set(said.seconds)
         SENT.inc(said.sent_bytes)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from transformers.utils.logging import disable_progress_bar
 
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.final_model import FinalModel
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound, Store
@@ -41,6 +43,7 @@ SCORED_GRACE_SECONDS = 300.0
 """The publisher needs minutes for tens of gigabytes; after an hour something is broken."""
 PAUSE_DEADLINE_SECONDS = 7 * 24 * 3600.0
 """A person must look; after a week without one the attempt fails, and the next one pauses again."""
+DONE = "the run has its result; to be stopped"
 STOP_GRACE_SECONDS = 10.0
 """What a version in flight is given when the process is asked to stop; a pod is given 60 s."""
 
@@ -131,6 +134,15 @@ class Trainer:
                 self._member.close()
         telemetry.get_logger().info("run trained", version=self.version)
 
+    def live(self) -> None:
+        """`run`, for a pod: an island that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done, and
+        ends with `telemetry.Stopped` on SIGTERM."""
+        self.run()
+        if self._publishes:
+            return
+        with self._progress.phase("wait", DONE):
+            self._waits.leader("to be stopped", lambda: None, deadline_seconds=PAUSE_DEADLINE_SECONDS)
+
     def resume(self) -> None:
         """Take up the newest intact state, or begin with the base model as version 0, and finish what a stop left undone."""
         sealed = self._states.restore_newest(self._copy, self._liveness)
@@ -162,7 +174,12 @@ class Trainer:
                 self.version = ahead
 
     def _result_is_there(self) -> bool:
-        return self._store.exists(keys.FINAL_SEAL)
+        """Whether the run has the result of its last step: one of fewer steps is of before `spec.steps` was raised."""
+        try:
+            found = FinalModel.from_json(self._store.get(keys.FINAL_SEAL))
+        except (NotFound, ValidationError):
+            return False
+        return found.version >= self._config.steps
 
     def next_step(self) -> None:
         """Make the next version: by training, or by going back when the run asks for it."""

@@ -26,8 +26,8 @@ TELL_DEADLINE_SECONDS = 2.0
 TELL_AGAIN_SECONDS = 15.0
 """In a long wait the phase is repeated, so that an orchestrator that restarted knows it too."""
 
-IDLE_PHASES = ("wait", "paused")
-"""Phases in which the trainer does nothing; all others count as busy."""
+IDLE_PHASES = ("wait", "paused", "join", "exchange")
+"""Phases in which the trainer waits for others, other islands too; all others count as busy."""
 NOTE_LENGTH = 500
 
 STEP = Gauge("shoal_trainer_step", "Step that the trainer is at.")
@@ -121,6 +121,8 @@ class Progress:
         self._note = ""
         self._told = 0.0
         self._seconds: dict[str, float] = {}
+        self._inner_seconds: list[float] = []
+        """Of each phase that is open, the outermost first: how long others inside of it have taken."""
         self.last = last
         self.utilisation = Utilisation()
 
@@ -137,19 +139,30 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str, note: str = "") -> Iterator[None]:
-        """The block is phase `name` of the step: told with a `note` in words, timed, and counted as busy unless it is a wait."""
+        """The block is phase `name` of the step: told with a `note` in words, timed, and counted as busy unless it is a wait.
+
+        A phase inside of another interrupts it: its time is no part of the outer one's.
+        """
+        outer = self._phase, self._note
+        self._enter(name, note)
+        self._inner_seconds.append(0.0)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - started
+            own = spent - self._inner_seconds.pop()
+            self._seconds[name] = self._seconds.get(name, 0.0) + own
+            if name not in IDLE_PHASES:
+                telemetry.BUSY_SECONDS.labels(name).inc(own)
+            if self._inner_seconds:
+                self._inner_seconds[-1] += spent
+                self._enter(*outer)
+
+    def _enter(self, name: str, note: str) -> None:
         self._phase, self._note = name, note
         PAUSED.set(name == "paused")
         self._tell()
-        started = time.monotonic()
-        try:
-            if name in IDLE_PHASES:
-                yield
-            else:
-                with telemetry.busy(name):
-                    yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
     def beat(self) -> None:
         """Called often in long phases: tells the phase again now and then."""

@@ -71,7 +71,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     @app.middleware("http")
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         refused = _refusal(request, access)
-        if refused is None and request.url.path.startswith("/api/"):
+        if refused is None and _path(request).startswith("/api/"):
             watch.touch()
         answer = refused or await go_on(request)
         for name, value in HEADERS.items():
@@ -209,13 +209,19 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     return app
 
 
+def _path(request: Request) -> str:
+    """What routes are chosen by. `request.url` is put together with the Host header, in which a client may write a path of its own."""
+    return str(request.scope["path"])
+
+
 def _refusal(request: Request, access: Access) -> Response | None:
     """Why a request is not answered, or None. The page's own files hold nothing of a run and are for everybody."""
     if not access.knows_name(request.headers.get("host", "")):
         return problem(
             421, "Another name", "this page answers on its loopback address only; open it as http://127.0.0.1"
         )
-    if not request.url.path.startswith("/api/") or request.url.path == "/api/session":
+    path = _path(request)
+    if not path.startswith("/api/") or path == "/api/session":
         return None
     if access.may_read(request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")):
         return None

@@ -65,13 +65,18 @@ class SupervisedFineTuning:
         if member is not None:
             # Steps that others made while this island was away count for the learning rate.
             self.optimizer.updates = max(self.optimizer.updates, self._schedule.of_step(step).start)
+
+        def exchange_when_due() -> None:
+            if member is not None and member.due():
+                with progress.phase("exchange", "with the other islands"):
+                    member.exchange(step)
+
         with progress.phase("update"):
             first = 0 if member is None else member.index
             batches = (self._batch(self._rows, indices * self._stride + first) for indices in chosen)
-            after_update = (lambda: None) if member is None else (lambda: member.after_update(step))
-            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat, after_update)
+            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat, exchange_when_due)
         if member is not None and step + 1 == place.config.steps:
-            with progress.phase("exchange"):
+            with progress.phase("exchange", "what was learnt last, with the other islands"):
                 member.finish(step + 1)
         loss = None
         if self._held_out is not None:

@@ -1,0 +1,131 @@
+"""What a trainer's membership waits for: all islands before the run begins, and the last exchange before it ends. Each wait has its end."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+import torch
+from sft_rows import sft_config
+from tiny_run import make_store, ranks, write_base
+
+from shoal import telemetry
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.islands import IslandsSpec, IslandTerms
+from shoal.islands.lighthouse import serve
+from shoal.training import islands
+from shoal.training.islands import Membership, OwnIsland
+from shoal.training.model import load_policy
+
+NAMES = ("island-0", "island-1", "island-2")
+ISLAND_KEYS = {name: PrivateKey.from_seed(bytes([index + 99] * 32)) for index, name in enumerate(NAMES)}
+WAITS_ON_SECONDS = 4.0
+"""A meeting of some takes a fraction of this."""
+
+
+class Reef:
+    """A lighthouse, and memberships of three islands without their loops: two of three can make a round, one cannot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base, self.store = write_base(folder / "base"), make_store(folder / "store")
+        self.lighthouse = serve("127.0.0.1", 0, 10.0, 20.0)
+        self.terms = IslandTerms(
+            peers={name: key.public for name, key in ISLAND_KEYS.items()},
+            publisher=NAMES[0],
+            lighthouse=f"http://127.0.0.1:{self.lighthouse.address().rsplit(':', 1)[1]}",
+            settings=IslandsSpec(count=3, inner_steps=2, exchange="float32", wait_seconds=10.0),
+        )
+        self.config = sft_config("http://127.0.0.1:9", 3).model_copy(update={"islands": self.terms})
+        self.members: list[Membership] = []
+        self.problems: list[BaseException] = []
+
+    def member(self, name: str) -> Membership:
+        policy = load_policy(self.base, self.config.trainer, ranks(), lambda: None)
+        own = OwnIsland(name, ISLAND_KEYS[name], self.terms, self.store)
+        self.members.append(Membership(self.config, own, ranks(), policy, lambda: None))
+        return self.members[-1]
+
+    def begun(self, act: Callable[[], object]) -> threading.Thread:
+        def go() -> None:
+            try:
+                act()
+            except BaseException as error:
+                self.problems.append(error)
+
+        thread = threading.Thread(target=go, daemon=True)
+        thread.start()
+        return thread
+
+    def ended(self, *threads: threading.Thread) -> None:
+        for thread in threads:
+            thread.join(60)
+        assert not self.problems
+        assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.fixture
+def reef(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reef]:
+    monkeypatch.setenv("SHOAL_BIND", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(telemetry, "STOP", threading.Event())
+    made = Reef(tmp_path)
+    yield made
+    telemetry.STOP.set()
+    for member in made.members:
+        member.close()
+    made.lighthouse.shutdown()
+
+
+def learnt(member: Membership) -> None:
+    """As if the optimizer had made an update."""
+    with torch.no_grad():
+        for tensor in member._island._parameters._named.values():
+            tensor.detach().add_(0.01)
+    member.due()
+
+
+def test_a_run_begins_when_all_its_islands_are_there(reef: Reef) -> None:
+    two = [reef.member(name) for name in NAMES[:2]]
+    joins = [reef.begun(lambda member=member: member.join(0)) for member in two]
+    joins[0].join(WAITS_ON_SECONDS)
+    assert all(thread.is_alive() for thread in joins), "a run began without one of its islands"
+    third = reef.member(NAMES[2])
+    reef.ended(*joins, reef.begun(lambda: third.join(0)))
+
+
+def test_a_run_begins_with_those_that_came_once_the_wait_is_over(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(islands, "JOIN_DEADLINE_SECONDS", 3.0)
+    two = [reef.member(name) for name in NAMES[:2]]
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in two))
+
+
+def test_an_island_with_progress_of_its_own_goes_on_with_those_that_are_there(reef: Reef) -> None:
+    two = [reef.member(name) for name in NAMES[:2]]
+    reef.ended(*(reef.begun(lambda member=member: member.join(1)) for member in two))
+
+
+def test_the_last_exchange_is_tried_until_it_is_made(reef: Reef) -> None:
+    first, second = (reef.member(name) for name in NAMES[:2])
+    learnt(first)
+    finish = reef.begun(lambda: first.finish(3))
+    finish.join(WAITS_ON_SECONDS)
+    assert finish.is_alive(), "one of three gave its last updates up at once"
+    learnt(second)
+    reef.ended(finish, reef.begun(lambda: second.finish(3)))
+    assert [member._island.shared.meta.round for member in (first, second)] == [1, 1]
+    assert first.position == 3
+
+
+def test_a_last_exchange_that_is_never_made_is_given_up_with_an_error(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(islands, "FINISH_DEADLINE_SECONDS", 1.0)
+    alone = reef.member(NAMES[0])
+    learnt(alone)
+    with structlog.testing.capture_logs() as logs:
+        alone.finish(3)
+    said = [line for line in logs if line["log_level"] == "error"]
+    assert [line["event"] for line in said] == [
+        "the last exchange did not come about; this island ends with weights of its own"
+    ]
