@@ -72,12 +72,24 @@ def load(layout: Layout, archive: Path) -> list[str]:
         known = note.read_text().split()
         if known and set(known) <= present(layout):
             return known
-    said = ctr(layout, "images", "import", "--all-platforms", str(archive), seconds=IMPORT_SECONDS)
+    said = _imported(layout, archive)
     found = [line.split()[1] for line in said.splitlines() if line.startswith("unpacking ")]
     if not found:
         raise RuntimeError(f"{archive} holds no image: ctr said {said!r}")
     note.write_text("\n".join(found))
     return found
+
+
+def _imported(layout: Layout, archive: Path) -> str:
+    """What the import prints. A new image of an old name may lose layers that it shares with the old one to containerd's clean-up while it is unpacked:
+    by the second time nothing refers to the old one any more."""
+    command = ("images", "import", "--all-platforms", str(archive))
+    try:
+        return ctr(layout, *command, seconds=IMPORT_SECONDS)
+    except RuntimeError as error:
+        if "parent snapshot" not in str(error):
+            raise
+        return ctr(layout, *command, seconds=IMPORT_SECONDS)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
