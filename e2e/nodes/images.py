@@ -81,8 +81,11 @@ def load(layout: Layout, archive: Path) -> list[str]:
 
 
 def _imported(layout: Layout, archive: Path) -> str:
-    """What the import prints. A new image of an old name may lose layers that it shares with the old one to containerd's clean-up while it is unpacked:
-    by the second time nothing refers to the old one any more."""
+    """What the import prints.
+
+    A new image of an old name may lose layers that it shares with the old one to containerd's clean-up while it is unpacked: by the second time
+    nothing refers to the old one any more.
+    """
     command = ("images", "import", "--all-platforms", str(archive))
     try:
         return ctr(layout, *command, seconds=IMPORT_SECONDS)
