@@ -138,7 +138,9 @@ class Trainer:
         """`run`, for a pod: an island that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done, and
         ends with `telemetry.Stopped` on SIGTERM."""
         self.run()
-        if self._publishes:
+        if self._publishes or not self._ranks.broadcast(
+            self._ranks.leader and self._result_is_there(), "whether the run has its result"
+        ):
             return
         with self._progress.phase("wait", DONE):
             self._waits.leader("to be stopped", lambda: None, deadline_seconds=PAUSE_DEADLINE_SECONDS)
