@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
-from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, PreparedBenchmark
+from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.islands import (
@@ -333,7 +333,6 @@ DOCUMENTS: list[Contract] = [
         task_count=4096, base_pass_rate=0.31,
     ),
     BENCHMARK, EVALUATION, BestVersion(version=6, benchmark="sums", value=0.62),
-    PreparedBenchmark(name="sums", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=64),
     EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, ended=True),
     Verdict(
         run=RUN, node=NODE, lease=LEASE, step=1_000_024, submission=2, sha256=DIGEST, policy_version=6, outcome="accept",

@@ -10,13 +10,12 @@ from shoal.contracts.evaluation import (
     Benchmark,
     BenchmarkTasks,
     BenchmarkTerms,
-    EvaluationSettings,
-    PreparedBenchmark,
+    drawn_for,
     first_number,
     located,
     numbers_of,
+    sampling_of,
     slices_of,
-    terms_of,
 )
 from shoal.contracts.recipe import Sampling
 
@@ -63,24 +62,15 @@ def test_a_step_is_no_number_of_an_evaluation(number: int) -> None:
 
 
 def test_a_file_of_a_slice_is_about_as_large_as_one_of_a_step() -> None:
-    tasks = BenchmarkTasks(environment="math")
-    settings = EvaluationSettings(
-        benchmarks=[
-            Benchmark(name="few", tasks=tasks, samples=4),
-            Benchmark(name="many", tasks=tasks, samples=100),
-            Benchmark(name="short", tasks=tasks, samples=1, max_completion_tokens=50),
-        ]
-    )
-    pinned = [
-        PreparedBenchmark(
-            name=each.name, environment="math", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=30
-        )
-        for each in settings.benchmarks
-    ]
-    made = terms_of(settings, pinned, Sampling(groups_per_submission=4, max_completion_tokens=900), 16)
-    assert [each.sampling.groups_per_submission for each in made] == [16, 1, 30]
-    assert [each.slices for each in made] == [2, 30, 1]
-    assert [each.sampling.max_completion_tokens for each in made] == [900, 900, 50]
-    with pytest.raises(ValueError, match="prepare pinned the benchmarks"):
-        terms_of(settings, pinned[:1], Sampling(), 16)
-    assert terms_of(None, [], Sampling(), 16) == []
+    tasks, run = BenchmarkTasks(environment="math"), Sampling(groups_per_submission=4, max_completion_tokens=900)
+    few = Benchmark(name="few", tasks=tasks, samples=4)
+    many = Benchmark(name="many", tasks=tasks, samples=100)
+    short = Benchmark(name="short", tasks=tasks, samples=1, max_completion_tokens=50)
+    made = [sampling_of(each, 30, run, 16) for each in (few, many, short)]
+    assert [each.groups_per_submission for each in made] == [16, 1, 30]
+    assert [each.max_completion_tokens for each in made] == [900, 900, 50]
+
+
+def test_the_draw_of_a_slice_is_the_same_for_every_node_and_attempt_and_that_of_a_step_is_not() -> None:
+    assert drawn_for(FIRST_NUMBER, DIGEST, 3) == drawn_for(FIRST_NUMBER, "cd" * 32, 0)
+    assert drawn_for(FIRST_NUMBER - 1, DIGEST, 3) == (DIGEST, 3)

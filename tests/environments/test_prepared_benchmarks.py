@@ -10,7 +10,7 @@ from samples import PROOF_PROFILE
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, EvaluationSettings
 from shoal.contracts.recipe import ModelSource, Sampling
-from shoal.contracts.run import RunConfig
+from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
@@ -65,6 +65,8 @@ def test_each_benchmark_has_a_table_of_its_own_with_its_digest(store: Store, tmp
     for each in done.benchmarks:
         tasks = read_tasks(store.get(keys.task_table(each.tasks_digest)))
         assert (tasks_digest(tasks), len(tasks)) == (each.tasks_digest, each.task_count)
+    assert [(each.samples, each.sampling.temperature) for each in done.benchmarks] == [(4, 0.6)] * 3
+    assert Prepared.from_json(store.get(keys.PREPARED)).benchmarks == done.benchmarks
     assert len({each.tasks_digest for each in done.benchmarks} | {done.tasks_digest}) == 4, "each has a seed of its own"
 
 

@@ -204,9 +204,16 @@ def test_it_goes_on_when_the_agent_comes_back(
     deadline("another file", lambda: len(agent.files) > before, seconds=60)
 
 
-def test_refused_leases_are_asked_for_again(agent: Agent, served: list[SocketAgent], deadline: Deadline) -> None:
+def test_refused_leases_are_asked_for_again_and_no_weights_are_swapped_for_them(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
     agent.refuse_leases = True
-    deadline("two refusals", lambda: agent.refused >= 2, seconds=60)
+    deadline("a refusal", lambda: agent.refused >= 1, seconds=60)
+    before, served_step = agent.refused, agent.step
+    agent.step = tiny_policy.STEP.model_copy(update={"step": 8, "min_version": 8, "max_version": 8})
+    deadline("two refusals for version 8", lambda: agent.refused >= before + 3, seconds=60)
+    assert "shoal_worker_policy_version 6.0" in worker.get("/metrics")[1]
+    agent.step = served_step
     before = agent.leases
     agent.refuse_leases = False
     deadline("another lease", lambda: agent.leases > before, seconds=60)

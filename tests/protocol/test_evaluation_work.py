@@ -12,10 +12,11 @@ from shoal.contracts.evaluation import (
     FIRST_NUMBER,
     Benchmark,
     BenchmarkTasks,
+    BenchmarkTerms,
     BestVersion,
     EvaluationSettings,
-    PreparedBenchmark,
     located,
+    sampling_of,
 )
 from shoal.contracts.protocol import StepInfo, ValidationJob
 from shoal.contracts.run import Prepared
@@ -46,9 +47,11 @@ def scored_run(folder: Path, url: str, **changes: object) -> Orchestrator:
     prepared = Prepared.from_json(run.store.get(keys.PREPARED))
     digest = tasks_digest(BENCHMARK)
     run.store.put(keys.task_table(digest), write_tasks(BENCHMARK))
-    pinned = PreparedBenchmark(
-        name="sums", environment="arithmetic", environment_digest="e" * 64, tasks_digest=digest, task_count=3
-    )
+    asked = settings().benchmarks[0]
+    pinned = BenchmarkTerms(
+        name="sums", environment="arithmetic", environment_digest="e" * 64, tasks_digest=digest, task_count=3,
+        samples=SAMPLES, sampling=sampling_of(asked, 3, run.config.sampling, GROUP_SIZE), target_length=16,
+    )  # fmt: skip
     run.store.put(keys.PREPARED, prepared.model_copy(update={"benchmarks": [pinned]}).to_json())
     run.config = run.config.model_copy(update={"evaluation": settings(), **changes})
     run.restarted()

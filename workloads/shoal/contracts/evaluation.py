@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, Sha256Hex, SpecModel
+from shoal.contracts.base import Contract, NodeId, Sha256Hex, SpecModel
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.contracts.seeds import drawn_tasks, own_tasks, slice_count
@@ -94,19 +94,17 @@ class EvaluationSettings(SpecModel):
         return self.best_by or self.benchmarks[0].name
 
 
-class PreparedBenchmark(Contract):
-    """What prepare pinned of a benchmark: its task table lies beside the run's own."""
+class BenchmarkTerms(Contract):
+    """A benchmark as prepare pinned it, and as everybody takes it from there: whatever of the run is edited later, its slices stay what they are.
+
+    `sampling.groups_per_submission` are the tasks of one slice, so of one file. The task table lies beside the run's own.
+    """
 
     name: BenchmarkName
     environment: str
     environment_digest: Sha256Hex
     tasks_digest: Sha256Hex
     task_count: int = Field(ge=1)
-
-
-class BenchmarkTerms(PreparedBenchmark):
-    """A benchmark as workers and validators need it. `sampling.groups_per_submission` are the tasks of one slice, so of one file."""
-
     samples: int = Field(ge=1, le=256)
     sampling: Sampling
     target_length: int | None = None
@@ -143,34 +141,18 @@ class EvaluationSlice:
         return own_tasks(self.slice, terms.task_count, terms.sampling.groups_per_submission)
 
 
-def terms_of(
-    settings: EvaluationSettings | None, pinned: Sequence[PreparedBenchmark], sampling: Sampling, group_size: int
-) -> list[BenchmarkTerms]:
-    """The benchmarks of a run in the order of its manifest. `sampling` and `group_size` are the run's: a slice's file is about as large as a step's.
+def sampling_of(benchmark: Benchmark, task_count: int, sampling: Sampling, group_size: int) -> Sampling:
+    """How a benchmark's answers are sampled. Asked by prepare alone.
 
-    Raises ValueError when prepare pinned other benchmarks than the manifest has.
+    `sampling` and `group_size` are the run's: a slice's file is about as large as a step's.
     """
-    wanted = settings.benchmarks if settings is not None else []
-    known = {each.name: each for each in pinned}
-    if [each.name for each in wanted] != [each.name for each in pinned]:
-        raise ValueError(
-            f"prepare pinned the benchmarks {sorted(known)}, the run's are {[each.name for each in wanted]}"
-        )
-    return [
-        BenchmarkTerms(
-            **known[each.name].model_dump(),
-            samples=each.samples,
-            sampling=Sampling(
-                temperature=each.temperature,
-                max_completion_tokens=each.max_completion_tokens or sampling.max_completion_tokens,
-                groups_per_submission=tasks_of_a_file(
-                    known[each.name].task_count, each.samples, sampling.groups_per_submission * group_size
-                ),
-            ),
-            target_length=each.target_length,
-        )
-        for each in wanted
-    ]
+    return Sampling(
+        temperature=benchmark.temperature,
+        max_completion_tokens=benchmark.max_completion_tokens or sampling.max_completion_tokens,
+        groups_per_submission=tasks_of_a_file(
+            task_count, benchmark.samples, sampling.groups_per_submission * group_size
+        ),
+    )
 
 
 def tasks_of_a_file(task_count: int, samples: int, rows: int) -> int:
@@ -214,6 +196,18 @@ def located(number: int, benchmarks: Sequence[BenchmarkTerms]) -> EvaluationSlic
             return EvaluationSlice(version, each, rest)
         rest -= each.slices
     raise AssertionError("a remainder is less than the sum of the slices")
+
+
+EVERYBODY: NodeId = "0" * 64
+"""In the place of a node where a draw is the same for all."""
+
+
+def drawn_for(step: int, node: NodeId, submission: int) -> tuple[NodeId, int]:
+    """For whom the prompts, targets and seeds of a file are drawn: its node and submission, or of a slice everybody.
+
+    So a slice has one draw: neither who answers it nor how often somebody tried can choose among several.
+    """
+    return (EVERYBODY, 0) if is_evaluation(step) else (node, submission)
 
 
 class BestVersion(Contract):

@@ -12,7 +12,7 @@ from pydantic import Field
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings, Mode
-from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings, PreparedBenchmark
+from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings
 from shoal.contracts.identity import Roster
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
@@ -175,7 +175,11 @@ class Prepared(Contract):
     task_count: int = Field(ge=1)
     base_pass_rate: float | None = Field(default=None, ge=0.0, le=1.0, description="of a generated model's warm start")
     proof_profile: ProofProfile | None = Field(default=None, description="that of the base model; None: it has none")
-    benchmarks: list[PreparedBenchmark] = Field(default_factory=list, max_length=16)
+    benchmarks: list[BenchmarkTerms] = Field(
+        default_factory=list,
+        max_length=16,
+        description="in the order of the manifest; their slices do not change any more",
+    )
 
 
 class AgentState(Contract):

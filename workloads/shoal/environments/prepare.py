@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
-from shoal.contracts.evaluation import MOST_SLICES, PreparedBenchmark, slices_of, terms_of
+from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms, sampling_of, slices_of
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
@@ -103,7 +103,7 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
     return tasks
 
 
-def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[PreparedBenchmark]:
+def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[BenchmarkTerms]:
     """Pin what is scored: the task table of each benchmark goes beside the run's own. Raises CannotPrepare."""
     found = []
     for each in config.evaluation.benchmarks if config.evaluation is not None else []:
@@ -116,15 +116,18 @@ def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[Prepared
         store.put(keys.task_table(digest), write_tasks(tasks))
         telemetry.get_logger().info("benchmark", name=each.name, tasks=len(tasks), digest=digest, left_out=left_out)
         found.append(
-            PreparedBenchmark(
+            BenchmarkTerms(
                 name=each.name,
                 environment=environment.name,
                 environment_digest=environments.digest(environment),
                 tasks_digest=digest,
                 task_count=len(tasks),
+                samples=each.samples,
+                sampling=sampling_of(each, len(tasks), config.sampling, config.recipe.group_size),
+                target_length=each.target_length,
             )
         )
-    slices = slices_of(terms_of(config.evaluation, found, config.sampling, config.recipe.group_size))
+    slices = slices_of(found)
     if slices > MOST_SLICES:
         raise CannotPrepare(
             f"spec.evaluation.benchmarks: they are {slices} files for each version, allowed are {MOST_SLICES}: lower samples or count,"

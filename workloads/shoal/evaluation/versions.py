@@ -5,7 +5,7 @@ record follows from the ledger and its verdicts, so that anybody who can read th
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +16,14 @@ from shoal.contracts.evaluation import BenchmarkTerms, BestVersion
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.weights import VersionNumber
 from shoal.evaluation.scores import Answer, Problem, Scores, scores
+
+
+@dataclass(frozen=True)
+class ScoredVersion:
+    """A record in two words: a long run has thousands of them, with a line for every problem. `avg_at_k` is None where nothing was scored."""
+
+    avg_at_k: float | None
+    complete: bool
 
 
 class VersionEvaluation(Contract):
@@ -34,6 +42,12 @@ class VersionEvaluation(Contract):
     def complete(self) -> bool:
         """Whether every task was asked."""
         return self.slices_done == self.benchmark.slices
+
+    @property
+    def short(self) -> "ScoredVersion":
+        """What is kept of it in memory."""
+        value = self.scores.avg_at_k if self.scores is not None else None
+        return ScoredVersion(value.value if value is not None else None, self.complete)
 
     @model_validator(mode="after")
     def _slices_are_of_the_benchmark(self) -> Self:
@@ -87,16 +101,8 @@ def _answers(each: AnsweredSlice, samples: int) -> dict[int, list[Answer]]:
     return found
 
 
-def best_version(records: Iterable[VersionEvaluation], benchmark: str) -> BestVersion | None:
-    """The version with the largest avg@k among complete records of this benchmark; the earlier of two that are equal. None without one."""
-    found: Mapping[int, float] = {
-        each.version: each.scores.avg_at_k.value
-        for each in records
-        if each.benchmark.name == benchmark
-        and each.complete
-        and each.scores is not None
-        and each.scores.avg_at_k is not None
-    }
+def best_version(found: Mapping[int, float], benchmark: str) -> BestVersion | None:
+    """The version with the largest avg@k, given as version -> avg@k of complete records; the earlier of two that are equal. None without one."""
     if not found:
         return None
     version = min(found, key=lambda number: (-found[number], number))

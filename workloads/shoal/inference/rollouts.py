@@ -7,6 +7,7 @@ generate, then `Rollout`s to write. Called by `worker`. Validators draw and rend
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shoal.contracts.evaluation import drawn_for
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
@@ -39,12 +40,13 @@ def plan_submission(
 
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
+    node, submission = drawn_for(step.step, lease.node, lease.submission)
     groups = draw_submission(
         beacon=bytes.fromhex(step.beacon),
         run=public.run,
         step=step.step,
-        node=lease.node,
-        submission=lease.submission,
+        node=node,
+        submission=submission,
         task_count=len(drawn),
         first_task=drawn.start,
         groups=public.sampling.groups_per_submission,

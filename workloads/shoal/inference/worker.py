@@ -125,11 +125,11 @@ class Worker:
         """Serve one lease of the open step, or of a slice of an evaluation."""
         step, policy = wait_for("an open step and weights that it accepts", self._work, **self._waiting)
         work = self._work_of(step.step)
-        self._swap(policy)
         lease = self._agent.lease(self._state.node, step.step)
         if lease is None:
             STOP.wait(LEASE_PAUSE_SECONDS)
             return
+        self._swap(policy)  # behind the lease: for a place that another node got, it would be for nothing
         log = get_logger().bind(step=step.step, submission=lease.submission, version=policy.version)
         try:
             rows = self._generate(step, lease, policy, work)

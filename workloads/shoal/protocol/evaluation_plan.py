@@ -1,7 +1,7 @@
 """Which versions of a run are scored, when work for one is handed out and when it is over. Pure.
 
-Comes in: the run's benchmarks, its steps, how long versions are served. Goes out: numbers of slices (`contracts.evaluation`). Made once by
-`run_state`; asked by `evaluations` and `work`.
+Comes in: the run's benchmarks as prepare pinned them, its steps, how long versions are served. Goes out: numbers of slices
+(`contracts.evaluation`). Made once by `run_state`; asked by `evaluations` and `work`.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ class EvaluationPlan:
 
     def is_due(self, version: int) -> bool:
         """Whether a version is scored: every n-th from 0 on, and the last one."""
-        if self.settings is None:
+        if self.settings is None or not self.benchmarks:
             return False
         return version % self.settings.every_versions == 0 or version == self.steps
 
@@ -39,7 +39,7 @@ class EvaluationPlan:
 
     def next_due(self, version: int) -> int | None:
         """The version that is scored after this one; None after the last."""
-        if self.settings is None or version >= self.steps:
+        if self.settings is None or not self.benchmarks or version >= self.steps:
             return None
         every = self.settings.every_versions
         return min(self.steps, (version // every + 1) * every)
@@ -57,11 +57,11 @@ class EvaluationPlan:
         return numbers_of(version, benchmark, self.benchmarks)
 
     def located(self, number: int) -> EvaluationSlice:
-        """What a number stands for. ValueError for one that is not this run's, or of a version that is not scored."""
-        found = located(number, self.benchmarks)
-        if not self.is_due(found.version):
-            raise ValueError(f"version {found.version} is not scored in this run")
-        return found
+        """What a number stands for, whether or not its version is due: which one is the last may change while files of it are under way.
+
+        ValueError for a number that is none of this run's.
+        """
+        return located(number, self.benchmarks)
 
     def beacon_step(self, version: int) -> int:
         """In whose place the beacon of a version's evaluation stands in the ledger: its first number."""

@@ -2,12 +2,15 @@
 
 Comes in: `LeaseReturn` of a node. A return costs the node nothing, unlike a lease that runs out, and neither gains it anything: the next lease that
 it gets for the same step is the same one, with the same submission number and so the same prompts and seeds. Else a node could skip whatever it
-would rather not do. Called by the orchestrator's route and by `work.lease_for`.
+would rather not do. Called by the orchestrator's route and by `work.lease_for`; every
+lease that ends without a file ends here.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from shoal.contracts.protocol import Lease, LeaseReturn
+from shoal.protocol import evaluation_credit
 from shoal.protocol.leases import is_open
 from shoal.protocol.records import DrawnBy, LeaseRecord
 from shoal.protocol.run_state import RunState
@@ -20,8 +23,14 @@ def take_back(state: RunState, request: LeaseReturn) -> None:
         record = state.leases.require(request.lease, request.node)
         if not is_open(record, state.clock()):
             return
-        state.leases.put(record.model_copy(update={"status": "returned", "sha256": None, "size": None}))
+        end(state, record.model_copy(update={"sha256": None, "size": None}), "returned")
     get_logger().info("lease returned", node=request.node, step=record.lease.step, submission=record.lease.submission)
+
+
+def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
+    """Close an open lease for which no file came."""
+    state.leases.put(record.model_copy(update={"status": status, "charged": False}))
+    evaluation_credit.give_back(state, record)
 
 
 def give_again(

@@ -20,6 +20,7 @@ from shoal.protocol.invites import (
     BadInvite,
     check_invite,
 )
+from shoal.protocol.lease_returns import end
 from shoal.protocol.leases import is_open
 from shoal.protocol.ledger_view import Files
 from shoal.protocol.node_states import EXCLUDED, MEMBERS, silence_event
@@ -142,6 +143,6 @@ def _give_up_leases(state: RunState, node: str) -> int:
     with state.lease_lock:
         for lease in state.leases.all():
             if lease.lease.node == node and is_open(lease, now):
-                state.leases.put(lease.model_copy(update={"status": "abandoned"}))
+                end(state, lease, "abandoned")
                 count += 1
     return count

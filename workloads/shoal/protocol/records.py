@@ -81,6 +81,7 @@ class LeaseRecord(Contract):
     )
     size: int | None = None
     drawn_by: DrawnBy | None = Field(default=None, description="None: given before this was noted")
+    charged: bool = Field(default=False, description="a slice's: it took of the credit that training has earned")
 
 
 class SubmissionRecord(Contract):

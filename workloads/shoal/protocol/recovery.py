@@ -4,8 +4,6 @@
 missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 from pydantic import ValidationError
 
 from shoal.contracts import keys
@@ -13,13 +11,13 @@ from shoal.contracts.canonical import Signed, document_digest
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.protocol import evaluations
+from shoal.protocol.parallel import in_parallel
 from shoal.protocol.records import Job, LeaseRecord, NodeRecord, Opinion, OpinionNote, SubmissionRecord
 from shoal.protocol.run_state import RunState
 from shoal.protocol.uploads import find_record
 from shoal.protocol.verdicts import evict, record_verdict
 from shoal.telemetry import get_logger
 
-READERS = 16  # parallel reads of small objects; the time is the store's latency
 MOST_LISTINGS = 8  # steps whose leases are listed one by one; a training run has at most five open
 
 BUILT = "built"
@@ -76,11 +74,7 @@ def _names(state: RunState, folder: str) -> set[tuple[str, str]]:
 def _conclude_verdicts(state: RunState, verdicts: set[tuple[str, str]]) -> None:
     """Finish verdicts that the ledger does not know: their writer stopped between the object and the entry. Expired ones have no entry."""
     unknown = sorted(verdicts - set(state.view.settled))
-    with ThreadPoolExecutor(READERS) as readers:
-        found = [
-            Signed[Verdict].from_json(data)
-            for data in readers.map(lambda n: state.store.get(keys.verdict(*n)), unknown)
-        ]
+    found = in_parallel(lambda n: Signed[Verdict].from_json(state.store.get(keys.verdict(*n))), unknown)
     with state.settle_lock:
         expired = [signed for signed in found if signed.document.outcome == "expired"]
         state.files_expired = max(state.files_expired, len(expired))
@@ -103,8 +97,7 @@ def _restore_nodes(state: RunState) -> None:
 
 def _restore_queue(state: RunState, waiting: list[tuple[str, str]]) -> None:
     """Queue every submission without a verdict, in the order received, with the opinions already given on it."""
-    with ThreadPoolExecutor(READERS) as readers:
-        records = [r for r in readers.map(lambda n: find_record(state, *n), waiting) if r is not None]
+    records = [record for record in in_parallel(lambda n: find_record(state, *n), waiting) if record is not None]
     for record in sorted(records, key=lambda record: record.received_unix):
         if state.queue.get(record.node, record.sha256) is None:
             state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
@@ -127,11 +120,10 @@ def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
     wanted = _lease_keys(state)
     if not wanted:
         return
-    with ThreadPoolExecutor(READERS) as readers:
-        leases = [LeaseRecord.from_json(data) for data in readers.map(state.store.get, wanted)]
-        nodes = {record.lease.node for record in leases}
-        handed_in = [name for name in sorted(submissions) if name[0] in nodes]
-        records = [r for r in readers.map(lambda n: find_record(state, *n), handed_in) if r is not None]
+    leases = [LeaseRecord.from_json(data) for data in in_parallel(state.store.get, wanted)]
+    nodes = {record.lease.node for record in leases}
+    handed_in = [name for name in sorted(submissions) if name[0] in nodes]
+    records = [record for record in in_parallel(lambda n: find_record(state, *n), handed_in) if record is not None]
     files = {record.lease: record for record in records}
     for lease in leases:
         file = files.get(lease.lease.lease)

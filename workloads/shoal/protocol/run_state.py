@@ -15,7 +15,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
-from shoal.contracts.evaluation import is_evaluation, terms_of
+from shoal.contracts.evaluation import BestVersion, drawn_for, is_evaluation
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.proof_profile import ProofTerms
@@ -24,7 +24,7 @@ from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.seeds import beacon, beacon_commitment, draw_submission, drawn_tasks, slice_count
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
-from shoal.evaluation.versions import VersionEvaluation
+from shoal.evaluation.versions import ScoredVersion
 from shoal.protocol import allocation, step_counter
 from shoal.protocol.evaluation_plan import EvaluationPlan
 from shoal.protocol.leases import LeaseBook, is_open
@@ -43,6 +43,9 @@ UNJUDGED_CHECKS = 4
 keep a step from ever being full with files that nobody can judge."""
 MOST_UNJUDGED_FILES = 8
 """Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
+
+FOLD_SECONDS = 30.0
+"""After the wait for the last version's evaluation: what there is of it is written meanwhile, or the run is complete without."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,9 @@ class RunState:
         self.last_step: StepMetrics | None = None
         self.files_expired = 0
         self._prepared: Prepared | None = None
-        self.evaluations: dict[
-            tuple[int, str], VersionEvaluation
-        ] = {}  # (version, benchmark) -> its record, once written
+        self.evaluations: dict[tuple[int, str], ScoredVersion] = {}  # (version, benchmark), once its record is written
+        self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
+        self.best_written: BestVersion | None = None
         self._schedule: Schedule | None = None
         self._plan: EvaluationPlan | None = None
         self._accepted: dict[tuple[str, str], step_counter.AcceptedFile] = {}
@@ -142,9 +145,8 @@ class RunState:
         if self._plan is None:
             config = self.config
             pinned = self.prepared().benchmarks if config.evaluation is not None else []
-            benchmarks = terms_of(config.evaluation, pinned, config.sampling, config.recipe.group_size)
             self._plan = EvaluationPlan(
-                config.evaluation, tuple(benchmarks), config.steps, config.async_level, config.kept_versions
+                config.evaluation, tuple(pinned), config.steps, config.async_level, config.kept_versions
             )
         return self._plan
 
@@ -167,21 +169,34 @@ class RunState:
     @property
     def last_is_scored(self) -> bool:
         """Whether nothing is waited for any more of the evaluation of the last version."""
-        settings = self.config.evaluation
-        return settings is None or all(
-            (self.config.steps, each.name) in self.evaluations for each in settings.benchmarks
-        )
+        if self.config.evaluation is None or self.final_wait_is_over(FOLD_SECONDS):
+            return True
+        return all((self.config.steps, each.name) in self.evaluations for each in self.plan.benchmarks)
+
+    def final_wait_is_over(self, more_seconds: float = 0.0) -> bool:
+        """Whether the last version is there for as long as the run waits for its evaluation, and `more_seconds`."""
+        settings, announced = self.config.evaluation, self.view.version_unix.get(self.config.steps)
+        if settings is None or announced is None:
+            return False
+        return self.trained and self.clock() >= announced + settings.final_wait_seconds + more_seconds
 
     def closed(self, step: int) -> bool:
         """Whether no further file of a step, or of a slice of an evaluation, counts."""
         if not is_evaluation(step):
             return step in self.view.sealed
-        if step in self.view.evaluated:
+        if step in self.view.evaluated or not self.knows(step):
             return True
         work, latest = self.plan.located(step), self.view.latest_version
         return (work.version, work.benchmark.name) in self.evaluations or (
             latest is not None and self.plan.is_over(work.version, latest)
         )
+
+    def knows(self, step: int) -> bool:
+        """Whether a number stands for anything in this run: one of an evaluation does by the benchmarks that prepare pinned."""
+        try:
+            return not is_evaluation(step) or self.plan.located(step) is not None
+        except ValueError:
+            return False
 
     def version_window(self, step: int) -> tuple[int, int]:
         """Oldest and newest policy version that may feed a step; of a slice the one version that it is about."""
@@ -211,6 +226,7 @@ class RunState:
     def drawn_prompts(self, step: int, node: str, submission: int) -> list[int]:
         """Rows of the task table that a file's groups are on, in their order, drawn again from the beacon."""
         shape = self.shape(step)
+        node, submission = drawn_for(step, node, submission)
         drawn = draw_submission(
             beacon=self.beacon(step),
             run=self.config.run,

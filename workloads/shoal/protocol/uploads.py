@@ -6,9 +6,11 @@ staging is cleared: after a crash at any point the repeated notice, or `recovery
 """
 
 import math
+from collections.abc import Sequence
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
 from shoal.contracts.rollouts import MAX_FILE_BYTES
 from shoal.contracts.run import RunConfig
@@ -40,25 +42,23 @@ _STATUS: dict[Outcome, str] = {
 }
 
 
-def largest_file(config: RunConfig) -> int:
-    """Bytes that an honest file cannot exceed, from the recipe; what is larger is refused before it is uploaded."""
+def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
+    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
     tokens = config.recipe.max_sequence_length
-    answers = config.evaluation.benchmarks if config.evaluation is not None else []
-    longest = max([config.sampling.max_completion_tokens, *(each.max_completion_tokens or 1 for each in answers)])
+    longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
     proofs = -(-longest // PROOF_TOKENS) * PROOF_BYTES
-    # A slice of a benchmark has no more rows than a step's file, or one task with all its answers.
-    rows = max([config.sampling.groups_per_submission * config.recipe.group_size, *(each.samples for each in answers)])
+    of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
+    rows = max([config.sampling.groups_per_submission * config.recipe.group_size, *of_slices])
     return min(MAX_FILE_BYTES, FILE_BYTES + rows * (tokens * BYTES_A_TOKEN + proofs + ROW_BYTES))
 
 
 def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
     """A grant for the staging key of the node's lease; raises `Problem`."""
     member = state.nodes.require_member(request.node)
-    limit = largest_file(state.config)
+    limit = largest_file(state.config, state.plan.benchmarks)
     if request.size > limit:
         raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
     now = state.clock()
-    expires = now + upload_seconds(request.size)
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if record.status == "submitted":
@@ -66,8 +66,11 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
                 409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt"
             )
         _require_time_left(record, now)
+        expires = now + upload_seconds(request.size)
         if record.sha256 is None:
             _take_from_quota(state, request.node, now)
+        else:  # time for the upload is given once: asking again and again must not keep the place for ever
+            expires = min(expires, record.lease.expires_unix)
         state.leases.name_file(record, request.sha256, request.size, expires)
     return make_grant(
         state.config,

@@ -13,6 +13,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
 from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.verdicts import RejectReason, Verdict
+from shoal.protocol.lease_returns import end
 from shoal.protocol.leases import is_open
 from shoal.protocol.records import Job, Opinion, OpinionNote, SubmissionRecord
 from shoal.protocol.run_state import RunState
@@ -101,6 +102,9 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 "No such file in the queue",
                 f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
             )
+        if not state.knows(job.record.step):
+            expire(state, job.record, over(state, job.record))
+            return
         _check_fits(state, job.record, verdict)
         digest = document_digest(verdict)
         decision = decide(
@@ -165,6 +169,8 @@ def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
 
 def over(state: RunState, record: SubmissionRecord) -> str:
     """Why a waiting file is not to be checked any more, or nothing."""
+    if not state.knows(record.step):
+        return f"{record.step} is no slice that this run knows"
     if state.closed(record.step):
         return f"step {record.step} was sealed before this file was checked"
     return EVICTED if record.node in state.view.evicted else ""
@@ -184,7 +190,7 @@ def give_up_leases(state: RunState, node: str) -> None:
     now = state.clock()
     for lease in state.leases.all():
         if lease.lease.node == node and is_open(lease, now):
-            state.leases.put(lease.model_copy(update={"status": "abandoned"}))
+            end(state, lease, "abandoned")
 
 
 def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
@@ -222,7 +228,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
 def _groups(state: RunState, verdict: Verdict) -> tuple[int, int]:
     """Groups of an accepted file, and how many of them count towards its step; of an evaluation's file none does."""
     if is_evaluation(verdict.step):
-        return state.shape(verdict.step).groups, 0
+        return state.shape(verdict.step).groups if state.knows(verdict.step) else 0, 0
     file = state.accepted_file(verdict)
     return len(file.signal_prompts) + file.dropped_groups, len(file.signal_prompts)
 

@@ -11,8 +11,8 @@ from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.pools import Sampler, terms_of
 from shoal.contracts.protocol import ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.seeds import beacon_commitment
-from shoal.protocol import allocation, evaluations, step_counter
-from shoal.protocol.lease_returns import give_again
+from shoal.protocol import allocation, evaluation_credit, evaluations, step_counter
+from shoal.protocol.lease_returns import end, give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import DrawnBy, NodeRecord, SubmissionRecord
@@ -53,8 +53,8 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
     loads = state.loads(steps)
     rate = state.signal_rate()
     step = allocation.step_to_serve(loads, lambda load: state.schedule.has_room(load, rate))
-    if holds:
-        numbers = evaluations.offer(state, holds, training_needs_work=step is not None)
+    if holds and state.config.evaluation is not None:
+        numbers = evaluations.offer(state, node, holds, training_needs_work=training_needs_work(state))
         if number := next(iter(may_serve(state, node, numbers)), None):
             return _slice_info(state, number, latest)
     if not steps:
@@ -100,14 +100,15 @@ def _slice_info(state: RunState, number: int, latest: int) -> StepInfo:
     )
 
 
-def _require_room(state: RunState, step: int) -> None:
+def _require_room(state: RunState, node: str, step: int) -> None:
     """Whether another file for a step, or for a slice, is wanted; raises `Problem` 409. The caller holds `lease_lock`."""
     if is_evaluation(step):
-        if not evaluations.is_offered(state, step, training_needs_work=training_needs_work(state)):
+        if not evaluations.is_offered(state, node, step, training_needs_work=training_needs_work(state)):
             raise Problem(
                 409,
                 "Slice is under way",
-                f"slice {step} of an evaluation is answered, with another node, or training goes first: ask GET /v1/step again in a second",
+                f"slice {step} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step again"
+                " in a second",
             )
         return
     load = state.loads([step])[0]
@@ -143,9 +144,9 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         pushed_out = given_up(mine, now)
         kept = [r for r in mine if r not in pushed_out]
         for old in pushed_out:
-            state.leases.put(old.model_copy(update={"status": "abandoned"}))
+            end(state, old, "abandoned")
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
-        _require_room(state, request.step)
+        _require_room(state, request.node, request.step)
         if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
             raise Problem(
                 409,
@@ -156,14 +157,15 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         state.reveal(request.step)
         shape = state.shape(request.step)
         expires = now + lease_seconds(shape.max_completion_tokens)
-        if state.config.evaluation is not None:
-            evaluations.note_lease(state, request.step, training_needs_work=training_needs_work(state))
         # What was given up just now comes again with the next request: numbers go on by files alone.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, request.step, expires, drawn_by)
-        if again is not None:
-            return again
-        return state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
+        lease = again or state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
+        if state.config.evaluation is not None:
+            given = state.leases.require(lease.lease, request.node)
+            needs_work = training_needs_work(state)
+            evaluation_credit.note_lease(state, given, new=again is None, training_needs_work=needs_work)
+        return lease
 
 
 def stalled_text(load: allocation.StepLoad) -> str:
@@ -185,7 +187,7 @@ def _end_overdue(state: RunState) -> int:
     for record in state.leases.all():
         if record.status != "open" or is_open(record, now):
             continue
-        state.leases.put(record.model_copy(update={"status": "abandoned"}))
+        end(state, record, "abandoned")
         node = state.nodes.get(record.lease.node)
         if node is not None:
             state.nodes.change(node, abandoned_leases=node.abandoned_leases + 1)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from shoal import environments
 from shoal.contracts import keys
-from shoal.contracts.evaluation import BenchmarkTerms, terms_of
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest
 from shoal.environments import Environment
@@ -61,8 +61,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         mode=config.mode,
     )
     pinned = prepared.benchmarks if config.evaluation is not None else []
-    terms = terms_of(config.evaluation, pinned, config.sampling, config.recipe.group_size)
-    return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in terms})
+    return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
 
 def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Environment, Sequence[Task]]]) -> Facts:

@@ -2,6 +2,7 @@
 section 2.3.3).
 """
 
+from shoal.contracts.evaluation import drawn_for
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.seeds import DrawnGroup, draw_submission
 from shoal.environments.tokens import prompt_tokens
@@ -17,12 +18,13 @@ def check(file: File, facts: Facts) -> Finding | None:
         )
     job = file.job
     drawn = facts.drawn(job.step)
+    node, submission = drawn_for(job.step, job.node, job.submission)
     groups = draw_submission(
         beacon=bytes.fromhex(job.beacon),
         run=job.run,
         step=job.step,
-        node=job.node,
-        submission=job.submission,
+        node=node,
+        submission=submission,
         task_count=len(drawn),
         first_task=drawn.start,
         groups=facts.sampling.groups_per_submission,
