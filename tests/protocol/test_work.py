@@ -11,7 +11,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import Heartbeat
-from shoal.contracts.recipe import Recipe, Sampling, Validation
+from shoal.contracts.recipe import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.protocol import background, membership, work
 from shoal.protocol.leases import lease_seconds
@@ -20,7 +20,7 @@ from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.protocol.progress import run_progress
 from shoal.protocol.records import SubmissionRecord
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
-from shoal.protocol.uploads import find_record, largest_file
+from shoal.protocol.uploads import find_record
 from shoal.transport.server import Problem
 
 
@@ -354,18 +354,6 @@ def test_waiting_for_says_what_is_missing(run: Orchestrator) -> None:
     assert run_progress(run.state).waiting_for == "version 0, the base model, to be announced"
     run.announce(0)
     assert run_progress(run.state).waiting_for == "a healthy node to work on step 0"
-
-
-def test_the_largest_file_grows_with_the_recipe(tmp_path: Path, redis_server: Redis) -> None:
-    small = Orchestrator(tmp_path, redis_server.url).config
-    large = small.model_copy(
-        update={
-            "recipe": Recipe(max_sequence_length=32_768, group_size=16),
-            "sampling": Sampling(max_completion_tokens=30_720, groups_per_submission=4),
-        }
-    )
-    assert largest_file(small) < 2 << 20
-    assert 16 * 4 * 30_720 * 9 < largest_file(large) < 100 << 20
 
 
 def test_staged_files_that_nobody_confirmed_are_swept(run: Orchestrator, node: str) -> None:
