@@ -53,6 +53,14 @@ def test_what_was_encoded_decodes_to_finite_values_within_the_error_of_its_type(
 
 
 @every_type
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_numbers_there_are_decode_to_finite_values(kind: ExchangeType, sign: int) -> None:
+    largest = torch.full((3,), sign * torch.finfo(torch.float32).max)
+    found = decode(encode(largest, kind), 3, kind)
+    assert torch.allclose(found, largest, rtol=2.0**-11)
+
+
+@every_type
 def test_a_part_of_a_payload_decodes_to_that_part_of_the_whole(kind: ExchangeType) -> None:
     vector = torch.randn(5 * BLOCK + 17, generator=torch.Generator().manual_seed(1))
     payload = encode(vector, kind)

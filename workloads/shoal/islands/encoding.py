@@ -53,7 +53,9 @@ def encode(values: Float[Tensor, " values"], kind: ExchangeType) -> UInt8[Tensor
         scales = scales.clamp(max=torch.finfo(torch.float32).max / 2)  # 2^128 is no float32
         coded = (blocks / scales[:, None]).to(torch.float16)
     else:
-        scales = largest / INT8_LIMIT
+        # 127 times the scale must stay a float32, also where the division rounded up.
+        bound = torch.tensor(torch.finfo(torch.float32).max) / INT8_LIMIT
+        scales = (largest / INT8_LIMIT).clamp(max=float(torch.nextafter(bound, torch.zeros(()))))
         safe = torch.where(scales > 0, scales, torch.ones_like(scales))
         coded = (blocks / safe[:, None]).round().clamp(-INT8_LIMIT, INT8_LIMIT).to(torch.int8)
     flat = coded.reshape(-1)[: len(values)].contiguous()
