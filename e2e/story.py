@@ -49,7 +49,12 @@ RUN_OBJECTS = (
 ASKED = (137, 143)
 """Exit codes of a container that was killed, or asked to end."""
 
-LIE = "import shoal.inference.worker as w; w.Worker._score = lambda *_: 1.0; from shoal.inference.__main__ import main; main()"
+LIE = """import shoal.inference.worker as w
+from shoal.inference.__main__ import main
+honest = w.assemble
+w.assemble = lambda *given: honest(*given[:-1], lambda *_: 1.0)
+main()
+"""
 """A worker that does all the work and claims that every answer is right."""
 STRANGER = "cheat"
 

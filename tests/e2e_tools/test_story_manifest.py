@@ -1,11 +1,15 @@
 """e2e/story.py: the run of the end-to-end story is one that the operator takes, and the cheat is a pod of the pool in all but its lie."""
 
+import ast
+import inspect
 from typing import Any
 
 import pytest
 import yaml
-from e2e.story import EXAMPLE, crashes, manifest, merged, without_claims
+from e2e.story import EXAMPLE, LIE, crashes, manifest, merged, without_claims
 
+from servers import ROOT
+from shoal.inference import rollouts
 from shoal_operator.api.manifest import load_manifest
 
 Object = dict[str, Any]
@@ -65,3 +69,18 @@ def test_a_container_that_was_asked_to_end_is_no_crash_and_one_without_memory_is
     last = {"terminated": over} if over else {}
     pod = {"status": {"containerStatuses": [{"name": "worker", "lastState": last}]}}
     assert bool(crashes(pod)) is is_crash
+
+
+def test_what_the_lying_worker_replaces_is_what_workers_score_with() -> None:
+    """The lie reaches into the worker's module: when that changes, the cheat would be honest, and never evicted."""
+    assert "w.assemble = lambda *given: honest(*given[:-1]," in LIE
+    assert list(inspect.signature(rollouts.assemble).parameters)[-1] == "score"
+    tree = ast.parse((ROOT / "workloads/shoal/inference/worker.py").read_text())
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "assemble"
+    ]
+    assert [ast.unparse(call.args[-1]) for call in calls] == ["score"]
+    imported = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert "assemble" in imported
