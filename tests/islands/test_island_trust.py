@@ -195,13 +195,13 @@ def meet(crowd: Crowd, count: int, settings: IslandSettings = SETTINGS) -> list[
 
 
 def test_one_that_comes_to_another_state_is_left_out_and_the_round_is_made(trust_crowd: Crowd) -> None:
-    short = replace(SETTINGS, wait_seconds=4.0, connect_seconds=10.0)
+    short = replace(SETTINGS, wait_seconds=20.0, connect_seconds=30.0)
     islands = [trust_crowd.island(index, torch.ones(100), short) for index in range(2)]
     islands.append(
         trust_crowd.island(
             2,
             torch.ones(100),
-            replace(short, wait_seconds=1.0, connect_seconds=4.0, outer=OuterSettings(learning_rate=0.1)),
+            replace(short, wait_seconds=1.0, connect_seconds=10.0, outer=OuterSettings(learning_rate=0.1)),
         )
     )
     while not all(one and len(one.islands) == 3 for one in trust_crowd.all(lambda island: island.join())):
