@@ -38,7 +38,7 @@ def demo_config(addresses: Addresses, role_keys: Mapping[Role, PrivateKey], run_
     """`config/run.json` of the demo, as the operator makes it."""
     run = TrainingRun.model_validate(yaml.safe_load(MANIFEST.read_text()))
     roster = Roster(run=run.metadata.name, keys={role: key.public for role, key in role_keys.items()})
-    return run_config(run, References(), addresses, sign(roster, run_key), run_key.public)
+    return run_config(run, References(), addresses, sign(roster, run_key), run_key.public, {})
 
 
 class VersionPublisher:
@@ -93,7 +93,7 @@ class Workshop:
 
     def plan(self, step: StepInfo, lease: Lease) -> list[PlannedRow]:
         """The rows that a lease must hold."""
-        return plan_submission(step, lease, self.public, self.tasks, self.render)
+        return plan_submission(step, lease, self.public, self.tasks, self.render, range(len(self.tasks)))
 
     def rows(
         self, planned: Sequence[PlannedRow], completions: Sequence[Completion], lease: Lease, policy_version: int
