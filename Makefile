@@ -28,7 +28,7 @@ lint: setup ## ruff and the import rules
 	.venv/bin/lint-imports
 
 types: setup ## mypy
-	.venv/bin/mypy operator/shoal_operator workloads/shoal
+	.venv/bin/mypy operator/shoal_operator workloads/shoal benchmarks tools e2e
 
 format: setup ## let ruff order imports and lay out the code
 	.venv/bin/ruff check --fix

@@ -26,7 +26,7 @@ else
     building=$!
     check "ruff check" .venv/bin/ruff check
     check "ruff format" .venv/bin/ruff format --check
-    check "mypy" .venv/bin/mypy operator/shoal_operator workloads/shoal
+    check "mypy" .venv/bin/mypy operator/shoal_operator workloads/shoal benchmarks tools e2e
     check "import rules" .venv/bin/lint-imports
     echo "== tools"
     wait "$building" || echo "   MinIO, Helm or the Kubernetes control plane is not built: their tests cannot run"

@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "diloco.json"
@@ -64,25 +65,19 @@ def main() -> None:
 
 def loss(folder: Path) -> dict[str, Any]:
     """Held-out losses after equal tokens."""
-    from benchmarks.diloco.islands import Host, Setting, run_data_parallel, run_islands
+    from benchmarks.diloco.islands import ExchangeType, Host, Setting, run_data_parallel, run_islands
     from benchmarks.diloco.task import write_base
 
     by: dict[str, list[float]] = {"data_parallel": [], "float32": [], "float16": [], "int8": []}
     tokens = 0
     for seed in SEEDS:
         base = write_base(folder / f"base-{seed}", int(LOSS["hidden"]), int(LOSS["layers"]), seed)
-        given = {
-            "base": base,
-            "seed": seed,
-            "updates": LOSS["updates"],
-            "inner_steps": LOSS["inner_steps"],
-            "rows": LOSS["rows"],
-        }
-        plain = run_data_parallel(Setting(**given), ISLANDS)
+        setting = Setting(base, seed, int(LOSS["updates"]), int(LOSS["inner_steps"]), int(LOSS["rows"]))
+        plain = run_data_parallel(setting, ISLANDS)
         by["data_parallel"].append(plain["held_out"])
         tokens = plain["tokens"]
-        for kind in ("float32", "float16", "int8"):
-            ended = run_islands(Setting(**given, exchange=kind), [Host()] * ISLANDS, folder / f"{kind}-{seed}")
+        for kind in get_args(ExchangeType):
+            ended = run_islands(replace(setting, exchange=kind), [Host()] * ISLANDS, folder / f"{kind}-{seed}")
             _check_identical(ended)
             if (total := sum(one["tokens"] for one in ended)) != tokens:
                 raise RuntimeError(f"islands trained on {total} tokens, data parallel on {tokens}")
@@ -115,13 +110,13 @@ def wan(folder: Path) -> dict[str, Any]:
         print(f"  skipped: {why}")
         return {}
     base = write_base(folder / "base", int(WAN["hidden"]), int(WAN["layers"]), 1)
-    given = {"base": base, "seed": 1, "inner_steps": int(WAN["inner_steps"]), "rows": int(WAN["rows"])}
+    setting = Setting(base, 1, int(WAN["updates"]), int(WAN["inner_steps"]), int(WAN["rows"]))
     network = Network()
     try:
         made = [network.host(f"island{index}", WAN["mbit"], WAN["mbit"]) for index in range(ISLANDS)]
         hosts = [Host(host.address, host.namespace) for host in made]
-        ended = run_islands(Setting(**given, updates=int(WAN["updates"])), hosts, folder / "islands")
-        plain = run_gradient_exchange(Setting(**given, updates=GRADIENT_UPDATES), hosts, folder / "gradients")
+        ended = run_islands(setting, hosts, folder / "islands")
+        plain = run_gradient_exchange(replace(setting, updates=GRADIENT_UPDATES), hosts, folder / "gradients")
     finally:
         network.close()
     _check_identical(ended)

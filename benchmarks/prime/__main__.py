@@ -9,7 +9,6 @@ Writes benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_
 
 import argparse
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -50,8 +49,9 @@ def summary(curves: dict, target: float) -> dict:
     """The figures over the seeds that are done, and every curve."""
 
     def steps(arm: str) -> float | None:
-        ends = [seed[arm].steps[-1] if seed[arm].pass_rates[-1] >= target else None for seed in curves.values()]
-        return None if None in ends else sum(ends) / len(ends)
+        if any(seed[arm].pass_rates[-1] < target for seed in curves.values()):
+            return None
+        return sum(seed[arm].steps[-1] for seed in curves.values()) / len(curves)
 
     every = [curve for seed in curves.values() for curve in seed.values()]
     other = sum(curve.other_seconds for curve in every)
@@ -82,4 +82,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol_stack import GROUPS, RUN, Stack, ledger, sha, verdict_on
 
@@ -244,9 +245,7 @@ async def measure(stack: Stack, nodes: int, minutes: float) -> Churn:
     trusted = [asyncio.create_task(_forever(lambda: _train(stack)))]
     for number in range(VALIDATORS):
         wire = Wire(stack.addresses.orchestrator, stack.role_keys["validator"])
-        trusted.append(
-            asyncio.create_task(_forever(lambda wire=wire, number=number: _validate(stack, wire, f"v{number}")))
-        )  # type: ignore[misc]
+        trusted.append(asyncio.create_task(_forever(partial(_validate, stack, wire, f"v{number}"))))
     places = [asyncio.create_task(crowd.place(ARRIVE_SECONDS * number / nodes)) for number in range(nodes)]
     await asyncio.sleep(KILL_AT * seconds)
     await asyncio.to_thread(stack.orchestrator.kill)

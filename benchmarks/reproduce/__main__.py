@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -125,4 +124,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -128,7 +128,7 @@ def measure(answers: Answers, weights: dict[str, torch.Tensor], start: Start, se
     targets = answers.arm.targets
     asked = [(task, targets[index % len(targets)]) for index, task in enumerate(start.held_out)]
     rows = answers.draw(asked, 0, seed)
-    by_target = {
+    by_target: Record = {
         f"length_at_{target}": float(np.mean([len(drawn.completion) for drawn in rows if drawn.target == target]))
         for target in targets
     }

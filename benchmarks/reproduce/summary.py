@@ -69,7 +69,7 @@ def curve(seeds: Seeds, name: str, *, extremes: bool) -> Curve:
     mean = values.mean(axis=0)
     if extremes or len(values) == 1:
         return Curve(steps, mean, values.min(axis=0), values.max(axis=0))
-    half = np.array([interval(values[:, place]).half for place in range(values.shape[1])])
+    half = np.array([interval(values[:, place].tolist()).half for place in range(values.shape[1])])
     return Curve(steps, mean, mean - half, mean + half)
 
 

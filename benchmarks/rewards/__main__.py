@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 from shoal.environments.math import Math
 from shoal.rewards.math import MathJudge, Undecided
@@ -103,7 +104,7 @@ def direct_math(pairs: Sequence[tuple[str, str]]) -> Measured:
     logging.disable(logging.WARNING)  # it warns at each call that nothing will stop it
 
     def ask(pair: object) -> None:
-        gold, answer = pair  # type: ignore[misc]
+        gold, answer = cast(tuple[str, str], pair)
         verify(
             parse(f"${gold}$", parsing_timeout=None), parse(f"${answer}$", parsing_timeout=None), timeout_seconds=None
         )

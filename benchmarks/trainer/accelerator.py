@@ -233,4 +233,5 @@ def main(side: str, shape: str, question: str, device: str, target: Path) -> Non
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], Path(sys.argv[5]))
+    side, shape, question, device, target = sys.argv[1:]
+    main(side, shape, question, device, Path(target))

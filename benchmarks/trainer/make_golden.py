@@ -95,9 +95,11 @@ def _scored(prompts: list[list[int]], completions: list[list[int]]) -> tuple[lis
             compute_entropy=True,
         )
     lengths = [len(row) for row in completions]
-    return tuple(
-        [row[:length].tolist() for row, length in zip(kind, lengths, strict=True)] for kind in (logprobs, entropies)
-    )
+
+    def cut(kind: torch.Tensor) -> list[list[float]]:
+        return [row[:length].tolist() for row, length in zip(kind, lengths, strict=True)]
+
+    return cut(logprobs), cut(entropies)
 
 
 def _case(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

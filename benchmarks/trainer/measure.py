@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ def main(side: str, folder: Path, target: Path) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     shape, batch = read_workload(folder)
     first = Batch(
-        *([value[0]] for value in (batch.prompts, batch.completions, batch.advantages, batch.old, batch.reference))
-    )
-    first = replace(
-        first, completions=[first.completions[0][:8]], old=[first.old[0][:8]], reference=[first.reference[0][:8]]
+        prompts=batch.prompts[:1],
+        completions=[batch.completions[0][:8]],
+        advantages=batch.advantages[:1],
+        old=[batch.old[0][:8]],
+        reference=[batch.reference[0][:8]],
     )
     trainer = _ours(folder, shape, batch) if side == "ours" else _trl(folder, shape, batch, fair=side == "trl-fair")
     trainer.take(first)

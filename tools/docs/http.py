@@ -161,9 +161,11 @@ def _route(method: str, path: str, handler: Any) -> Route:
     if path.startswith("/v1/admin"):
         signer = signer or "admin's token"
     source = ast.unparse(tree)
-    if isinstance(given := BODIES.get(path) if method == "POST" else None, type):
-        body, given = [given], None
-    if isinstance(told := ANSWERS.get((method, path)), type):
+    asks = BODIES.get(path) if method == "POST" else None
+    told = ANSWERS.get((method, path))
+    if isinstance(asks, type):
+        body, asks = [asks], None
+    if isinstance(told, type):
         answer, told = [told], None
     said = told or " or ".join(dict.fromkeys(f"`{shown_type(kind)}`" for kind in answer))
     if "parquet" in source:
@@ -175,7 +177,7 @@ def _route(method: str, path: str, handler: Any) -> Route:
         method,
         path,
         signer,
-        given or " or ".join(dict.fromkeys(f"`{shown_type(kind)}`" for kind in body)),
+        asks or " or ".join(dict.fromkeys(f"`{shown_type(kind)}`" for kind in body)),
         said,
         found,
     )

@@ -119,17 +119,17 @@ def _ports(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     found: dict[tuple[int, str, str], str] = {}
     for component, pod in pods(objects):
         for container in containers(pod):
-            for port in container.get("ports", []):
-                found[port["containerPort"], component, container["name"]] = SERVES[container["name"]]
+            for declared in container.get("ports", []):
+                found[declared["containerPort"], component, container["name"]] = SERVES[container["name"]]
     rows: list[tuple[object, ...]] = []
-    for (number, component, container), serves in sorted(found.items()):
-        callers = [caller for caller, target, named in EDGES if (target, named) == (component, container)]
+    for (number, component, name), serves in sorted(found.items()):
+        callers = [caller for caller, target, named in EDGES if (target, named) == (component, name)]
         if component == "orchestrator":
             callers.append("operator")
         if component == "ui":
             callers.append("any pod of the cluster but the run's own")
         who = ", ".join(callers) or ("Prometheus, if let in" if "metrics" in serves else "nobody")
-        rows.append((number, component, container, serves, who))
+        rows.append((number, component, name, serves, who))
     rows.append((OUTSIDE_PORT, "relay", "nginx", "weights over HTTPS, where `exposure` has a `tlsSecret`", "anyone"))
     rows.append(
         (

@@ -142,8 +142,8 @@ def families(module_name: str) -> list[tuple[str, str, tuple[str, ...], str]]:
     """(family name, kind, labels, help) of what a module declares, each once. The operator's makes its series in objects."""
     module = importlib.import_module(module_name)
     wrappers = {metric._name: metric for metric in _own(module)}
-    found = [
-        (name, metric._type, tuple(metric._labelnames), metric._documentation) for name, metric in wrappers.items()
+    found: list[tuple[str, str, tuple[str, ...], str]] = [
+        (name, str(metric._type), tuple(metric._labelnames), metric._documentation) for name, metric in wrappers.items()
     ]
     made: list[Metric] = []
     if module_name == "shoal.broadcast.nginx_status":
@@ -153,13 +153,13 @@ def families(module_name: str) -> list[tuple[str, str, tuple[str, ...], str]]:
     elif module_name == "shoal_operator.engine.metrics":
         metrics = Metrics()
         found += [
-            (metric._name, metric._type, tuple(metric._labelnames), metric._documentation)
+            (metric._name, str(metric._type), tuple(metric._labelnames), metric._documentation)
             for metric in vars(metrics).values()
             if isinstance(metric, MetricWrapperBase)
         ]
         made = list(Gauges(WorkQueue(metrics), [], lambda: True, lambda: 0.0).collect())
     return found + [
-        (family.name, family.type, tuple(family._labelnames), family.documentation)  # type: ignore[attr-defined]
+        (family.name, str(family.type), tuple(family._labelnames), family.documentation)  # type: ignore[attr-defined]
         for family in made
     ]
 
