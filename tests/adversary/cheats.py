@@ -17,6 +17,7 @@ from shoal.contracts import toploc
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RejectReason
 from shoal.inference.completions import Request
+from shoal.validation.checks import replay
 
 replace = dataclasses.replace
 SAMPLES = 4
@@ -143,12 +144,13 @@ def some_cut(entry: Entry, scene: Scene) -> bytes:
 
 
 def one_sample_many_times(entry: Entry, scene: Scene) -> bytes:
-    """The least likely completion of each group handed in as all of the group."""
+    """The least likely completion of each group that may be drawn twice (`replay.check`) handed in as all of the group."""
     rows, size = entry.rows(), entry.arena.config.recipe.group_size
     copied = []
     for start in range(0, len(rows), size):
         group = rows[start : start + size]
-        rarest = min(group, key=lambda row: sum(row.completion_logprobs))
+        believed = [row for row in group if sum(row.completion_logprobs) >= replay.LEAST_LOG_PROBABILITY]
+        rarest = min(believed, key=lambda row: sum(row.completion_logprobs))
         copied += [replace(rarest, seed=row.seed, sample_index=row.sample_index) for row in group]
     return entry.write(copied)
 
