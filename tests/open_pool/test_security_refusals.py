@@ -87,15 +87,17 @@ class AnyNonce:
         return True
 
 
-def ask(app: ASGIApp, path: str, key: PrivateKey) -> httpx.Response:
-    """One signed request to an application in this process."""
+def ask(
+    app: ASGIApp, path: str, key: PrivateKey, *, sent: str | None = None, host: str = "service.test"
+) -> httpx.Response:
+    """One signed request to an application in this process; `sent`: what is asked for in place of the path that was signed."""
     headers = sign_request(
         method="POST", url=URL + path, body=b"{}", key=key, created_unix=int(time.time()), nonce=secrets.token_hex(16)
     )
 
     async def inside() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=URL) as http:
-            return await http.post(path, content=b"{}", headers=headers)
+            return await http.post(sent or path, content=b"{}", headers={**headers, "Host": host})
 
     return asyncio.run(inside())
 
@@ -119,6 +121,36 @@ def test_a_key_that_asks_without_end_is_told_when_to_come_again() -> None:
     assert {ask(app, "/v1/anything", validator).status_code for _ in range(5)} == {200}, (
         "replicas of a role share a key"
     )
+
+
+@pytest.mark.parametrize("host", ["service.test/v1/signed?", "service.test#", "service.test/v1/signed", "\\v1", ""])
+def test_a_path_in_the_host_header_is_not_the_one_that_was_signed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older releases of Starlette put such a Host into `request.url`: here whoever asks that gets the path of it."""
+    monkeypatch.setattr(Request, "url", property(lambda self: httpx.URL(f"{URL}/v1/signed?x=1")))
+    gate = service.Gate(SignatureGate(URL, AnyNonce()), Roster(run=RUN, keys={}))
+    app = FastAPI()
+    add_problem_answers(app)
+
+    @app.post("/v1/{name:path}")
+    async def named(request: Request, name: str) -> str:
+        return await gate.role(request, "trainer") if name == "of-a-role" else await gate.node(request)
+
+    node = PrivateKey.generate()
+    assert ask(app, "/v1/signed?x=1", node, sent="/v1/other", host=host).status_code == 401
+    assert ask(app, "/v1/other", node, host=host).json() == node.public
+    told = ask(app, "/v1/of-a-role", node, host=host)
+    assert is_problem(told, 403, "Wrong role")
+    assert "POST /v1/of-a-role is for the trainer" in told.json()["detail"]
+
+
+def test_what_is_signed_is_the_path_as_it_was_written() -> None:
+    gate = service.Gate(SignatureGate(URL, AnyNonce()), Roster(run=RUN, keys={}))
+    app = FastAPI()
+    add_problem_answers(app)
+    app.post("/v1/{name:path}")(gate.node)
+    node = PrivateKey.generate()
+    assert ask(app, "/v1/caf%C3%A9%3Fx=1", node).status_code == 200
+    assert ask(app, "/v1/signed?x=1", node, sent="/v1/signed%3Fx=1").status_code == 401
 
 
 def test_heartbeats_without_end_are_refused_before_redis_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:

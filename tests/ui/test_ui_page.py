@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_documents import step_metrics
 from ui_browser import NARROW, WIDE, Browser
 from ui_run import CHEAT, HONEST, EmptyRun, UiRun
 
@@ -120,6 +121,22 @@ def test_the_theme_can_be_chosen_and_is_kept(browser: Browser, page: Any) -> Non
     assert browser.run(ground) == dark
     browser.run("document.getElementById('theme').click()")
     assert browser.run(ground) == before
+
+
+def test_exchanges_of_islands_are_drawn_as_waits_and_named(
+    browser: Browser, tmp_path: Path, serve_page: Callable[..., Any]
+) -> None:
+    run = EmptyRun(tmp_path)
+    for step in range(2):
+        run.add_step(step_metrics(step, phase_seconds={"update": 4.0, "exchange": 3.0}))
+    show(browser, serve_page(run), "timeline")
+    titles = "[...document.querySelectorAll('svg rect.wait title')].map((each) => each.textContent)"
+    assert [each.split(", ")[2] for each in browser.run(titles)] == ["exchange", "exchange"]
+    assert browser.run("document.querySelectorAll('svg rect.training title').length") == 2
+    shown = text(browser)
+    assert "trainer waits for its batch, or for other islands" in shown
+    assert "Exchange with islands" in shown
+    assert browser.run(f"{CHECKS}; unnamed()") == []
 
 
 def test_what_happens_is_seen_without_a_reload(browser: Browser, ui_run: UiRun, serve_page: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_documents import step_metrics
 from starlette.testclient import TestClient
 from ui_run import CHEAT, COMPLETION, HONEST, MARKUP, UNKNOWN_TOKEN, UiRun
 
@@ -12,10 +13,12 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import sign
 from shoal.contracts.ledger import InclusionProof
 from shoal.contracts.ledger_audit import check_proof
+from shoal.report.times import StoreTimes
 from shoal.ui import app as service
 from shoal.ui.access import Access, BadToken, access_for, host_name, is_loopback
 from shoal.ui.app import make_app
 from shoal.ui.rollouts import TOKENIZER_FILE, TokenText
+from shoal.ui.timeline import intervals, step_rows
 from shoal.ui.watch import RunWatch
 
 HERE = "http://127.0.0.1"
@@ -55,6 +58,32 @@ def test_bars_of_every_lane_come_from_what_the_store_and_the_trainer_say(client:
     assert row["verification_seconds"] == pytest.approx(4.5)
     assert row["opened"] is not None
     assert row["broadcast_seconds"] is None  # no version was published: nothing is guessed
+
+
+@pytest.mark.parametrize(
+    ("phases", "bars"),
+    [
+        ({"update": 8.0}, [("work", 0.0, 8.0)]),
+        ({"wait": 3.0, "update": 5.0}, [("wait", 0.0, 3.0), ("work", 3.0, 8.0)]),
+        ({"update": 6.0, "exchange": 2.0}, [("work", 0.0, 6.0), ("exchange", 6.0, 8.0)]),
+        (
+            {"join": 1.0, "paused": 1.0, "update": 3.0, "exchange": 3.0},
+            [("wait", 0.0, 2.0), ("work", 2.0, 5.0), ("exchange", 5.0, 8.0)],
+        ),
+        ({"exchange": 50.0}, [("exchange", 0.0, 8.0)]),
+        ({"wait": 50.0, "exchange": -1.0}, [("wait", 0.0, 8.0)]),
+    ],
+)
+def test_only_what_is_no_wait_and_no_exchange_of_islands_is_training(
+    phases: dict[str, float], bars: list[tuple[str, float, float]]
+) -> None:
+    metrics = step_metrics(0, started_unix=100.0, finished_unix=108.0, phase_seconds=phases)
+    found = intervals(StoreTimes(), [], {}, [metrics])
+    assert [(bar.state, bar.start - 100, bar.end - 100) for bar in found] == bars
+    [row] = step_rows(found, [], [metrics])
+    worked = sum(end - start for state, start, end in bars if state == "work")
+    assert (row["training_seconds"] or 0.0) == worked
+    assert row["exchange_seconds"] == (max(0.0, phases["exchange"]) if "exchange" in phases else None)
 
 
 def test_nodes_have_their_credit_from_the_checked_ledger_and_a_slashed_one_has_none(client: TestClient) -> None:

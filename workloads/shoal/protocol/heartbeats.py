@@ -28,7 +28,7 @@ from shoal.protocol.redis_access import nonce_key
 from shoal.protocol.run_state import RunState
 from shoal.protocol.service import json_answer, peer_is_away
 from shoal.transport.pace import Pace
-from shoal.transport.server import Problem, SignatureGate, problem_response
+from shoal.transport.server import Problem, SignatureGate, problem_response, target_of
 
 PATH = "/v1/heartbeats"
 MAX_BODY_BYTES = 32 << 10
@@ -152,8 +152,7 @@ class QuickHeartbeats:
             body = await _read(receive)
             if body is None:
                 return  # the client went away
-            target = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
-            signed = self._gate.check("POST", target, headers, body)
+            signed = self._gate.check("POST", target_of(scope), headers, body)
             _require_no_wait(self._pace.wait(signed.key))
             reply = await self._note(signed, body)
             if reply is None:

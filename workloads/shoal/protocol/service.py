@@ -62,7 +62,9 @@ class Gate:
         """The signer, which must be `role` of the roster; raises `Problem` 401 or 403."""
         signer = await self.node(request)
         if self._roster.role_of(signer) != role:
-            raise Problem(403, "Wrong role", f"{request.method} {request.url.path} is for the {role} of this run only")
+            raise Problem(
+                403, "Wrong role", f"{request.method} {request.scope['path']} is for the {role} of this run only"
+            )
         return signer
 
 

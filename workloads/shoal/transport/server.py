@@ -36,6 +36,16 @@ class Problem(Exception):
         self.headers = headers or {}
 
 
+def target_of(scope: Scope) -> str:
+    """Path and query as the client wrote them: what it signed.
+
+    Not from `request.url`, which is put together with the Host header, in which a client may write a path of its own; and not decoded, or a signed
+    `/a?b` would fit a request for `/a%3Fb`.
+    """
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
 class NonceMemory(Protocol):
     """Remembers nonces for a time, shared by all replicas of a service (Redis `SET NX EX`)."""
 
@@ -58,8 +68,7 @@ class SignatureGate:
 
         The URL that must have been signed is one of ours, whatever Host the client wrote: a request signed for another service does not fit.
         """
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        signed = self.check(request.method, target, dict(request.headers), await request.body())
+        signed = self.check(request.method, target_of(request.scope), dict(request.headers), await request.body())
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
             raise Problem(401, "Request was seen before", "sign every request with a new nonce")
         return signed

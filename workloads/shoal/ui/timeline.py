@@ -16,6 +16,8 @@ from shoal.report.times import StoreTimes
 
 LANES = ("broadcast", "generation", "verification", "training")
 MOST_STEPS = 200
+WAITS, EXCHANGES = ("wait", "paused", "join"), ("exchange",)
+"""Phases of the trainer that are no training: before its work, and between updates (of islands)."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,21 @@ def intervals(
         if end is not None and end >= begin:
             found.append(Interval("broadcast", version, begin, end, f"version {version}"))
     for metrics in steps:
-        # The step's first phase is the wait for its batch.
-        waited = min(metrics.phase_seconds.get("wait", 0.0), max(0.0, metrics.finished_unix - metrics.started_unix))
-        worked = metrics.started_unix + waited
-        if waited > 0:
-            found.append(Interval("training", metrics.step, metrics.started_unix, worked, metrics.attempt, "wait"))
-        found.append(Interval("training", metrics.step, worked, metrics.finished_unix, metrics.attempt, "work"))
+        found += _training(metrics)
     return sorted(found, key=lambda each: (each.start, each.end, each.lane, each.what))
+
+
+def _training(metrics: StepMetrics) -> list[Interval]:
+    """A step's work between its waits: those for the batch and for other islands come first, exchanges are drawn as one, at its end."""
+    start, end = metrics.started_unix, max(metrics.started_unix, metrics.finished_unix)
+    works = min(end, start + _seconds(metrics, WAITS))
+    ends = max(works, end - _seconds(metrics, EXCHANGES))
+    bars = [(start, works, "wait"), (works, ends, "work"), (ends, end, "exchange")]
+    return [Interval("training", metrics.step, *bar[:2], metrics.attempt, bar[2]) for bar in bars if bar[1] > bar[0]]
+
+
+def _seconds(metrics: StepMetrics, phases: Sequence[str]) -> float:
+    return sum(max(0.0, metrics.phase_seconds.get(phase, 0.0)) for phase in phases)
 
 
 def step_rows(
@@ -87,7 +97,8 @@ def step_rows(
                 "sealed": sealed.get(step),
                 "generation_seconds": _span(by_step.get(("generation", step), [])),
                 "verification_seconds": _busy(by_step.get(("verification", step), [])),
-                "wait_seconds": metrics.phase_seconds.get("wait") if metrics else None,
+                "wait_seconds": _waited(metrics, WAITS),
+                "exchange_seconds": _waited(metrics, EXCHANGES),
                 "training_seconds": sum(end - begin for begin, end in work) if work else None,
                 "overlap_seconds": overlap(merged(work), sampling) if work else None,
                 "broadcast_seconds": _span(by_step.get(("broadcast", step + 1), [])),
@@ -95,6 +106,11 @@ def step_rows(
             }
         )
     return rows
+
+
+def _waited(metrics: StepMetrics | None, phases: Sequence[str]) -> float | None:
+    """Seconds of these phases, None where the step had none of them."""
+    return _seconds(metrics, phases) if metrics and any(phase in metrics.phase_seconds for phase in phases) else None
 
 
 def _span(bars: Sequence[Interval]) -> float | None:

@@ -76,10 +76,11 @@ export function lanes(order, bars, titles) {
       if (row < 0) row = ends.length < 12 ? ends.push(0) - 1 : 0;
       ends[row] = Math.max(ends[row], bar[3]);
       const lost = ["reject", "expired", "inconclusive"].includes(bar[5]);
-      const box = svg("rect", { class: `bar-box ${bar[5] === "wait" ? "wait" : lane} ${lost ? "lost" : ""}`, x: x(bar[2]).toFixed(1), y: top + row * rowHeight,
+      const waits = ["wait", "exchange"].includes(bar[5]);
+      const box = svg("rect", { class: `bar-box ${waits ? "wait" : lane} ${lost ? "lost" : ""}`, x: x(bar[2]).toFixed(1), y: top + row * rowHeight,
         width: Math.max(1.5, x(bar[3]) - x(bar[2])).toFixed(1), height: rowHeight - 3, rx: 2 });
       box.append(svg("title", {}, titles(bar)));
-      const wide = x(bar[3]) - x(bar[2]) > 26 && bar[5] !== "wait";
+      const wide = x(bar[3]) - x(bar[2]) > 26 && !waits;
       return wide ? [box, svg("text", { class: "inside", x: x(bar[2]) + 4, y: top + row * rowHeight + 10.5, "aria-hidden": "true" }, bar[1])] : [box];
     });
     drawn.append(svg("text", { class: "lane", x: 0, y: top + 11 }, lane), ...boxes.flat());

@@ -31,9 +31,10 @@ async function showTimeline(frame) {
   if (!found.bars.length) return [el("h2", {}, "Timeline"), bar, empty("Nothing to draw yet: the first lease, upload or version will be the first bar.")];
   const picture = lanes(LANES, found.bars, describe);
   picture.setAttribute("aria-label", `Bars of ${LANES.join(", ")} over time; the table below has the same in figures.`);
+  const islands = found.rows.some((row) => row.exchange_seconds !== null);
   const legend = el("ul", { class: "legend" }, [...LANES, "wait"].map((lane) => el("li", {},
     svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("rect", { class: lane, width: 26, height: 10, rx: 2 })),
-    ` ${{ generation: "generation (lease to upload)", verification: "verification", training: "training", broadcast: "broadcast (opened to sealed)", wait: "trainer waits for its batch" }[lane]}`)));
+    ` ${{ generation: "generation (lease to upload)", verification: "verification", training: "training", broadcast: "broadcast (opened to sealed)", wait: islands ? "trainer waits for its batch, or for other islands" : "trainer waits for its batch" }[lane]}`)));
   return [
     el("h2", {}, "Timeline"),
     el("p", {}, "What overlapped, and what waited. Numbers in bars are steps, for broadcasts the version; pale bars are files that were not used."),
@@ -42,7 +43,8 @@ async function showTimeline(frame) {
     table("Seconds of each step; overlap is training while workers sampled", [
       ["Step", (row) => String(row.step), true], ["Opened", (row) => time(row.opened)], ["Sealed", (row) => time(row.sealed)],
       ["Generation", (row) => seconds(row.generation_seconds), true], ["Verification", (row) => seconds(row.verification_seconds), true],
-      ["Trainer waited", (row) => seconds(row.wait_seconds), true], ["Training", (row) => seconds(row.training_seconds), true],
+      ["Trainer waited", (row) => seconds(row.wait_seconds), true],
+      ...(islands ? [["Exchange with islands", (row) => seconds(row.exchange_seconds), true]] : []), ["Training", (row) => seconds(row.training_seconds), true],
       ["Overlap", (row) => seconds(row.overlap_seconds), true], ["Broadcast", (row) => seconds(row.broadcast_seconds), true],
     ], found.rows.slice().reverse()),
   ];
