@@ -34,7 +34,7 @@ from shoal.training.rollouts import Group, Sample
 from shoal.training.sft.update import batch_of, learn
 from shoal.training.update import plan_logprobs, train
 
-STRONG_PASS_RATE = 0.8
+STRONG_PASS_RATE, STRONG_SLIPS = 0.8, 0.1
 """Of the policy that writes the traces: the same model, taught longer. The plain base is right in 0.3 of its answers."""
 TRACED_TASKS, TRACES_PER_TASK, LONGEST_TRACE = 256, 2, 28
 """Traces longer than that are left out, right or not."""
@@ -109,6 +109,7 @@ def reinforce(folder: Path, begun: Start, seed: int, target: float, most_steps: 
         if step % MEASURE_EVERY_STEPS == 0 or step == most_steps:
             steps.append(step)
             rates.append(pass_rate(answers, begun.held_out, seed))
+            print(f"  step {step}: {rates[-1]:.3f} right", flush=True)
             if rates[-1] >= target or step == most_steps:
                 break
         rows = sampled(answers, begun.tasks, chance, seed * 10_000 + step)
@@ -160,8 +161,14 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _make_strong(folder: Path, seed: int) -> None:
-    made = GeneratedModel(warm_start_pass_rate=STRONG_PASS_RATE, warm_start_max_steps=1000)
-    make_model(folder, Arithmetic(), list(TARGETS), made, MAX_LENGTH + 32, seed, lambda step, loss, rate: None)
+    made = GeneratedModel(
+        warm_start_pass_rate=STRONG_PASS_RATE, warm_start_slips=STRONG_SLIPS, warm_start_max_steps=1000
+    )
+    make_model(folder, Arithmetic(), list(TARGETS), made, MAX_LENGTH + 32, seed, _tell)
+
+
+def _tell(step: int, loss: float, rate: float) -> None:
+    print(f"  strong policy, update {step}: loss {loss:.3f}, {rate:.3f} right", flush=True)
 
 
 def _fine_tune(base: Path, rows: Sequence[Drawn], seed: int, folder: Path) -> None:

@@ -75,7 +75,7 @@ def _make_base(arm: Arm, seed: int, folder: Path) -> None:
         longest,
         seed,
         lambda step, loss, rate: None,
-        write=padded_addition if padded else learners_addition,
+        write=padded_addition if padded else None,
     )
 
 

@@ -70,6 +70,14 @@ RULES: tuple[Rule, ...] = (
         bad={"huggingFace": "Qwen/Qwen3-0.6B"},
     ),
     Rule(
+        model="GeneratedModel",
+        expression="self.warmStartPassRate + self.warmStartSlips <= 1.0",
+        message="must be at most 1 - warmStartSlips: a model makes the slips that it is taught",
+        field="warmStartPassRate",
+        good={"warmStartPassRate": 0.8, "warmStartSlips": 0.1},
+        bad={"warmStartPassRate": 0.8, "warmStartSlips": 0.5},
+    ),
+    Rule(
         model="S3Storage",
         expression="self.endpoint.startsWith('http://') || self.endpoint.startsWith('https://')",
         message="must start with http:// or https://",

@@ -225,6 +225,9 @@ class GeneratedModel(SpecModel):
         0.3, description="Supervised warm start ends when this share of sampled answers is correct."
     )
     warm_start_max_steps: int = Field(400, ge=1, le=100_000, description="Longest supervised warm start, in updates.")
+    warm_start_slips: Probability = Field(
+        0.5, description="Share of the taught answers that have a slip: what the rewards are left to teach."
+    )
 
 
 class ModelSource(SpecModel):

@@ -9,6 +9,7 @@ all, so that it ends up where rewards have something to teach, whatever the seed
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,12 +61,13 @@ def make_model(
     max_length: int,
     seed: int,
     report: Callable[[int, float, float], None],
-    write: Writer = learners_addition,
+    write: Writer | None = None,
 ) -> float:
     """Write the checkpoint to `folder` and return its pass rate on held-out tasks, sampled at temperature 1.
 
     `targets` are the target lengths to ask for (None: no request). `max_length` is the longest sequence, in tokens.
-    `report(step, loss, pass rate)` is called at each measurement; `write` makes the answers that are taught. Raises WarmStartFailed.
+    `report(step, loss, pass rate)` is called at each measurement; `write` makes the answers that are taught (absent: a learner's).
+    Raises WarmStartFailed.
     The same arguments give the same model on the same machine and number of threads.
     """
     disable_progress_bar()
@@ -79,6 +81,7 @@ def make_model(
         for text in (*(environment.prompt(task, target) for target in targets), environment.gold(task))
     )
     model = random_model(spec, tokenizer, max_length)
+    write = write or partial(learners_addition, slips=spec.warm_start_slips)
     rate = _warm_start(model, tokenizer, environment, taught, held_out, targets, spec, chance, report, write)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -147,7 +150,8 @@ def _warm_start(
                 return rate
     raise WarmStartFailed(
         f"after {spec.warm_start_max_steps} updates {rate:.0%} of the answers are right, asked for were"
-        f" {spec.warm_start_pass_rate:.0%}; raise model.generated.warmStartMaxSteps or lower warmStartPassRate (half of what it is taught has a slip)"
+        f" {spec.warm_start_pass_rate:.0%}; raise model.generated.warmStartMaxSteps or lower warmStartPassRate"
+        f" ({spec.warm_start_slips:.0%} of what it is taught has a slip)"
     )
 
 

@@ -2,28 +2,27 @@
 
 What a generated base model is taught, so that it knows the method and still has something to learn from its rewards, as
 a model has that read the web: it was right sometimes, and nobody told it when. In: two numbers and a source of chance.
-Out: a completion that scores 1 about half of the time. Called by `generated_model`.
+Out: a completion that scores 1 about as often as no slip is drawn. Called by `generated_model`.
 """
 
 import random
 
 from shoal.environments.arithmetic import worked_addition
 
-REVERSED_SHARE = 0.35
-"""The digits of the sum written in the order in which they were worked out, units first."""
-OFF_BY_ONE_SHARE = 0.15
-"""One column's sum is one too high or too low, and the learner goes on from there."""
+OFF_BY_ONE = 0.3
+"""Share of the slips in which one column's sum is one too high or too low, and the learner goes on from there. In the others the digits of the sum
+are written in the order in which they were worked out, units first."""
 
 
-def learners_addition(left: int, right: int, chance: random.Random) -> str:
-    """A worked addition with at most one slip; the same for the same state of `chance`."""
+def learners_addition(left: int, right: int, chance: random.Random, slips: float = 0.5) -> str:
+    """A worked addition with at most one slip; `slips`: how often there is one. The same for the same state of `chance`."""
     drawn = chance.random()
-    if drawn < OFF_BY_ONE_SHARE:
-        slips = [0, 0]
-        slips[chance.randrange(2)] = chance.choice((-1, 1))
-        return worked_addition(left, right, slips[0], slips[1])
+    if drawn < OFF_BY_ONE * slips:
+        slip = [0, 0]
+        slip[chance.randrange(2)] = chance.choice((-1, 1))
+        return worked_addition(left, right, slip[0], slip[1])
     text = worked_addition(left, right)
-    if drawn < OFF_BY_ONE_SHARE + REVERSED_SHARE:
+    if drawn < slips:
         scratchpad, _, answer = text.partition(">")
         return f"{scratchpad}>{answer[::-1]}"
     return text
