@@ -71,6 +71,16 @@ CASES: dict[str, list[Case]] = {
             _labels(TRAINER),
         ),
     ],
+    "ShoalScoreFalling": [
+        Case(
+            {f'shoal_evaluation_below_best{{{ORCHESTRATOR},benchmark="sums"}}': "0x20 1x100"},
+            {
+                f'shoal_evaluation_below_best{{{ORCHESTRATOR},benchmark="sums"}}': "0x20 1x35 0x60",  # the next version is good again
+                f'shoal_evaluation_below_best{{{ORCHESTRATOR},benchmark="math"}}': "0x120",
+            },
+            {**_labels(RUN), "benchmark": "sums"},
+        )
+    ],
     "ShoalEntropyRising": [
         Case(
             {f"shoal_trainer_entropy_rise{{{TRAINER}}}": "0.8x120"},

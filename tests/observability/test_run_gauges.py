@@ -7,12 +7,31 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from run_states import Orchestrator
 
 from servers import Redis
+from shoal.contracts import keys
+from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
+from shoal.contracts.run import Prepared
+from shoal.evaluation.versions import ScoredVersion
 from shoal.protocol import metrics
 
 
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return Orchestrator(tmp_path, redis_server.url)
+
+
+@pytest.fixture
+def scored_run(run: Orchestrator) -> Orchestrator:
+    """The run with one benchmark, which prepare has pinned."""
+    sums = Benchmark(name="sums", tasks=BenchmarkTasks(environment="arithmetic"), samples=2)
+    pinned = BenchmarkTerms(
+        name="sums", environment="arithmetic", environment_digest="e" * 64, tasks_digest="d" * 64, task_count=4, samples=2,
+        sampling=sampling_of(sums, 4, run.config.sampling, 4),
+    )  # fmt: skip
+    prepared = Prepared.from_json(run.store.get(keys.PREPARED))
+    run.store.put(keys.PREPARED, prepared.model_copy(update={"benchmarks": [pinned]}).to_json())
+    run.config = run.config.model_copy(update={"evaluation": EvaluationSettings(benchmarks=[sums])})
+    run.restarted()
+    return run
 
 
 def told(name: str, **labels: str) -> float | None:
@@ -44,6 +63,47 @@ def test_the_ledger_and_the_run_are_told(run: Orchestrator) -> None:
     assert told("shoal_run_complete") == 0.0
     assert told("shoal_latest_version") == 0.0
     assert told("shoal_nodes", state="Healthy") == 1.0
+
+
+def scored(value: float, spread: float = 0.05) -> ScoredVersion:
+    return ScoredVersion(value, True, (value - spread, value + spread))
+
+
+@pytest.mark.parametrize(
+    ("versions", "newest", "below_best"),
+    [
+        ({0: scored(0.3)}, 0, False),
+        ({0: scored(0.3), 10: scored(0.6)}, 10, False),
+        ({0: scored(0.3), 10: scored(0.6), 20: scored(0.48)}, 20, True),
+        ({0: scored(0.3), 10: scored(0.6), 20: scored(0.52)}, 20, False),  # the intervals overlap
+        ({0: scored(0.6), 10: scored(0.4), 20: scored(0.58)}, 20, False),  # it was worse, and is good again
+        ({0: scored(0.6), 10: ScoredVersion(0.1, False, (0.0, 0.2))}, 0, False),  # not scored in full: not compared
+        ({0: scored(0.6), 10: ScoredVersion(None, True)}, 0, False),
+    ],
+)
+def test_the_newest_scored_version_is_told_with_its_interval_and_whether_it_is_worse_than_the_best(
+    scored_run: Orchestrator, versions: dict[int, ScoredVersion], newest: int, below_best: bool
+) -> None:
+    scored_run.state.evaluations.update({(version, "sums"): made for version, made in versions.items()})
+    metrics.report(scored_run.state)
+    value, interval = versions[newest].avg_at_k, versions[newest].interval
+    assert interval is not None
+    assert told("shoal_evaluation_version", benchmark="sums") == newest
+    assert told("shoal_evaluation_score", benchmark="sums") == value
+    for bound, end in zip(("low", "high"), interval, strict=True):
+        assert told("shoal_evaluation_score_bound", benchmark="sums", bound=bound) == end
+    assert told("shoal_evaluation_below_best", benchmark="sums") == below_best
+    unfinished = sum(not made.complete for made in versions.values())
+    assert told("shoal_evaluation_unfinished", benchmark="sums") == unfinished
+
+
+def test_a_run_that_scores_nothing_tells_no_score(run: Orchestrator) -> None:
+    for gauge in (metrics.SCORE, metrics.SCORED, metrics.BELOW_BEST, metrics.UNFINISHED):
+        gauge.clear()
+    metrics.report(run.state)
+    for name in ("score", "version", "below_best", "unfinished"):
+        assert told(f"shoal_evaluation_{name}", benchmark="sums") is None
+    assert told("shoal_evaluation_best_version") == -1.0
 
 
 def joined(run: Orchestrator, *, outside: bool = False) -> str:

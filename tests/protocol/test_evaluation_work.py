@@ -153,6 +153,9 @@ def test_every_task_is_asked_once_and_the_record_says_what_came_of_it(scored: Or
     # Two tasks of the first slice at (1 + 0) / 2, the third is the second slice's own: (0.5 + 0) / 2.
     assert made.scores.avg_at_k.value == pytest.approx((0.5 + 0.5 + 0.25) / 3)
     assert made.scores.lengths.cut_share == 0.5
+    newest = evaluations.standings(scored.state)["sums"]
+    estimate = made.scores.avg_at_k
+    assert (newest.version, newest.avg_at_k, newest.interval) == (0, estimate.value, (estimate.low, estimate.high))
     best = BestVersion.from_json(scored.store.get(keys.BEST_VERSION))
     assert (best.version, best.value) == (0, made.scores.avg_at_k.value)
     told = progress.run_progress(scored.state)

@@ -51,6 +51,20 @@ OVERVIEW = Board(
             Panel("Groups of the open step", {"{{run}} {{kind}}": one("shoal_step_groups", by="kind")}, runbook="ShoalStalledOnSignal"),
             Panel("Completion length", {"{{run}}": one("shoal_trainer_completion_length_mean")}, "short", "Tokens, mean of the last step."),
         ),
+        "What versions score": (
+            Panel("Score of the newest version", {
+                "{{run}} {{benchmark}}": one("shoal_evaluation_score", by="benchmark"),
+                "{{run}} {{benchmark}} {{bound}}": one("shoal_evaluation_score_bound", by="benchmark, bound"),
+            }, "percentunit", "avg@k and its 95 % interval over tasks. Empty without spec.evaluation.", "ShoalScoreFalling"),
+            Panel("Version scored", {
+                "{{run}} {{benchmark}}": one("shoal_evaluation_version", by="benchmark"),
+                "{{run}} best": one("shoal_evaluation_best_version"), "{{run}} newest": one("shoal_latest_version"),
+            }, says="Best: by spec.evaluation.bestBy, -1 before the first."),
+            Panel("Evaluation to come, and not finished", {
+                "{{run}} files to come": one("shoal_evaluation_open_slices"),
+                "{{run}} {{benchmark}} versions not finished": one("shoal_evaluation_unfinished", by="benchmark"),
+            }, says="A version is given up when its weights leave the store: then raise spec.evaluation.share, or ask fewer tasks."),
+        ),
         "Who waits for whom": (
             Panel("Step phases", {"{{run}} {{phase}}": one("shoal_trainer_phase_seconds", by="phase")}, "s", stacked=True),
             Panel("Waits", {"{{pod}} {{for_what}}": of("shoal_waiting_seconds") + " > 0 or on() vector(0)"}, "s",

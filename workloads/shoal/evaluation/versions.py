@@ -24,6 +24,8 @@ class ScoredVersion:
 
     avg_at_k: float | None
     complete: bool
+    interval: tuple[float, float] | None = None
+    """95 % interval of avg@k over tasks."""
 
 
 class VersionEvaluation(Contract):
@@ -46,8 +48,10 @@ class VersionEvaluation(Contract):
     @property
     def short(self) -> "ScoredVersion":
         """What is kept of it in memory."""
-        value = self.scores.avg_at_k if self.scores is not None else None
-        return ScoredVersion(value.value if value is not None else None, self.complete)
+        found = self.scores.avg_at_k if self.scores is not None else None
+        if found is None:
+            return ScoredVersion(None, self.complete)
+        return ScoredVersion(found.value, self.complete, (found.low, found.high))
 
     @model_validator(mode="after")
     def _slices_are_of_the_benchmark(self) -> Self:
@@ -99,6 +103,32 @@ def _answers(each: AnsweredSlice, samples: int) -> dict[int, list[Answer]]:
     for row, (reward, length) in enumerate(zip(verdict.rewards, verdict.completion_lengths, strict=True)):
         found[each.prompts[row // samples]].append(Answer(reward.task_reward, length, row in cut))
     return found
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the newest version that was scored in full on one benchmark stands."""
+
+    version: int
+    avg_at_k: float
+    interval: tuple[float, float]
+    below_best: bool
+    """Its whole interval lies below that of the version with the largest avg@k: that is no chance draw of tasks."""
+
+
+def standing(found: Mapping[int, ScoredVersion]) -> Standing | None:
+    """Of one benchmark's versions; None while none is scored in full."""
+    scored = {
+        version: (made.avg_at_k, made.interval)
+        for version, made in found.items()
+        if made.complete and made.avg_at_k is not None and made.interval is not None
+    }
+    if not scored:
+        return None
+    newest = max(scored)
+    value, interval = scored[newest]
+    _, best_interval = max(scored.values())
+    return Standing(newest, value, interval, interval[1] < best_interval[0])
 
 
 def best_version(found: Mapping[int, float], benchmark: str) -> BestVersion | None:

@@ -15,7 +15,15 @@ from shoal.contracts.canonical import Signed
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, is_evaluation
 from shoal.contracts.tasks import read_tasks
 from shoal.contracts.verdicts import Verdict
-from shoal.evaluation.versions import AnsweredSlice, ScoredVersion, VersionEvaluation, best_version, record
+from shoal.evaluation.versions import (
+    AnsweredSlice,
+    ScoredVersion,
+    Standing,
+    VersionEvaluation,
+    best_version,
+    record,
+    standing,
+)
 from shoal.protocol import allocation
 from shoal.protocol.evaluation_credit import credit
 from shoal.protocol.evaluation_plan import open_leases_allowed
@@ -246,6 +254,25 @@ def _best_in_store(state: RunState) -> bytes | None:
         return state.store.get(keys.BEST_VERSION)
     except NotFound:
         return None
+
+
+def standings(state: RunState) -> dict[str, Standing]:
+    """How the newest scored version stands, by benchmark; benchmarks on which none is scored in full are left out."""
+    known = list(state.evaluations.items())
+    found = {
+        each.name: standing({version: made for (version, name), made in known if name == each.name})
+        for each in state.plan.benchmarks
+    }
+    return {name: made for name, made in found.items() if made is not None}
+
+
+def unfinished(state: RunState) -> dict[str, int]:
+    """Evaluations that ended before every task was answered, by benchmark."""
+    known = list(state.evaluations.items())
+    return {
+        each.name: sum(name == each.name and not made.complete for (_, name), made in known)
+        for each in state.plan.benchmarks
+    }
 
 
 def progress(state: RunState) -> list[EvaluationProgress]:

@@ -8,6 +8,7 @@ import math
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from shoal.protocol import evaluations
 from shoal.protocol.progress import run_progress
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
@@ -30,6 +31,17 @@ STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as 
 ACCEPTED_TOKENS = Gauge("shoal_accepted_completion_tokens", "Completion tokens of accepted files.")
 SCORE = Gauge(
     "shoal_evaluation_score", "Mean score (avg@k) of the newest version that was scored in full.", ["benchmark"]
+)
+SCORE_BOUND = Gauge(
+    "shoal_evaluation_score_bound", "Lower and upper end of its 95 % interval over tasks.", ["benchmark", "bound"]
+)
+BELOW_BEST = Gauge(
+    "shoal_evaluation_below_best",
+    "1 when its interval lies wholly below that of the best version so far.",
+    ["benchmark"],
+)
+UNFINISHED = Gauge(
+    "shoal_evaluation_unfinished", "Versions whose evaluation ended before every task was answered.", ["benchmark"]
 )
 SCORED = Gauge("shoal_evaluation_version", "Newest version that was scored in full.", ["benchmark"])
 SCORING = Gauge("shoal_evaluation_open_slices", "Files of evaluations that are still to come, of versions under way.")
@@ -99,10 +111,7 @@ def report(state: RunState) -> None:
     NODES.clear()
     for state_name, number in progress.nodes.items():
         NODES.labels(state_name).set(number)
-    for scored in progress.evaluations:  # by version, ascending: the newest stands
-        if scored.avg_at_k is not None:
-            SCORE.labels(scored.benchmark).set(scored.avg_at_k)
-            SCORED.labels(scored.benchmark).set(scored.version)
+    _report_scores(state)
     SCORING.set(sum(scored.slices - scored.slices_done for scored in progress.evaluations if not scored.ended))
     BEST.set(progress.best_version.version if progress.best_version is not None else -1)
     LEDGER.set(state.view.next_number)
@@ -110,6 +119,17 @@ def report(state: RunState) -> None:
     if honest is not None:
         FALSE_REJECT.labels("measured").set(honest.rejected_files.share)
         FALSE_REJECT.labels("upper_bound").set(honest.rejected_files.high)
+
+
+def _report_scores(state: RunState) -> None:
+    for benchmark, newest in evaluations.standings(state).items():
+        SCORE.labels(benchmark).set(newest.avg_at_k)
+        SCORED.labels(benchmark).set(newest.version)
+        for bound, value in zip(("low", "high"), newest.interval, strict=True):
+            SCORE_BOUND.labels(benchmark, bound).set(value)
+        BELOW_BEST.labels(benchmark).set(newest.below_best)
+    for benchmark, number in evaluations.unfinished(state).items():
+        UNFINISHED.labels(benchmark).set(number)
 
 
 def report_details(state: RunState) -> None:
