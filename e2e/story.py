@@ -15,6 +15,7 @@ import yaml
 from e2e import ROOT
 from e2e.release import NAME, Release
 from e2e.space import Object, Space
+from lying_worker import LIE
 
 Value = TypeVar("Value")
 
@@ -49,13 +50,6 @@ RUN_OBJECTS = (
 ASKED = (137, 143)
 """Exit codes of a container that was killed, or asked to end."""
 
-LIE = """import shoal.inference.worker as w
-from shoal.inference.__main__ import main
-honest = w.assemble
-w.assemble = lambda *given: honest(*given[:-1], lambda *_: 1.0)
-main()
-"""
-"""A worker that does all the work and claims that every answer is right."""
 STRANGER = "cheat"
 
 

@@ -4,12 +4,9 @@ Whole systems are slow to start, so this is part of `make soak`. Rules are those
 """
 
 import contextlib
-import json
 import os
-import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
-from prometheus_server import program
+from scraping import ScrapingPrometheus
 from tools.observability.dashboards import BOARDS
 from tools.observability.panels import built
 
-from servers import ROOT, Loopback, Server, wait_until
+from lying_worker import LIE
+from servers import ROOT, Loopback, wait_until
 
 sys.path.insert(0, str(ROOT / "tests" / "system"))
 
@@ -31,98 +28,52 @@ from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
 from shoal.protocol.metrics import NODE_METRICS_PORT
 from shoal.report.prometheus import read_prometheus
 from shoal.report.sampler import METRIC_PORTS
+from shoal_operator.children.names import PORTS
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
-SCRAPE_SECONDS = 5
-FOR_SECONDS = 10
 FIRE_SECONDS = 120.0
-RATE_WINDOW = "2m"
+DATA_SECONDS = 300.0
+STRANGER = "stranger"
 
-EMPTY: dict[str, str] = {
-    "Rejected files by reason": "nobody cheats",
-    "Reject rate": "nobody cheats",
-    "Failed tries a second": "every relay answers",
-    "Tokens refused": "every token is good",
+SCORED: dict[str, Any] = {
+    "everyVersions": 1,
+    "share": 0.5,
+    "benchmarks": [{"name": "sums", "tasks": {"environment": "arithmetic", "count": 4}, "samples": 2}],
 }
-"""Panels that a run on one machine has nothing for, and why. The operator's board is left out: nothing of an operator's process runs here."""
+"""Versions are scored, on as little as will do."""
 
 
-class Watched:
+class Watched(ScrapingPrometheus):
     """The run, and the Prometheus that scrapes it: its targets follow the pods."""
 
     def __init__(self, system: LocalSystem, folder: Path, loopback: Loopback) -> None:
         self.system = system
-        self._folder = folder
-        self._ended = threading.Event()
-        rules = yaml.safe_load((ROOT / "charts/shoal/files/alerts.yaml").read_text())
-        for group in rules["groups"]:
-            for rule in group["rules"]:
-                rule["for"] = f"{FOR_SECONDS}s"
-        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
-        configuration = {
-            "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s", "evaluation_interval": "1s"},
-            "rule_files": ["rules.yaml"],
-            "scrape_configs": [{"job_name": "run", "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "2s"}]}],
-        }  # fmt: skip
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-        self._write_targets()
-        address = loopback.address()
-        port = Loopback.port(address)
-        command = [
-            program("prometheus"), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={address}:{port}", "--log.level=warn",
-        ]  # fmt: skip
-        self._server = Server(command, address, port, folder)
-        self._server.start()
-        self.url = f"http://{address}:{port}"
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
+        super().__init__(folder, loopback, self._pods)
 
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._server.stop()
-
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        filled = query.replace("$__rate_interval", RATE_WINDOW).replace("$namespace", ".+").replace("$run", ".+")
-        answer = httpx.post(f"{self.url}/api/v1/query", data={"query": filled}, trust_env=False, timeout=30).json()
-        assert answer["status"] == "success", answer
-        return answer["data"]["result"]  # type: ignore[no-any-return]
-
-    def firing(self, alert: str) -> list[dict[str, str]]:
-        """Labels of what fires under this name."""
-        found = httpx.get(f"{self.url}/api/v1/alerts", trust_env=False, timeout=30).json()["data"]["alerts"]
-        return [each["labels"] for each in found if each["state"] == "firing" and each["labels"]["alertname"] == alert]
-
-    def _follow(self) -> None:
-        while not self._ended.wait(1.0):
-            self._write_targets()
-
-    def _write_targets(self) -> None:
+    def _pods(self) -> list[tuple[str, dict[str, str]]]:
         """As the chart's PodMonitors would: one target a container, with the labels that rules and dashboards go by."""
-        targets = [
-            {
-                "targets": [f"{pod.address}:{port}"],
-                "labels": {
+        return [
+            (
+                f"{pod.address}:{port}",
+                {
                     "namespace": "local", "run": self.system.run, "component": pod.component,
                     "container": container.name, "pod": pod.name,
                 },
-            }
+            )
             for pod in self.system.running_pods()
             for container in pod.containers
             for port in (METRIC_PORTS.get(container.name), NODE_METRICS_PORT if container.name == "orchestrator" else None)
             if port is not None and pod.address
         ]  # fmt: skip
-        partial = self._folder / "targets.partial"
-        partial.write_text(json.dumps(targets))
-        partial.replace(self._folder / "targets.json")
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("live")
-    system = LocalSystem(write_manifest(EXAMPLE, folder / "run.yaml", name="watched", **SMALL), folder / "runs")
+    system = LocalSystem(
+        write_manifest(EXAMPLE, folder / "run.yaml", name="watched", evaluation=SCORED, **SMALL), folder / "runs"
+    )
     system.start()
     made = None
     try:
@@ -148,14 +99,39 @@ def panels() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_every_panel_has_data_of_the_run_or_is_named_as_empty(watched: Watched) -> None:
-    deadline = time.monotonic() + 180
-    while True:  # rates want two scrapes, and some things happen once a step
-        empty = {title: query for _, title, query in panels() if not watched.ask(query)}
-        if empty.keys() <= EMPTY.keys() or time.monotonic() > deadline:
-            break
-        watched.system.advance(1)
-    assert {title: query for title, query in empty.items() if title not in EMPTY} == {}
+def test_every_panel_has_data_of_the_run(watched: Watched) -> None:
+    """A worker lies and is evicted, a relay fails in the middle of a version, somebody without a token asks it: so nothing is left empty."""
+    system = watched.system
+    system.add_pool(STRANGER, [sys.executable, "-c", LIE])
+    system.until("the liar is evicted", lambda: evicted(system) > 0, 400)
+    system.remove_pool(STRANGER)
+    empty = {(board, title, query) for board, title, query in panels()}
+    deadline = time.monotonic() + DATA_SECONDS
+    while empty and time.monotonic() < deadline:  # rates want two scrapes, and some things happen once a step
+        fail_a_relay(system)
+        ask_without_a_token(system)
+        system.advance(1)
+        empty = {each for each in empty if not watched.ask(each[2])}
+    assert empty == set()
+
+
+def evicted(system: LocalSystem) -> int:
+    found = system.progress()
+    return 0 if found is None else found.nodes.get("Evicted", 0)
+
+
+def fail_a_relay(system: LocalSystem) -> None:
+    """Kill nginx of a relay while a version is on its way, so that whoever fetches from it has to go to the other one."""
+    newest = system.latest_version()
+    system.until("a version is on its way", lambda: len(system.metrics()) > newest)
+    system.kill("relay", "nginx")
+
+
+def ask_without_a_token(system: LocalSystem) -> None:
+    """As a passer-by would, of the relay that is not failing."""
+    address = system.pods("relay")[1].address
+    answer = httpx.get(f"http://{address}:{PORTS['nginx']}/versions/index.json", trust_env=False, timeout=30)
+    assert answer.status_code == 401
 
 
 def test_no_alert_fires_that_says_that_something_is_down(watched: Watched) -> None:
@@ -203,9 +179,3 @@ def test_a_report_from_prometheus_has_the_work_of_every_part(watched: Watched) -
     parts = {record.container for record in readings.records if record.kind == "sample" and record.metrics}
     assert {"trainer", "worker", "validator", "sync"} <= parts
     assert readings.steps_total == SMALL["steps"]
-
-
-def test_names_of_empty_panels_are_panels() -> None:
-    titles = {title for _, title, _ in panels()}
-    assert EMPTY.keys() <= titles
-    assert not [title for title in EMPTY if re.search(r"^\s|\s$", title)]

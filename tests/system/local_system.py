@@ -4,6 +4,7 @@
 the object store and the ledger, which are the truth.
 """
 
+import copy
 import os
 import shutil
 import signal
@@ -162,6 +163,23 @@ class LocalSystem:
                     {key: live[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": self.run}}
                 )
             )
+
+    def add_pool(self, name: str, worker_command: list[str]) -> None:
+        """One more pod like the pool's own, whose worker is another program. `remove_pool` takes it away."""
+        with self._lock:
+            pool = self.local.cluster.get("StatefulSet", f"{self.run}-pool")
+            assert pool is not None
+            template = copy.deepcopy(pool["spec"]["template"])
+            template["metadata"]["labels"]["shoal.dev/set"] = name  # the pool's own status does not count it
+            worker = next(each for each in template["spec"]["containers"] if each["name"] == "worker")
+            worker["command"] = worker_command
+            spec = copy.deepcopy(pool["spec"]) | {"replicas": 1, "template": template}
+            kept = {key: pool[key] for key in ("apiVersion", "kind")}
+            self.local.cluster.apply({**kept, "metadata": {"name": name, "labels": {}}, "spec": spec})
+
+    def remove_pool(self, name: str) -> None:
+        with self._lock:
+            self.local.cluster.delete("StatefulSet", name)
 
     # Waits.
 
