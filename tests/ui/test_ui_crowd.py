@@ -1,17 +1,25 @@
 """Who opens many connections to the page, and asks nothing, takes no place that others need."""
 
+import asyncio
+import select
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from servers import Loopback, wait_until
 from shoal.ui import serving
 
 OF_ONE, IN_ALL = 3, 7
+LARGE = 32 << 20
+"""More than a connection holds on its way."""
 ASK = b"GET /healthz HTTP/1.1\r\nHost: page\r\n\r\n"
+
+
+async def endless() -> None:
+    await asyncio.sleep(600)
 
 
 @pytest.fixture
@@ -21,6 +29,8 @@ def crowded(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     monkeypatch.setattr(serving, "MOST_CONNECTIONS", IN_ALL)
     app = FastAPI()
     app.get("/healthz")(lambda: "alive")
+    app.get("/news")(endless)
+    app.get("/large")(lambda: Response(bytes(LARGE)))
     running = serving.server(app, host=loopback.address(), port=0)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
@@ -52,10 +62,13 @@ class Visitor:
 
     def asks(self) -> int:
         """The status of the answer on a new connection, which stays open."""
+        return status(self.sends(ASK))
+
+    def sends(self, request: bytes) -> socket.socket:
         line = socket.create_connection(self._place, timeout=20, source_address=(self._address, 0))
         self.lines.append(line)
-        line.sendall(ASK)
-        return status(line)
+        line.sendall(request)
+        return line
 
     def holds(self) -> int:
         """Connections that are answered still."""
@@ -99,6 +112,38 @@ def test_where_all_places_are_taken_a_newcomer_gets_one_of_who_holds_most(
         assert small.holds() == 1
         newcomer.opens()
         assert (first.holds(), second.holds()) == (OF_ONE - 1, OF_ONE - 1)
+
+
+def test_who_holds_most_loses_one_even_where_all_of_them_ask_for_something(
+    crowded: tuple[str, int], loopback: Loopback
+) -> None:
+    greedy, small, other, newcomer = (Visitor(crowded, loopback.address()) for _ in range(4))
+    with greedy, small, other, newcomer:
+        for _ in range(OF_ONE):
+            greedy.sends(ASK.replace(b"healthz", b"news"))
+        small.opens(OF_ONE - 1)
+        other.opens(IN_ALL - 2 * OF_ONE + 1)
+        newcomer.opens()
+        assert small.holds() + other.holds() == IN_ALL - OF_ONE
+        ended = select.select(greedy.lines, [], [], 20)[0]
+        assert len(ended) == 1
+
+
+def test_an_answer_that_nobody_reads_holds_a_place_until_somebody_else_needs_it(
+    crowded: tuple[str, int], loopback: Loopback
+) -> None:
+    greedy, other, more, newcomer = (Visitor(crowded, loopback.address()) for _ in range(4))
+    with greedy, other, more, newcomer:
+        for _ in range(OF_ONE):
+            line = greedy.sends(
+                ASK.replace(b"healthz", b"large").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            )
+            assert line.recv(9) == b"HTTP/1.1 ", "the server has answered, and would close if it could"
+        assert greedy.asks() == 429
+        other.opens(OF_ONE - 1)
+        more.opens(IN_ALL - 2 * OF_ONE + 1)
+        newcomer.opens()
+        assert other.holds() + more.holds() == IN_ALL - OF_ONE
 
 
 def test_who_holds_as_much_as_the_others_takes_nothing_from_them(

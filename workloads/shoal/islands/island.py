@@ -308,7 +308,13 @@ class Island:
         self._begin_round()
         said = made.said
         log = telemetry.get_logger()
-        log.info("islands exchanged", round=said.round, islands=said.islands, contributors=said.contributors, state=self._digest)
+        log.info(
+            "islands exchanged",
+            round=said.round,
+            islands=said.islands,
+            contributors=said.contributors,
+            state=self._digest,
+        )
         if said.left_out:
             log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
 

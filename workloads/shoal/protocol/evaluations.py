@@ -258,21 +258,20 @@ def _best_in_store(state: RunState) -> bytes | None:
 
 def standings(state: RunState) -> dict[str, Standing]:
     """How the newest scored version stands, by benchmark; benchmarks on which none is scored in full are left out."""
-    known = list(state.evaluations.items())
-    found = {
-        each.name: standing({version: made for (version, name), made in known if name == each.name})
-        for each in state.plan.benchmarks
-    }
+    by_name: defaultdict[str, dict[int, ScoredVersion]] = defaultdict(dict)
+    for (version, name), made in list(state.evaluations.items()):
+        by_name[name][version] = made
+    found = {name: standing(versions) for name, versions in by_name.items()}
     return {name: made for name, made in found.items() if made is not None}
 
 
 def unfinished(state: RunState) -> dict[str, int]:
     """Evaluations that ended before every task was answered, by benchmark."""
-    known = list(state.evaluations.items())
-    return {
-        each.name: sum(name == each.name and not made.complete for (_, name), made in known)
-        for each in state.plan.benchmarks
-    }
+    found = {each.name: 0 for each in state.plan.benchmarks}
+    for (_, name), made in list(state.evaluations.items()):
+        if name in found:
+            found[name] += not made.complete
+    return found
 
 
 def progress(state: RunState) -> list[EvaluationProgress]:

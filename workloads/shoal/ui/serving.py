@@ -19,21 +19,30 @@ TOO_MANY = (429, b"Too Many Requests")
 
 
 class FairProtocol(PatientProtocol):
-    """A connection too many of an address is refused. Where all places are taken, whoever holds most of them gives up one that asks for nothing."""
+    """A connection too many of an address is refused. Where all places are taken, whoever holds most of them loses one, an idle one if it has any."""
+
+    _given_up = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        open_ones = [
-            each for each in self.connections if isinstance(each, FairProtocol) and not each.transport.is_closing()
-        ]
-        held = Counter(each.address for each in open_ones)
+        # Those that end but have not sent everything yet are counted: a client that does not read holds them.
+        there = [each for each in self.connections if isinstance(each, FairProtocol) and not each._given_up]
+        held = Counter(each.address for each in there)
         if held[self.address] > MOST_OF_ONE_ADDRESS:
-            self._refuse(*TOO_MANY)
+            self._give_up()
         elif held.total() > MOST_CONNECTIONS:
-            idle = [each for each in open_ones if each is not self and each.is_idle]
-            most = max(idle, key=lambda each: held[each.address], default=self)
+            most = max(there, key=lambda each: (held[each.address], each.is_idle))
             # One that holds as many as the others gets no place by taking theirs.
-            (most if held[most.address] > held[self.address] else self)._refuse(*TOO_MANY)
+            (most if held[most.address] > held[self.address] else self)._give_up()
+
+    def _give_up(self) -> None:
+        """Let this connection go: a new one is told why, of another one nothing is sent any more, so that it is gone at once."""
+        self._given_up = True
+        if self.cycle is None:
+            self._refuse(*TOO_MANY)
+        else:
+            self._stop_timer()
+            self.transport.abort()
 
     @property
     def address(self) -> str:
