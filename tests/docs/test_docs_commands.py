@@ -22,7 +22,7 @@ from servers import ROOT
 BLOCKS = shell_blocks()
 RESOURCES = {
     "trun", "ipool", "relay", "val", "trainingrun", "trainingruns", "inferencepools", "relayservers", "validators",
-    "nodes", "pods", "secret", "namespace", "crd", "storageclass", "deployment", "job", "jobs", "events", "pvc",
+    "nodes", "pods", "secret", "namespace", "configmap", "crd", "storageclass", "deployment", "job", "jobs", "events", "pvc",
 }  # fmt: skip
 KUBECTL_VERBS = {
     "apply", "get", "describe", "create", "delete", "scale", "patch", "logs", "rollout", "label", "annotate",
