@@ -29,10 +29,10 @@ for role in operator protocol relay; do
         pyproject.toml -o "requirements/images/$role.lock"
 done
 # Trainer, worker and validator stand on one runtime. Plain vllm is the CUDA build; the one package that it wants in another version is left to it.
-"$folder/venv/bin/uv" pip compile "${options[@]}" --extra trainer --extra worker --extra validator --constraint requirements/dev.lock \
+"$folder/venv/bin/uv" pip compile "${options[@]}" --extra trainer --extra worker --extra validator --extra lm-eval --constraint requirements/dev.lock \
     --override requirements/overrides.txt --override requirements/runtime-cpu.txt pyproject.toml -o requirements/images/runtime-cpu.lock
 mkdir -p .cache # a name that the lock can give for it
 sed -n 's/^\([A-Za-z0-9].*==[^ ]*\).*/\1/p' requirements/dev.lock | grep -v '^apache-tvm-ffi=' >.cache/tested.txt
-"$folder/venv/bin/uv" pip compile "${options[@]}" --extra trainer --extra cuda --extra validator --constraint .cache/tested.txt \
+"$folder/venv/bin/uv" pip compile "${options[@]}" --extra trainer --extra cuda --extra validator --extra lm-eval --constraint .cache/tested.txt \
     --override requirements/overrides.txt pyproject.toml -o requirements/images/runtime-cuda.lock
 grep -c '^[a-z0-9].*==' requirements/dev.lock | sed 's/$/ packages locked/'

@@ -68,7 +68,8 @@ def test_a_new_environment_is_fit_for_a_run_and_listed_with_its_digest(tmp_path:
     assert {"arithmetic", "code", "math", "tool", "word-puzzles"} <= rows.keys()
     assert rows["word-puzzles"][2].startswith(digest)
     assert rows["word-puzzles"][3:] == ["shoal-environment-word-puzzles", "0.1.0"]
-    assert {len(row[2]) for name, row in rows.items() if name != "NAME"} == {64}
+    assert {len(row[2]) for name, row in rows.items() if name != "NAME" and ":" not in name} == {64}
+    assert rows["lm-eval:TASK[,METRIC[,FILTER]][@REVISION]"][2:5] == ["one", "for", "each"]
 
 
 def test_new_says_what_to_do_next(tmp_path: Path) -> None:

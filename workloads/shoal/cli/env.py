@@ -37,7 +37,11 @@ def new(
 @app.command()
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Installed environments; all without a name.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Installed environments, or NAME:PART; without a name all that need no part.",
+        ),
     ] = None,
     tasks: Annotated[int, typer.Option("--tasks", min=1, max=1000, help="How many tasks to try.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the tasks.")] = 0,
@@ -49,15 +53,15 @@ def check(
 
     Exit codes: 0 all are fit for a run, 1 one is not, 2 one is not installed.
     """
-    from shoal.environments.base import installed
+    from shoal.environments.base import installed, parameter
     from shoal.environments.checking import check as try_out
 
     found = installed()
-    unknown = [name for name in names or () if name not in found]
+    unknown = [name for name in names or () if name.partition(":")[0] not in found]
     if unknown:
         raise InputWrong(f"{', '.join(unknown)}: not installed here; installed: {', '.join(sorted(found)) or 'none'}")
     unfit = []
-    for name in names or sorted(found):
+    for name in names or [name for name in sorted(found) if parameter(name) is None]:
         report = try_out(name, tasks, seed, seconds)
         for fault in report.faults:
             typer.echo(f"{name}: {fault}")
@@ -79,14 +83,17 @@ def list_installed() -> None:
 
     Example: shoal env list
     """
-    from shoal.environments.base import BadEnvironment, digest, installed, load
+    from shoal.environments.base import BadEnvironment, digest, installed, load, parameter
 
     rows = [("NAME", "VERSION", "DIGEST", "PACKAGE")]
     for name, point in sorted(installed().items()):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "?"
         try:
             environment = load(name)
-            rows.append((name, environment.version, digest(environment), package))
+            pinned, part = digest(environment), parameter(name)
+            if part is not None:
+                name, pinned = f"{name}:{part}", "one for each"
+            rows.append((name, environment.version, pinned, package))
         except (BadEnvironment, ImportError) as error:
             rows.append((name, "?", f"cannot be used: {error}", package))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

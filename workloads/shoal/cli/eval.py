@@ -11,9 +11,21 @@ from shoal.cli.errors import InputWrong, RunFailed
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
     env: Annotated[
-        list[str], typer.Option("--env", metavar="ENV", help="Environment whose tasks are asked; repeatable.")
+        list[str],
+        typer.Option(
+            "--env",
+            metavar="ENV",
+            help="Environment whose tasks are asked, or lm-eval:TASK@REVISION of lm-evaluation-harness; repeatable.",
+        ),
     ],
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tasks of each environment.")] = 64,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Tasks of each environment; absent: 64, or all of a task of lm-evaluation-harness.",
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0: the likeliest.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 1024,

@@ -32,13 +32,14 @@ class BenchmarkTasks(SpecModel):
 
     environment: ShortText = Field(
         ...,
-        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does.",
+        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does. A task of"
+        " lm-evaluation-harness is `lm-eval:TASK@REVISION`.",
     )
     count: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="Number of tasks; absent: 128 of an environment, all that a dataset has.",
+        description="Number of tasks; absent: all that a dataset or a task of lm-evaluation-harness has, 128 of another environment.",
     )
     dataset: DatasetSource | None = Field(
         None, description="Files that the tasks come from; absent: the environment gives them, with a seed of its own."

@@ -7,6 +7,7 @@ from shoal.environments.base import (
     Unscorable,
     digest,
     installed,
+    known_count,
     length_suffix,
     load,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Unscorable",
     "digest",
     "installed",
+    "known_count",
     "length_suffix",
     "load",
 ]

@@ -53,7 +53,9 @@ class Environment(Protocol):
     What an environment may have besides (read with `getattr`, so that a plain environment needs none of it):
     `sources`, names of further modules and packages that its scores come from, and `requires`, distributions whose versions they depend on: both
     are pinned by the digest. `broken(task)`, a completion close to the gold one that scores 0. `problems()`, what this machine lacks for scoring, a
-    line each. `stop` and `observe`: see `episodes`.
+    line each. `stop` and `observe`: see `episodes`. `parameter`, what may stand behind a colon in the environment's name
+    (`lm-eval:gsm8k_cot`): its class is then made with that text, and calls itself by the whole name. `task_count()`, how many tasks there are, where
+    nobody can make more.
     """
 
     name: str
@@ -86,24 +88,48 @@ def installed() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
+def parameter(name: str) -> str | None:
+    """What stands behind a colon in the names of an installed environment's parts, None for one without parts, or that cannot be imported."""
+    try:
+        found = getattr(installed()[name].load(), "parameter", None)
+    except ImportError:
+        return None
+    return None if found is None else str(found)
+
+
+def known_count(environment: Environment) -> int | None:
+    """How many tasks an environment has, None where it makes as many as it is asked for. ValueError when they cannot be had."""
+    count = getattr(environment, "task_count", None)
+    return None if count is None else int(count())
+
+
 @cache
 def load(name: str) -> Environment:
-    """The environment called `name`. BadEnvironment when it is not installed or is not an environment."""
+    """The environment called `name`, which may be `NAME:PART`. BadEnvironment when it is not installed or is not an environment."""
     found = installed()
-    if name not in found:
+    plain, colon, argument = name.partition(":")
+    if plain not in found:
         names = ", ".join(sorted(found)) or "none"
         raise BadEnvironment(
-            f"environment {name!r} is not installed here; installed: {names}. "
+            f"environment {plain!r} is not installed here; installed: {names}. "
             f"Install the package that lists it under the entry point group {ENTRY_POINT_GROUP!r}"
         )
-    made = found[name].load()()
+    make = found[plain].load()
+    if colon and getattr(make, "parameter", None) is None:
+        raise BadEnvironment(
+            f"environment {plain!r} has no parts to name: write {plain!r} without {colon + argument!r:.80}"
+        )
+    try:
+        made = make(argument) if colon else make()
+    except ValueError as error:
+        raise BadEnvironment(str(error)) from None
     if not isinstance(made, Environment):
         raise BadEnvironment(
-            f"environment {name!r} ({found[name].value}) lacks one of: name, version, tasks, prompt, score, gold"
+            f"environment {name!r} ({found[plain].value}) lacks one of: name, version, tasks, prompt, score, gold"
         )
     if made.name != name:
         raise BadEnvironment(
-            f"entry point {name!r} ({found[name].value}) is an environment that calls itself {made.name!r}"
+            f"entry point {name!r} ({found[plain].value}) is an environment that calls itself {made.name!r}"
         )
     return made
 

@@ -27,7 +27,7 @@ class Math:
 
     name = "math"
     version = "1"
-    sources = ("shoal.rewards.math", "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside")
+    sources = ("shoal.rewards.math", "shoal.rewards.judging", "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside")
     requires = ("math-verify", "latex2sympy2-extended", "sympy")
 
     def tasks(self, count: int, seed: int) -> list[Task]:

@@ -13,7 +13,7 @@ from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
 from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Unscorable
+from shoal.environments.base import Environment, Unscorable, known_count
 from shoal.environments.datasets import SUFFIXES, BadDataset, Imported, from_hub, from_store, import_files, split_files
 from shoal.environments.layouts import Columns
 from shoal.storage import Store, open_below_prefix
@@ -30,20 +30,18 @@ class BadTaskSource(ValueError):
 
 def find_tasks(config: RunConfig, environment: Environment, scratch: Path) -> tuple[list[Task], dict[str, int]]:
     """The run's tasks, and rows of the data set that are none by reason; `scratch` is a folder for its files. Raises BadTaskSource."""
-    given = config.tasks.count or TASKS_OF_AN_ENVIRONMENT
-    return _find(config, config.tasks, environment, scratch, "spec.tasks", given, config.seed)
+    return _find(config, config.tasks, environment, scratch, "spec.tasks", TASKS_OF_AN_ENVIRONMENT, config.seed)
 
 
 def benchmark_tasks(
     config: RunConfig, benchmark: Benchmark, environment: Environment, scratch: Path
 ) -> tuple[list[Task], dict[str, int]]:
     """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
-    given = benchmark.tasks.count or TASKS_OF_A_BENCHMARK
     field = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
     seed = int.from_bytes(
         hashlib.sha256(f"shoal-benchmark {config.seed} {benchmark.name}".encode()).digest()[:4], "big"
     )
-    return _find(config, benchmark.tasks, environment, scratch, field, given, seed >> 1)
+    return _find(config, benchmark.tasks, environment, scratch, field, TASKS_OF_A_BENCHMARK, seed >> 1)
 
 
 def _find(
@@ -52,13 +50,13 @@ def _find(
     environment: Environment,
     scratch: Path,
     field: str,
-    given: int,
+    usual: int,
     seed: int,
 ) -> tuple[list[Task], dict[str, int]]:
-    """`given`: tasks of an environment that is asked for them with `seed`. `field` begins the message of BadTaskSource."""
+    """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `field` begins the message of BadTaskSource."""
     if wanted.dataset is None:
         try:
-            return environment.tasks(given, seed), {}
+            return environment.tasks(wanted.count or known_count(environment) or usual, seed), {}
         except ValueError as error:
             raise BadTaskSource(f"{field}: {error}") from error
     try:

@@ -17,6 +17,9 @@ from shoal.environments import BadEnvironment
 from shoal.evaluation.sampling import CannotEvaluate, Settings, ask
 from shoal.evaluation.scores import Estimate, Scores, scores
 
+USUAL_TASKS = 64
+"""Of an environment that makes as many as it is asked for, where no count is given."""
+
 
 class NothingScored(RuntimeError):
     """Every answer was unscorable: scoring does not work here, and says nothing of the model."""
@@ -41,7 +44,7 @@ class Evaluation(Contract):
 def evaluate_all(
     model: Path,
     names: Sequence[str],
-    count: int,
+    count: int | None,
     settings: Settings,
     output: Path | None,
     write: Callable[[str], None],
@@ -70,16 +73,18 @@ def evaluate_all(
         )
 
 
-def _one(model: Path, name: str, count: int, settings: Settings, write: Callable[[str], None]) -> Evaluation:
+def _one(model: Path, name: str, count: int | None, settings: Settings, write: Callable[[str], None]) -> Evaluation:
     started = time.monotonic()
     try:
         environment = environments.load(name)
     except BadEnvironment as error:
         raise CannotEvaluate(f"--env {name}: {error}") from None
     try:
+        count = count or environments.known_count(environment) or USUAL_TASKS
         tasks = environment.tasks(count, settings.seed)
     except ValueError as error:
-        raise CannotEvaluate(f"--env {name} --count {count}: {error}") from None
+        asked = "" if count is None else f" --count {count}"
+        raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
     problems = ask(model, environment, tasks, settings, lambda done, of: write(f"{name}: {done} of {of} completions"))
     return Evaluation(
         environment=name,

@@ -1,6 +1,6 @@
 """How much CPU time another process has had: the clock by which a busy machine decides nothing.
 
-In: a process id. Out: seconds, counted in the kernel's ticks (10 ms). Linux only. Called by `sandbox.process` and `math.judge` when a wall clock
+In: a process id. Out: seconds, counted in the kernel's ticks (10 ms). Linux only. Called by `sandbox.process` and `judging` when a wall clock
 has run out, to tell a process that computes from one that waits.
 """
 

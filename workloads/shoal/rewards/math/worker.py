@@ -1,22 +1,17 @@
 """A process that asks sympy whether two expressions are equal; it may hang, blow up or be killed, and nobody else is hurt.
 
 Reads one JSON line a question, `[[gold, answer], ...]`, and writes one line, `[verdict, detail]`, with verdict `equal`, `unequal`, `no-gold` (ours
-cannot be read) or `error`. Started by `judge`, never imported by it. It has no timers of its own: an alarm does not stop sympy's C parts and reaches
-only a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
+cannot be read) or `error`. Started by `judging`, never imported. It has no timers of its own: an alarm does not stop sympy's C parts and reaches only
+a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
 """
 
-import contextlib
 import json
 import logging
 import os
-import resource
 import sys
 from typing import Any
 
-from shoal.rewards.sandbox.inside import lockdown
-
-MEMORY_BYTES = 2 << 30
-"""Address space. sympy with its parser takes 0.4 GB of it; 9^9^9 has 370 million digits and does not fit."""
+from shoal.rewards.judging import lock_in
 
 PRECISION_DIGITS = 6
 """Decimals to which results that have no exact form are compared (math-verify's own default)."""
@@ -27,7 +22,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is not an answer
     logging.disable(logging.CRITICAL)
     judge = _load()
-    _lock_in()
+    lock_in()
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:
@@ -71,18 +66,6 @@ def _load() -> Any:
     ):  # fmt: skip
         judge([[gold, answer]])
     return judge
-
-
-def _lock_in() -> None:
-    """Limits always; the walls where the kernel has them. An answer is a text and no program, so these are a second line of defence."""
-    lockdown.limit(resource.RLIMIT_AS, MEMORY_BYTES)
-    lockdown.limit(resource.RLIMIT_CORE, 0)
-    lockdown.limit(resource.RLIMIT_FSIZE, 0)
-    with contextlib.suppress(OSError):
-        lockdown.no_new_privileges()
-        lockdown.only_these_files([sys.prefix, sys.base_prefix, "/usr", *filter(None, sys.path)], [])
-    with contextlib.suppress(OSError):
-        lockdown.only_these_calls()
 
 
 if __name__ == "__main__":

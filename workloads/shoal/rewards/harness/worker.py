@@ -1,0 +1,55 @@
+"""A process that scores completions as lm-evaluation-harness does; it may hang, blow up or be killed, and nobody else is hurt.
+
+Reads one JSON line a question, `[terms, completion]`, and writes one line: `["value", number]` or `["error", reason]`. A line that is a text names a
+function that is to come, and is answered when it is loaded. Started by `judging`, never
+imported. Before the first question it gives up files, sockets, processes and memory that it does not need.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+
+from shoal.rewards.harness.scoring import NotScored, answer_of, named_function, value
+from shoal.rewards.judging import lock_in
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    logging.disable(logging.CRITICAL)
+    # Some tasks stop sympy by an alarm and call the answer wrong then: a slow machine would say other than a fast one. The parent's CPU time decides.
+    signal.alarm = lambda seconds: 0
+    signal.setitimer = lambda which, seconds, interval=0.0: (0.0, 0.0)
+    _load()
+    lock_in(["/dev/null"])
+    answers.write("ready\n")
+    answers.flush()
+    for line in sys.stdin:
+        reply: tuple[str, object]
+        try:
+            question = json.loads(line)
+            if isinstance(question, str):
+                reply = ("loaded", named_function(question).__name__)
+            else:
+                terms, completion = question
+                reply = ("value", value(terms, completion))
+        except MemoryError:
+            reply = ("error", "scoring needs more memory than is allowed")
+        except NotScored as error:
+            reply = ("error", str(error))
+        except Exception as error:  # the functions of tasks raise anything; what they do is no score
+            reply = ("error", f"{type(error).__name__}: {error}"[:300])
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+
+
+def _load() -> None:
+    """What nearly every task needs, warmed."""
+    exact = {"metric": "exact_match", "until": [], "filters": [{"function": "take_first"}], "target": "1"}
+    assert value(exact, answer_of("1", [])) == 1.0
+
+
+if __name__ == "__main__":
+    main()
