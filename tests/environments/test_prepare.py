@@ -169,6 +169,13 @@ class OtherEnvironment:
     gold = staticmethod(Arithmetic().gold)
 
 
+def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tmp_path: Path) -> None:
+    tools = config(tasks=TaskSource(environment="tool", count=8), recipe=Recipe(algorithm="vineppo"))
+    with pytest.raises(CannotPrepare, match="algorithm is vineppo, and environment tool has tools"):
+        prepare(tools, store, tmp_path / "scratch")
+    assert not list(store.list("tasks/"))
+
+
 def test_a_generated_model_for_another_environment_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 results.json.
 
 Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps),
+continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
 swap (folder), preemptions (how many there were), version (found).
 """
 
@@ -13,10 +14,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import tiny_policy
+from transformers import AutoTokenizer
+
 from shoal.contracts.pools import EngineSettings
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.completions import Completion, Request
 from shoal.inference.engine import Engine, GenerationStoppedError
+from shoal.inference.rollouts import plan_continuations
 
 
 class PREEMPTED:
@@ -75,6 +80,12 @@ def main(folder: Path) -> None:
                 results.append(None)
             case "generate":
                 results.append(generate(engine, command))
+            case "continue":
+                tokenizer = AutoTokenizer.from_pretrained(command["folder"])
+                completions = [Completion(**(one | {"proofs": base64.b64decode(one["proofs"])})) for one in results[-1]]
+                rows = plan_continuations(tiny_policy.plan(tokenizer), completions, tiny_policy.PUBLIC_VINE)
+                requests = [tiny_policy.request_json(row.request) for row in rows]
+                results.append(generate(engine, {"requests": requests}))
             case "version":
                 results.append(refusal_of_version(command["found"]))
             case "preemptions":

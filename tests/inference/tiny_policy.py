@@ -25,6 +25,7 @@ from shoal.contracts.proof_profile import CalibrationSize, ErrorRate, HonestErro
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
 from shoal.contracts.run import PublicRun
+from shoal.contracts.vine import VineSettings
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.tokens import prompt_tokens
@@ -50,6 +51,8 @@ PUBLIC = PublicRun(
     sampling=Sampling(temperature=0.8, max_completion_tokens=40, groups_per_submission=3),
     length_reward=LengthReward(targets=[16, 24, 32], alpha=0.003),
 )
+PUBLIC_VINE = PUBLIC.model_copy(update={"vine": VineSettings(segments=3, continuations=2)})
+"""The same run with Monte-Carlo values: two continuations from a third and from two thirds of each completion."""
 BEACON = seeds.beacon(b"secret", "tiny", 4)
 STEP = StepInfo(
     run="tiny",
@@ -183,6 +186,7 @@ class Scenario:
             generate,
             generate | {"stop_after": 5},
             generate,
+            {"do": "continue", "folder": folders["old"]},
             {"do": "swap", "folder": folders["tied"]},
             {"do": "swap", "folder": folders["new"]},
             generate,
@@ -206,14 +210,19 @@ class Scenario:
         return self._main.results[3]
 
     @property
+    def continuations(self) -> list[Completion]:
+        """What the old policy's engine made of the continuations of `old`, as `PUBLIC_VINE` has them."""
+        return self._main.results[4]
+
+    @property
     def refused_swap(self) -> str:
         """What a swap to another architecture raised."""
-        return self._main.results[4]
+        return self._main.results[5]
 
     @property
     def swapped(self) -> list[Completion]:
         """What the same engine made after the swap to the new policy."""
-        return self._main.results[6]
+        return self._main.results[7]
 
     @functools.cached_property
     def fresh(self) -> list[Completion]:

@@ -70,6 +70,9 @@ def test_the_group_size_that_is_not_given_is_the_algorithms() -> None:
     assert (recipe.process_rewards.beta, recipe.process_rewards.learning_rate) == (0.05, 1e-6)
     assert Recipe.model_validate(recipe.model_dump(by_alias=True)) == recipe
     assert Recipe(algorithm="prime", group_size=8).group_size == 8
+    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": "vineppo"})))
+    assert isinstance(run, TrainingRun)
+    assert (run.spec.recipe.group_size, run.spec.recipe.rows_each) == (8, 13)
 
 
 @pytest.mark.parametrize("number", ["1e-4", "1E-4", "0.0001", "1.0e-4"])

@@ -8,6 +8,7 @@ from run_story import MANIFEST, holds, put, said, status
 
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.vine import VineSettings
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import broken_rules
 from shoal_operator.children.offline_filter import filter_training_run
@@ -79,6 +80,13 @@ def test_the_filter_of_a_run_with_prime_has_no_reward_model() -> None:
     found = filter_training_run(given, References(), suspend=False)
     made = TrainingRun.model_validate(found)
     assert made.spec.recipe.process_rewards is None
+    assert list(broken_rules(made)) == []
+
+
+def test_the_filter_of_a_run_with_vineppo_has_no_continuations() -> None:
+    recipe = Recipe(algorithm="vineppo", vineppo=VineSettings(segments=2), prompts_per_step=8, optimizer_steps=2)
+    made = TrainingRun.model_validate(filter_training_run(run(recipe=recipe), References(), suspend=False))
+    assert made.spec.recipe.rows_each == 1
     assert list(broken_rules(made)) == []
 
 

@@ -3,8 +3,16 @@
 from shoal.contracts.prime import GROUP_SIZES, PrimeSettings
 from shoal_operator.api.rule import Rule
 
-GROUP_SIZE = f"(has(self.groupSize) ? self.groupSize : self.algorithm == 'prime' ? {GROUP_SIZES['prime']} : {GROUP_SIZES['grpo']})"
-"""The group size of a `Recipe` in CEL: an API server fills in none, since the default depends on the algorithm."""
+
+def group_size_of(recipe: str) -> str:
+    """The group size of the `Recipe` at a path, in CEL: an API server fills in none, since the default depends on the algorithm."""
+    by_algorithm = "".join(
+        f"{recipe}.algorithm == '{name}' ? {size} : " for name, size in GROUP_SIZES.items() if name != "grpo"
+    )
+    return f"(has({recipe}.groupSize) ? {recipe}.groupSize : {by_algorithm}{GROUP_SIZES['grpo']})"
+
+
+GROUP_SIZE = group_size_of("self")
 
 _LOW, _HIGH = PrimeSettings().min_accuracy, PrimeSettings().max_accuracy
 
@@ -71,7 +79,8 @@ PRIME_RULES: tuple[Rule, ...] = (
     Rule(
         model="TrainingRunSpec",
         expression="self.recipe.algorithm == oldSelf.recipe.algorithm",
-        message="cannot change once the run exists, since its training states hold the reward model or do not; start a new run instead",
+        message="cannot change once the run exists, since its training states hold a reward model or not, and its files continuations or not; "
+        "start a new run instead",
         field="recipe.algorithm",
         good={"recipe": {"algorithm": "prime"}},
         bad={"recipe": {"algorithm": "grpo"}},

@@ -19,6 +19,7 @@ from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.sft_rules import SFT_RULES
 from shoal_operator.api.ui_rules import UI_RULES
 from shoal_operator.api.validator_rules import VALIDATOR_RULES
+from shoal_operator.api.vine_rules import VINE_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -299,6 +300,7 @@ RULES: tuple[Rule, ...] = (
     *SFT_RULES,
     *UI_RULES,
     *VALIDATOR_RULES,
+    *VINE_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),
     immutable("run", "sums", "other", "RelayServerSpec"),

@@ -29,9 +29,15 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         tasks=spec.tasks.model_copy(update={"offline_filter": None}),
         seed=spec.seed,
         # A file holds as many tasks as in the run, so that one that fits there fits here too.
-        # What is learnt with, PRIME's reward model, has no part in sampling, and mode Generate refuses it.
+        # What is learnt with, PRIME's reward model or VinePPO's values, has no part in sampling, and mode Generate refuses it.
         recipe=spec.recipe.model_copy(
-            update={"group_size": rule.samples, "optimizer_steps": 1, "algorithm": "grpo", "prime": None}
+            update={
+                "group_size": rule.samples,
+                "optimizer_steps": 1,
+                "algorithm": "grpo",
+                "prime": None,
+                "vineppo": None,
+            }
         ),
         sampling=spec.sampling,
         length_reward=spec.length_reward,

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from shoal.contracts.base import SpecModel
 
-Algorithm = Literal["grpo", "prime"]
-"""What a token's advantage is made of: the outcome alone, or the outcome and the implicit process rewards."""
+Algorithm = Literal["grpo", "prime", "vineppo"]
+"""What a token's advantage is made of: the outcome alone, the outcome and implicit process rewards, or Monte-Carlo values (`vine`)."""
 
-GROUP_SIZES: dict[str, int] = {"grpo": 16, "prime": 4}
-"""Completions a prompt where the recipe does not say: paper section 4.1, and the 256 x 4 of INTELLECT-MATH's PRIME stage."""
+GROUP_SIZES: dict[str, int] = {"grpo": 16, "prime": 4, "vineppo": 8}
+"""Completions a prompt where the recipe does not say: paper section 4.1; the 256 x 4 of INTELLECT-MATH's PRIME stage; the 8 of VinePPO's."""
 
 
 class PrimeSettings(SpecModel):

@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.prime import GROUP_SIZES, Algorithm, PrimeSettings
+from shoal.contracts.vine import VineSettings
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -38,7 +39,7 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 
 class Recipe(SpecModel):
-    """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1), or with algorithm `prime` that of PRIME (arXiv:2502.01456)."""
+    """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1), or that of PRIME (arXiv:2502.01456) or VinePPO (arXiv:2410.01679)."""
 
     objective: Objective = Field("TwoSidedGRPO", description="Which loss is minimised (paper section 3.4).")
     prompts_per_step: int = Field(256, ge=1, le=65536, description="Groups with signal that make a full rollout step.")
@@ -46,7 +47,7 @@ class Recipe(SpecModel):
         GROUP_SIZES["grpo"],
         ge=2,
         le=1024,
-        description="Completions sampled for each prompt. If not set: 16, with algorithm prime 4.",
+        description="Completions sampled for each prompt. If not set: 16, with algorithm prime 4, with vineppo 8.",
         json_schema_extra=_without_default,
     )
     optimizer_steps: int = Field(8, ge=1, le=1024, description="Optimizer updates made from one rollout step.")
@@ -96,10 +97,14 @@ class Recipe(SpecModel):
     )
     algorithm: Algorithm = Field(
         "grpo",
-        description="What advantages are made of: grpo, rewards within a group; prime, these and implicit process rewards for each token.",
+        description="What advantages are made of: grpo, rewards within a group; prime, these and implicit process rewards for each token; "
+        "vineppo, differences of Monte-Carlo values between parts of a completion.",
     )
     prime: PrimeSettings | None = Field(
         None, description="PRIME's numbers, with algorithm prime only; absent: those of its paper."
+    )
+    vineppo: VineSettings | None = Field(
+        None, description="VinePPO's numbers, with algorithm vineppo only; absent: the defaults."
     )
 
     @model_validator(mode="before")
@@ -115,6 +120,16 @@ class Recipe(SpecModel):
     def process_rewards(self) -> PrimeSettings | None:
         """PRIME's settings, written out or not; None with another algorithm."""
         return (self.prime or PrimeSettings()) if self.algorithm == "prime" else None
+
+    @property
+    def vine(self) -> VineSettings | None:
+        """VinePPO's settings, written out or not; None with another algorithm."""
+        return (self.vineppo or VineSettings()) if self.algorithm == "vineppo" else None
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of a file for each completion that is learnt from."""
+        return 1 if self.vine is None else self.vine.rows_each
 
 
 class Lora(SpecModel):

@@ -3,6 +3,7 @@
 One row a completion; a file holds every row that was drawn for its submission, of one node, one step and one policy version. Workers write it,
 validators and the trainer read it. Rewards in a file are the worker's claim and nothing more. `read_rollouts` refuses whatever is not exactly this
 schema and names the field; judging the values is the validators' work, except for the shapes that every reader relies on (`check_shapes`).
+With algorithm `vineppo` rows that continue completions follow on all of them (`vine`): their prompt is the prompt and part of the completion.
 """
 
 import io

@@ -32,6 +32,7 @@ from shoal.contracts.recipe import (
     Validation,
 )
 from shoal.contracts.sft import SftSettings
+from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
 
 
@@ -162,6 +163,14 @@ class PublicRun(Contract):
     benchmarks: list[BenchmarkTerms] = Field(
         default_factory=list, max_length=16, description="scored on versions as work of a second kind"
     )
+    vine: VineSettings | None = Field(
+        default=None, description="algorithm vineppo: the continuations that files of steps hold"
+    )
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of a file for each completion: itself and its continuations."""
+        return 1 if self.vine is None else self.vine.rows_each
 
 
 class Prepared(Contract):

@@ -85,6 +85,20 @@ def stretch_seed(row_seed: int, stretch: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def continuation_seed(parent_seed: int, boundary: int, number: int) -> int:
+    """The seed of continuation `number` (from 0) at inner boundary `boundary` (from 1) of a completion with this seed (`contracts.vine`), 63 bits.
+
+    The first 63 bits of SHA-256("shoal/continuation/v1" 0 parent seed, boundary, number), each as 8 big-endian bytes. ValueError for values that do
+    not fit.
+    """
+    if not 0 <= parent_seed < 1 << SEED_BITS or boundary < 1 or number < 0:
+        raise ValueError(
+            f"seed {parent_seed}, boundary {boundary}, number {number}: a seed has {SEED_BITS} bits, boundaries count from 1, numbers from 0"
+        )
+    place = b"".join(value.to_bytes(8, "big") for value in (parent_seed, boundary, number))
+    return int.from_bytes(hashlib.sha256(b"shoal/continuation/v1\0" + place).digest()[:8], "big") >> 1
+
+
 @dataclass(frozen=True)
 class DrawnGroup:
     """One group of a submission: the same prompt and target length, one sampling seed a completion."""

@@ -78,6 +78,11 @@ class StepMetrics(Contract):
         default=None, description="of the reward model, before its clip, mean over its applied updates"
     )
     prm_skipped_updates: int = Field(default=0, ge=0, description="updates of the reward model that were left out")
+    value_by_boundary: list[float] = Field(
+        default_factory=list,
+        max_length=65,
+        description="algorithm vineppo: mean value at each boundary of a completion, from the prompt (first) to the outcome (last)",
+    )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"

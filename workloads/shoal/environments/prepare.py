@@ -20,6 +20,7 @@ from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.episodes import WithTools
 from shoal.environments.offline_filter import CannotFilter, filtered, sampled_model
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.proofs import CannotCalibrate
@@ -40,6 +41,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         log.info("already prepared, nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
     environment = environments.load(config.tasks.environment)
+    _check_vine(config, environment)
     tasks = _tasks(config, environment, store, scratch)
     digest = tasks_digest(tasks)
     store.put(keys.task_table(digest), write_tasks(tasks))
@@ -101,6 +103,15 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
             " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
         )
     return tasks
+
+
+def _check_vine(config: RunConfig, environment: environments.Environment) -> None:
+    """Raises CannotPrepare for continuations in an environment with tools: an episode cannot be cut anywhere and gone on with."""
+    if config.recipe.vine is not None and isinstance(environment, WithTools):
+        raise CannotPrepare(
+            f"spec.recipe.algorithm is vineppo, and environment {environment.name} has tools, whose episodes cannot be continued from any token: "
+            "use grpo or prime, or an environment without tools"
+        )
 
 
 def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[BenchmarkTerms]:

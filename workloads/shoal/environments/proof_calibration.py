@@ -61,7 +61,7 @@ def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], f
         sequences=RUN_SEQUENCES,
         max_tokens=min(RUN_TOKENS, config.sampling.max_completion_tokens),
         seconds=RUN_SECONDS,
-        file_sequences=config.sampling.groups_per_submission * config.recipe.group_size,
+        file_sequences=config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each,
         learning_rate=config.recipe.learning_rate,
         updates=config.recipe.optimizer_steps,
         seed=config.seed,

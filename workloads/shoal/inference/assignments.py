@@ -57,5 +57,6 @@ def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
             "group_size": terms.samples,
             "sampling": terms.sampling,
             "length_reward": terms.length_reward,
+            "vine": None,
         }
     )

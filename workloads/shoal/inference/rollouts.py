@@ -12,8 +12,9 @@ from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import draw_submission
+from shoal.contracts.seeds import continuation_seed, draw_submission
 from shoal.contracts.tasks import Task
+from shoal.contracts.vine import continuations
 from shoal.inference.completions import Completion, Request
 
 Render = Callable[[Task, int | None], Sequence[int]]
@@ -24,13 +25,17 @@ ScoreTokens = Callable[[Task, Sequence[int]], float | None]
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """One completion to make: sample `sample_index` of the group on row `prompt_index` of the task table."""
+    """One completion to make: sample `sample_index` of the group on row `prompt_index` of the task table.
+
+    `prefix` has the tokens of another row's completion that this one continues (`contracts.vine`): the end of its prompt, and part of its answer.
+    """
 
     task: Task
     prompt_index: int
     sample_index: int
     target_length: int | None
     request: Request
+    prefix: Sequence[int] = ()
 
 
 def plan_submission(
@@ -68,6 +73,27 @@ def plan_submission(
     return rows
 
 
+def plan_continuations(
+    planned: Sequence[PlannedRow], completions: Sequence[Completion], public: PublicRun
+) -> list[PlannedRow]:
+    """The rows that follow on these in the file, now that their completions are known; none unless the run has Monte-Carlo values."""
+    vine, rows = public.vine, []
+    for each in continuations(len(planned), vine):
+        assert vine is not None
+        parent, tokens = planned[each.parent], completions[each.parent].tokens
+        prefix = tokens[: vine.positions(len(tokens))[each.boundary - 1]]
+        first = parent.request
+        request = Request(
+            prompt_tokens=(*first.prompt_tokens, *prefix),
+            seed=continuation_seed(first.seed, each.boundary, each.number),
+            temperature=first.temperature,
+            max_tokens=first.max_tokens - len(prefix),
+        )
+        index = each.sample_index(public.group_size, vine)
+        rows.append(PlannedRow(parent.task, parent.prompt_index, index, parent.target_length, request, prefix))
+    return rows
+
+
 def assemble(
     planned: Sequence[PlannedRow],
     completions: Sequence[Completion],
@@ -91,8 +117,9 @@ def _row(
     policy_version: int,
     score: ScoreTokens,
 ) -> Rollout:
-    task_reward = score(planned.task, completion.tokens)
-    claim = total_reward(task_reward, len(completion.tokens), planned.target_length, public.length_reward)
+    answer = [*planned.prefix, *completion.tokens]
+    task_reward = score(planned.task, answer)
+    claim = total_reward(task_reward, len(answer), planned.target_length, public.length_reward)
     return Rollout(
         run=public.run,
         step=lease.step,

@@ -30,7 +30,7 @@ from shoal.inference.commitment import Commitment
 from shoal.inference.completions import Completion
 from shoal.inference.device import require_cpu_where_redrawn
 from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
-from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
+from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations, plan_submission
 from shoal.inference.tool_episodes import ToolFailedError, play
 from shoal.inference.weights import Policy, newest_policy, versions_in
 from shoal.telemetry import STOP, Liveness, Stopped, busy, get_logger, wait_for
@@ -107,7 +107,7 @@ class Worker:
             self._engine = Engine(
                 checkpoint,
                 max_sequence_length=public.max_sequence_length,
-                batch=public.sampling.groups_per_submission * public.group_size,
+                batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
             )
         self._loaded(policy)
@@ -180,9 +180,14 @@ class Worker:
 
         planned = plan_submission(step, lease, work.public, work.tasks, render, work.drawn(step.step))
         started = time.monotonic()
-        requests = [row.request for row in planned]
+        # What continuations may take is known from the start: each is shorter than the longest completion.
+        requests = [row.request for row in planned] * work.public.rows_each
         with busy("generate"), Commitment(lease, requests, self._engine.sequences, self._agent.step) as commitment:
             completions = self._complete(planned, commitment, self._tools[work.environment.name])
+            continued = plan_continuations(planned, completions, work.public)
+            if continued:
+                completions += self._complete(continued, commitment, None)
+        planned += continued
         tokens = sum(completion.sampled for completion in completions)
         metrics.TOKENS.inc(tokens)
         metrics.ROLLOUTS.inc(len(completions))

@@ -19,6 +19,8 @@ BASE_SECONDS = 60.0
 """For swap, start and scoring; a worker that died frees its share of the step after this."""
 SECONDS_A_TOKEN = 0.05
 """Slowest decoding that is waited for: 20 tokens a second in a row. 30,720 tokens get 27 minutes, about the paper's time for a batch."""
+TOGETHER = 128
+"""Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
 MAX_OPEN_LEASES = 2
 """A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
 UPLOAD_SECONDS = 60.0
@@ -29,9 +31,13 @@ MEMORY_SECONDS = 120.0
 """How long the leases of a sealed step are remembered after their own end, so that a late notice gets `expired` and not a riddle."""
 
 
-def lease_seconds(max_completion_tokens: int) -> float:
-    """How long a file may take, from the longest completion of the run."""
-    return BASE_SECONDS + SECONDS_A_TOKEN * max_completion_tokens
+def lease_seconds(max_completion_tokens: int, continuations: int = 0) -> float:
+    """How long a file may take, from the longest completion of the run and the continuations in a file.
+
+    Completions are decoded together. Continuations can only begin when those are there, and are then decoded `TOGETHER` at a time.
+    """
+    rounds = 1 + -(-continuations // TOGETHER)
+    return BASE_SECONDS + SECONDS_A_TOKEN * max_completion_tokens * rounds
 
 
 def upload_seconds(size: int) -> float:

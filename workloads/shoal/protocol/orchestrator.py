@@ -317,6 +317,7 @@ def public_run(state: RunState) -> PublicRun:
             pool.name for pool in config.pools if config.validation.redraw == "Auto" and pool.sampler is not None
         ],
         benchmarks=list(state.plan.benchmarks),
+        vine=config.recipe.vine,
     )
 
 

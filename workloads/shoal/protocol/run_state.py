@@ -50,17 +50,25 @@ FOLD_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class FileShape:
-    """What every file of a step, or of a slice of an evaluation, must hold. `targets`: lengths that are drawn from; None: none is asked for."""
+    """What every file of a step, or of a slice of an evaluation, must hold. `targets`: lengths that are drawn from; None: none is asked for.
+
+    `rows_each`: rows for each completion that is learnt from, itself and with algorithm `vineppo` its continuations, which follow on all of them.
+    """
 
     groups: int
     group_size: int
     targets: Sequence[int] | None
     drawn: range
     max_completion_tokens: int
+    rows_each: int = 1
+
+    @property
+    def completions(self) -> int:
+        return self.groups * self.group_size
 
     @property
     def rows(self) -> int:
-        return self.groups * self.group_size
+        return self.completions * self.rows_each
 
 
 class RunState:
@@ -221,6 +229,7 @@ class RunState:
             lengths.targets if lengths is not None else None,
             drawn_tasks(config.mode, step, self.prepared().task_count, groups),
             config.sampling.max_completion_tokens,
+            config.recipe.rows_each,
         )
 
     def drawn_prompts(self, step: int, node: str, submission: int) -> list[int]:
@@ -327,7 +336,9 @@ class RunState:
                 self.shape(verdict.step),
                 self.drawn_prompts(verdict.step, verdict.node, verdict.submission),
             )
-            carrying = self.schedule.counted_prompts(verdict.rewards, prompts, shape.group_size)
+            # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
+            learnt_from = verdict.rewards[: shape.completions]
+            carrying = self.schedule.counted_prompts(learnt_from, prompts, shape.group_size)
             assert verdict.policy_version is not None  # an accept has one
             self._accepted[name] = step_counter.AcceptedFile(
                 node=verdict.node,

@@ -48,7 +48,8 @@ def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
     proofs = -(-longest // PROOF_TOKENS) * PROOF_BYTES
     of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
-    rows = max([config.sampling.groups_per_submission * config.recipe.group_size, *of_slices])
+    of_a_step = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
+    rows = max([of_a_step, *of_slices])
     return min(MAX_FILE_BYTES, FILE_BYTES + rows * (tokens * BYTES_A_TOKEN + proofs + ROW_BYTES))
 
 

@@ -156,7 +156,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
         state.reveal(request.step)
         shape = state.shape(request.step)
-        expires = now + lease_seconds(shape.max_completion_tokens)
+        expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
         # What was given up just now comes again with the next request: numbers go on by files alone.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, request.step, expires, drawn_by)

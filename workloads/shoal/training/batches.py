@@ -20,6 +20,7 @@ from shoal.training.objectives import objective_of
 from shoal.training.objectives.dapo import overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import Group, Sample
+from shoal.training.values import token_advantages, values_of, whitened
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class StepPlan:
         return sum(batch.token_count for batch in self.optimizer_batches)
 
 
-Scored = tuple[Sample, float]
-"""A sample with its advantage."""
+Scored = tuple[Sample, float | Float[np.ndarray, " completion"]]
+"""A sample with its advantage: one for all of its tokens, or one for each token of the completion."""
 
 
 def plan_step(
@@ -119,12 +120,12 @@ def plan_step(
     rank: int = 0,
     world: int = 1,
 ) -> StepPlan:
-    """Advantages within groups, samples shuffled over groups, cut into `optimizer_steps` parts, each packed and dealt out.
+    """Advantages, samples shuffled over groups, cut into `optimizer_steps` parts, each packed and dealt out.
 
     `completion_limit` is the most tokens that a completion may have (`sampling.maxCompletionTokens`). Raises ValueError when the step has
     fewer samples than optimizer steps.
     """
-    scored = [pair for group in groups for pair in score(group, recipe, completion_limit)]
+    scored = scored_groups(groups, recipe, completion_limit)
     if len(scored) < recipe.optimizer_steps:
         raise ValueError(
             f"step {step} has {len(scored)} samples for {recipe.optimizer_steps} optimizer steps; lower optimizerSteps"
@@ -145,18 +146,33 @@ def plan_step(
     return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
 
 
-def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+def scored_groups(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+    """All samples of a step in their order, each with its advantage: within its group, or with VinePPO from its values."""
+    if recipe.vine is None:
+        return [pair for group in groups for pair in score(group, recipe, completion_limit)]
+
+    def shaped(sample: Sample, reward: float, length: int) -> float:
+        return reward - _overlong(sample, length, recipe, completion_limit)
+
+    samples = [sample for group in groups for sample in group.samples]
+    advantages = [token_advantages(values) for group in groups for values in values_of(group, shaped)]
+    if recipe.normalize_advantages:
+        advantages = whitened(advantages, samples)
+    return list(zip(samples, advantages, strict=True))
+
+
+def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[tuple[Sample, float]]:
     """Each sample of a group with its advantage under the recipe's objective, overlong completions penalised if it says so.
 
     With PRIME it is the outcome's advantage alone, which `process_rewards` completes.
     """
-    objective, shaping = objective_of(recipe), recipe.overlong_shaping
-    rewards = np.array([sample.reward for sample in group.samples])
-    if shaping is not None:
-        for index, sample in enumerate(group.samples):
-            limit = recipe.max_sequence_length - sample.prompt_length
-            limit = limit if completion_limit is None else min(limit, completion_limit)
-            rewards[index] -= overlong_penalty(sample.completion_length, limit, shaping)
+    objective = objective_of(recipe)
+    rewards = np.array(
+        [
+            sample.reward - _overlong(sample, sample.completion_length, recipe, completion_limit)
+            for sample in group.samples
+        ]
+    )
     prime = recipe.algorithm == "prime"
     advantages = group_advantages(
         rewards,
@@ -164,6 +180,15 @@ def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> 
         leave_one_out=objective.advantages == "leave_one_out" or prime,
     )
     return list(zip(group.samples, advantages.tolist(), strict=True))
+
+
+def _overlong(sample: Sample, length: int, recipe: Recipe, completion_limit: int | None) -> float:
+    """What the recipe takes from the reward of an answer of so many tokens to a sample's prompt for coming near the limit."""
+    if recipe.overlong_shaping is None:
+        return 0.0
+    limit = recipe.max_sequence_length - sample.prompt_length
+    limit = limit if completion_limit is None else min(limit, completion_limit)
+    return overlong_penalty(length, limit, recipe.overlong_shaping)
 
 
 def optimizer_batch(
@@ -214,7 +239,7 @@ def micro_batch(members: Sequence[Scored]) -> MicroBatch:
         predicted_from=torch.from_numpy(at - 1),
         targets=torch.from_numpy(tokens[at]),
         temperatures=_spread([sample.temperature for sample, _ in members], repeats),
-        advantages=_spread([advantage for _, advantage in members], repeats),
+        advantages=_advantages(members),
         worker_logprobs=torch.from_numpy(np.concatenate([sample.logprobs[sample.mask] for sample, _ in members])),
         policy_versions=torch.from_numpy(np.repeat([sample.policy_version for sample, _ in members], repeats)),
         segments=Segments(tuple(starts.tolist())),
@@ -238,6 +263,12 @@ def filler() -> MicroBatch:
         policy_versions=whole,
         segments=Segments((0, 1)),
     )
+
+
+def _advantages(members: Sequence[Scored]) -> Float[Tensor, " completion"]:
+    """One entry for each sampled token."""
+    parts = [np.broadcast_to(np.float32(given), sample.mask.shape)[sample.mask] for sample, given in members]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _spread(values: Sequence[float], repeats: Sequence[int]) -> Float[Tensor, " completion"]:

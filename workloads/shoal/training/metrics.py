@@ -37,8 +37,12 @@ def step_metrics(
     times: StepTimes,
     rows_left_out: int = 0,
     reward_model: RewardModelUpdates | None = None,
+    values: Sequence[float] = (),
 ) -> StepMetrics:
-    """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so."""
+    """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so.
+
+    `values`: mean value at each boundary, with algorithm `vineppo`.
+    """
     samples = list(chain.from_iterable(group.samples for group in groups))
     lags = np.array([step - sample.policy_version for sample in samples])
     norms = updates.norms or [0.0]
@@ -71,6 +75,7 @@ def step_metrics(
         packing_density=plan.packing_density,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
+        value_by_boundary=list(values),
         phase_seconds=times.phase_seconds,
         **({} if reward_model is None else reward_model_metrics(reward_model)),
     )

@@ -103,6 +103,11 @@ PRM_SKIPPED = Counter(
     "shoal_trainer_prm_skipped_updates_total",
     "Updates of PRIME's reward model left out because the gradient norm was not finite.",
 )
+VALUE = Gauge(
+    "shoal_trainer_value",
+    "Mean Monte-Carlo value of the last step at each boundary of a completion, the prompt's first (algorithm vineppo).",
+    ["boundary"],
+)
 WARNED = Gauge("shoal_trainer_warnings", "Signs of instability that the last step showed.")
 LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that could not be trained on.")
 
@@ -184,6 +189,8 @@ class Progress:
             value = getattr(metrics, name)
             gauge.set(math.nan if value is None else value)
         PRM_SKIPPED.inc(metrics.prm_skipped_updates)
+        for boundary, value in enumerate(metrics.value_by_boundary):
+            VALUE.labels(str(boundary)).set(value)
         WARNED.set(len(metrics.warnings))
         LEFT_OUT.inc(metrics.rows_left_out)
         for name, gauge in LAST.items():

@@ -1,7 +1,8 @@
 """Learning from rollouts: wait for the step's batch, read it, compute log-probabilities of the fixed policies, make the updates (paper section 3).
 
 In: the batches that the orchestrator writes, the rollout files that validators accepted. Out: policy and optimizer after the step, and its report.
-With algorithm `prime` the reward model (`process_rewards`) completes the advantages and is updated before the policy is.
+With algorithm `prime` the reward model (`process_rewards`) completes the advantages and is updated before the policy is; with `vineppo` advantages
+are differences of Monte-Carlo values (`values`), which came with the rollouts.
 A `method` of the loop.
 """
 
@@ -19,6 +20,7 @@ from shoal.training.prefetch import Prefetch, Reader
 from shoal.training.process_rewards import ProcessRewards, told_of
 from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch
 from shoal.training.update import LogProbs, behaviour_logprobs, mismatch, plan_logprobs, train
+from shoal.training.values import boundary_means
 
 BATCH_DEADLINE_SECONDS = 24 * 3600.0
 """A day without a full batch: nobody works on the run, and a failed Job says so louder than a waiting one."""
@@ -37,7 +39,9 @@ class Reinforcement:
         self.optimizer = Optimizer(policy.parameters(), config.recipe)
         self._process = ProcessRewards.of(place)
         self.companion = None if self._process is None else self._process.learner
-        self._reader = Reader(config, place.store, Limits(policy.vocabulary, config.recipe.max_sequence_length))
+        self._reader = Reader(
+            config, place.store, Limits(policy.vocabulary, config.recipe.max_sequence_length, config.recipe.vine)
+        )
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
 
@@ -90,6 +94,7 @@ class Reinforcement:
             mismatch_kl=mismatch_kl,
             times=times,
             reward_model=learnt,
+            values=boundary_means(rows.groups, recipe),
         )
 
     def keep(self, version: int) -> None:

@@ -8,7 +8,7 @@ ends the step, as the failure policy says; nothing else of the batch is lost by 
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.vine import VineSettings, continuations
 from shoal.storage import NotFound, Store
 
 SMALLEST_GROUP = 2
@@ -30,8 +31,22 @@ class BadBatch(ValueError):
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """What came of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began at, its
+    reward, and the length of the whole answer (tokens)."""
+
+    boundary: int
+    position: int
+    reward: float
+    length: int
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One completion. `mask` and `logprobs` (the worker's, natural logarithms) are over its completion tokens."""
+    """One completion. `mask` and `logprobs` (the worker's, natural logarithms) are over its completion tokens.
+
+    `estimates` are what its values are made of (`values`), in the file's order; continuations are not trained on.
+    """
 
     name: str
     tokens: Int[np.ndarray, " length"]
@@ -43,6 +58,7 @@ class Sample:
     task_reward: float
     length_penalty: float
     reward: float
+    estimates: tuple[Estimate, ...] = ()
 
     @property
     def completion_length(self) -> int:
@@ -72,15 +88,17 @@ class StepRows:
             running.update(b"group")
             for sample in group.samples:
                 running.update(f"{sample.name} {sample.reward!r} {len(sample.tokens)};".encode())
+                running.update(repr(sample.estimates).encode() if sample.estimates else b"")
         return running.hexdigest()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together."""
+    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together. `vine`: which continuations files hold."""
 
     vocabulary: int
     max_length: int
+    vine: VineSettings | None = None
 
 
 def read_batch(store: Store, run: str, step: int) -> StepBatch:
@@ -155,17 +173,26 @@ def _group_rows(
     key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: Limits
 ) -> StepRows:
     """The used groups of a file's rows. A row that the validator could not score is left out without being a problem."""
+    rows_each = 1 if limits.vine is None else limits.vine.rows_each
+    if len(rows) % rows_each:
+        raise BadBatch(f"{key} has {len(rows)} rows; allowed: a multiple of {rows_each}, completions and continuations")
+    completions = len(rows) // rows_each
+    try:
+        estimates = _estimates(rows, rewards, completions, limits.vine)
+    except BadBatch as error:
+        raise BadBatch(f"{key} {error}") from error
     used: dict[int, list[Sample]] = {index: [] for index in file.prompt_indices}
     problems: list[str] = []
     left_out = 0
-    for number, (row, reward) in enumerate(zip(rows, rewards, strict=True)):
+    for number, (row, reward) in enumerate(zip(rows[:completions], rewards, strict=False)):
         if row.prompt_index not in used:
             continue
         if reward == UNSCORED:
             left_out += 1
             continue
         try:
-            used[row.prompt_index].append(_sample(f"{key} row {number}", row, reward, limits))
+            sample = _sample(f"{key} row {number}", row, reward, limits)
+            used[row.prompt_index].append(replace(sample, estimates=tuple(estimates[number])))
         except BadBatch as error:
             problems.append(str(error))
             left_out += 1
@@ -182,6 +209,26 @@ def _group_rows(
         )
         problems.append(f"{key}: prompt_index {index} is in batch.json, {what}")
     return StepRows(groups, left_out, problems)
+
+
+def _estimates(
+    rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int, vine: VineSettings | None
+) -> list[list[Estimate]]:
+    """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
+
+    Raises BadBatch when one does not go on from where it must: the file would not be one that a validator of this run accepts.
+    """
+    found: list[list[Estimate]] = [[] for _ in range(completions)]
+    for each in continuations(completions, vine):
+        assert vine is not None
+        row, parent, reward = rows[each.row], rows[each.parent], rewards[each.row].reward
+        position = vine.positions(len(parent.completion_tokens))[each.boundary - 1]
+        if list(row.prompt_tokens) != [*parent.prompt_tokens, *parent.completion_tokens[:position]]:
+            raise BadBatch(f"row {each.row} does not continue the first {position} tokens of row {each.parent}")
+        if reward is not None:
+            length = position + len(row.completion_tokens)
+            found[each.parent].append(Estimate(each.boundary, position, reward, length))
+    return found
 
 
 def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> Verdict:

@@ -13,6 +13,7 @@ from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
+from shoal.contracts.vine import VineSettings, continuations
 from shoal.environments import Environment
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
@@ -43,6 +44,8 @@ class Facts:
     """Set in the facts of a benchmark, whose tasks, environment and sampling stand in the fields above."""
     benchmarks: Mapping[str, "Facts"] = field(default_factory=dict)
     """By name, in the order of the run's benchmarks."""
+    vine: VineSettings | None = None
+    """Which continuations follow on a file's completions; None: none."""
 
     def of(self, step: int) -> "Facts":
         """The facts of a file of this step, or of this slice of an evaluation. ValueError for a slice that is none of this run's."""
@@ -62,18 +65,34 @@ class Facts:
         return drawn_tasks(self.mode, step, len(self.tasks), self.sampling.groups_per_submission)
 
     @property
+    def completions(self) -> int:
+        """Rows of every file that are drawn; continuations of them may follow."""
+        return self.sampling.groups_per_submission * self.group_size
+
+    @property
     def rows(self) -> int:
         """Rows of every file of this run."""
-        return self.sampling.groups_per_submission * self.group_size
+        return self.completions * (self.vine.rows_each if self.vine is not None else 1)
 
     @cached_property
     def tools(self) -> Tools | None:
         """The tools of the run's environment, None when it has none."""
         return tools_of(self.environment, self.tokenizer, self.eos_token_ids)
 
-    def longest_completion(self, row: Rollout) -> int:
-        """The length limit of a row's completion, in tokens."""
-        return min(self.sampling.max_completion_tokens, self.max_sequence_length - len(row.prompt_tokens))
+    def prefixes(self, rows: Sequence[Rollout]) -> list[int]:
+        """How many of each row's last prompt tokens are the beginning of the completion that it continues; 0 where it begins by itself.
+
+        `rows` are as many as `self.rows`: what says so is the completion that is continued, never the continuation.
+        """
+        found = [0] * self.completions
+        for each in continuations(self.completions, self.vine):
+            assert self.vine is not None
+            found.append(self.vine.positions(len(rows[each.parent].completion_tokens))[each.boundary - 1])
+        return found
+
+    def longest_completion(self, row: Rollout, prefix: int = 0) -> int:
+        """The length limit of a row's completion, in tokens; what it continues counts towards it (`prefixes`)."""
+        return min(self.sampling.max_completion_tokens - prefix, self.max_sequence_length - len(row.prompt_tokens))
 
 
 @dataclass(frozen=True)

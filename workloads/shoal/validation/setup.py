@@ -59,6 +59,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         length_reward=config.length_reward,
         validation=config.validation,
         mode=config.mode,
+        vine=config.recipe.vine,
     )
     pinned = prepared.benchmarks if config.evaluation is not None else []
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
@@ -77,6 +78,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             sampling=terms.sampling,
             length_reward=terms.length_reward,
             benchmark=terms,
+            vine=None,
             benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
         )
     return replace(facts, benchmarks=benchmarks)

@@ -17,13 +17,17 @@ TOLERANCE = 1e-4
 
 
 def score_rows(file: File, facts: Facts) -> list[RowReward]:
-    """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero."""
+    """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero.
+
+    A continuation is scored as the whole answer: with the tokens that it continues, as its length counts with them.
+    """
     rewards = []
-    for row in file.rows:
-        text = completion_text(facts.tokenizer, row.completion_tokens, facts.eos_token_ids)
+    for row, prefix in zip(file.rows, facts.prefixes(file.rows), strict=True):
+        answer = [*row.prompt_tokens[len(row.prompt_tokens) - prefix :], *row.completion_tokens]
+        text = completion_text(facts.tokenizer, answer, facts.eos_token_ids)
         score = facts.environment.score(facts.tasks[row.prompt_index], text)
         task_reward = score.task_reward if isinstance(score, Score) else None
-        rewards.append(total_reward(task_reward, len(row.completion_tokens), row.target_length, facts.length_reward))
+        rewards.append(total_reward(task_reward, len(answer), row.target_length, facts.length_reward))
     return rewards
 
 

@@ -1,16 +1,19 @@
 """Fixed data sampling: prompts, target lengths and seeds are those that the beacon draws for this lease (INTELLECT-2,
-section 2.3.3).
+section 2.3.3). Continuations are those that follow from the completions (`contracts.vine`).
 """
+
+from collections.abc import Mapping
 
 from shoal.contracts.evaluation import drawn_for
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import DrawnGroup, draw_submission
+from shoal.contracts.seeds import DrawnGroup, continuation_seed, draw_submission
+from shoal.contracts.vine import Continuation, VineSettings, continuations
 from shoal.environments.tokens import prompt_tokens
 from shoal.validation.facts import Facts, File, Finding, reject
 
 
 def check(file: File, facts: Facts) -> Finding | None:
-    """Draw again and compare row by row; the order of rows is the order of the draw."""
+    """Draw again and compare row by row; the order of rows is the order of the draw, and continuations follow on all completions."""
     if len(file.rows) != facts.rows:
         return reject(
             "sampling",
@@ -39,25 +42,63 @@ def check(file: File, facts: Facts) -> Finding | None:
             problem = _difference(file.rows[number], group, sample, prompt, facts)
             if problem is not None:
                 return reject("sampling", f"row {number}: {problem}")
+    for each, prefix in zip(
+        continuations(facts.completions, facts.vine), facts.prefixes(file.rows)[facts.completions :], strict=True
+    ):
+        assert facts.vine is not None
+        problem = _other_continuation(file.rows[each.row], file.rows[each.parent], each, prefix, facts.vine, facts)
+        if problem is not None:
+            return reject("sampling", f"row {each.row}: {problem}")
     return None
 
 
 def _difference(row: Rollout, group: DrawnGroup, sample: int, prompt: list[int], facts: Facts) -> str | None:
     task = facts.tasks[group.prompt_index]
-    for name, drawn in (
-        ("prompt_index", group.prompt_index),
-        ("sample_index", sample),
-        ("problem_id", task.problem_id),
-        ("task_type", task.task_type),
-        ("target_length", group.target_length),
-        ("seed", group.seeds[sample]),
-    ):
-        found = getattr(row, name)
-        if found != drawn:
-            shown = repr(found[:80]) if isinstance(found, str) else found  # a stranger's text may hold control codes
-            return f"{name} is {shown}, drawn is {drawn}"
-    if list(row.prompt_tokens) != prompt:
+    drawn = {
+        "prompt_index": group.prompt_index,
+        "sample_index": sample,
+        "problem_id": task.problem_id,
+        "task_type": task.task_type,
+        "target_length": group.target_length,
+        "seed": group.seeds[sample],
+    }
+    problem = _other_values(row, drawn)
+    if problem is None and list(row.prompt_tokens) != prompt:
         return f"prompt_tokens are not those of {task.problem_id} with target length {group.target_length}"
+    return problem or _other_temperature(row, facts)
+
+
+def _other_continuation(
+    row: Rollout, parent: Rollout, place: Continuation, prefix: int, vine: VineSettings, facts: Facts
+) -> str | None:
+    """What is wrong with a continuation of `parent`, which has passed, of `prefix` tokens of it."""
+    drawn = {name: getattr(parent, name) for name in ("prompt_index", "problem_id", "task_type", "target_length")} | {
+        "sample_index": place.sample_index(facts.group_size, vine),
+        "seed": continuation_seed(parent.seed, place.boundary, place.number),
+    }
+    problem = _other_values(row, drawn)
+    if problem is not None:
+        return problem
+    if list(row.prompt_tokens) != [*parent.prompt_tokens, *parent.completion_tokens[:prefix]]:
+        return f"prompt_tokens are not the prompt and the first {prefix} completion tokens of row {place.parent}"
+    limit = facts.longest_completion(row, prefix)
+    if len(row.completion_tokens) > limit:
+        return (
+            f"{len(row.completion_tokens)} completion tokens behind {prefix} of row {place.parent}, allowed are {limit}"
+        )
+    return _other_temperature(row, facts)
+
+
+def _other_values(row: Rollout, drawn: Mapping[str, object]) -> str | None:
+    for name, wanted in drawn.items():
+        found = getattr(row, name)
+        if found != wanted:
+            shown = repr(found[:80]) if isinstance(found, str) else found  # a stranger's text may hold control codes
+            return f"{name} is {shown}, drawn is {wanted}"
+    return None
+
+
+def _other_temperature(row: Rollout, facts: Facts) -> str | None:
     if not abs(row.temperature - facts.sampling.temperature) <= 1e-6:  # a float32 in the file, perhaps not a number
         return f"temperature is {row.temperature}, the run samples at {facts.sampling.temperature}"
     return None

@@ -25,14 +25,14 @@ again (`redraw`), any end that the seed does not draw is found, however probable
 
 def check_ends(file: File, facts: Facts) -> Finding | None:
     """Every row's finish_reason fits its tokens. Cheap, so for all rows."""
-    for number, row in enumerate(file.rows):
-        problem = _wrong_end(row, facts)
+    for number, (row, prefix) in enumerate(zip(file.rows, facts.prefixes(file.rows), strict=True)):
+        problem = _wrong_end(row, facts.longest_completion(row, prefix), facts)
         if problem is not None:
             return reject("termination", f"row {number}: {problem}")
     return None
 
 
-def _wrong_end(row: Rollout, facts: Facts) -> str | None:
+def _wrong_end(row: Rollout, limit: int, facts: Facts) -> str | None:
     before = zip(row.completion_tokens[:-1], row.completion_mask, strict=False)
     if any(token in facts.eos_token_ids for token, sampled in before if sampled):
         return "tokens follow an end-of-sequence token"
@@ -41,7 +41,6 @@ def _wrong_end(row: Rollout, facts: Facts) -> str | None:
         return None if ended else "finish_reason is stop, the last token is no end-of-sequence token"
     if ended:
         return f"finish_reason is {row.finish_reason}, the last token is an end-of-sequence token"
-    limit = facts.longest_completion(row)
     if row.finish_reason == "length" and len(row.completion_tokens) != limit:
         return f"finish_reason is length after {len(row.completion_tokens)} tokens, the limit is {limit}"
     return None  # "unanswered" is for `tools` to judge

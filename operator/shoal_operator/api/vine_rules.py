@@ -1,0 +1,60 @@
+"""The CEL rules about VinePPO's settings. Part of `rules.RULES`; those about `recipe.algorithm` are in `prime_rules`."""
+
+from typing import Any
+
+from shoal.contracts.vine import VineSettings
+from shoal_operator.api.prime_rules import group_size_of
+from shoal_operator.api.rule import Rule
+
+MOST_ROWS = 65_536
+"""Rows of a file with continuations: workers hold them all, and validators read and score every one before a proof is looked at."""
+
+_DEFAULT = VineSettings().rows_each
+_ROWS_EACH = (
+    "(has(self.recipe.vineppo) ? 1 + (self.recipe.vineppo.segments - 1) * self.recipe.vineppo.continuations "
+    f": {_DEFAULT})"
+)
+
+
+def _run(groups: int, size: int, segments: int, continuations: int) -> dict[str, Any]:
+    return {
+        "sampling": {"groupsPerSubmission": groups},
+        "recipe": {
+            "algorithm": "vineppo",
+            "promptsPerStep": 256,
+            "groupSize": size,
+            "optimizerSteps": 8,
+            "vineppo": {"segments": segments, "continuations": continuations},
+        },
+    }
+
+
+VINE_RULES: tuple[Rule, ...] = (
+    Rule(
+        model="Recipe",
+        expression="self.algorithm == 'vineppo' || !has(self.vineppo)",
+        message="goes with algorithm vineppo only",
+        field="vineppo",
+        good={"algorithm": "vineppo", "vineppo": {"segments": 4, "continuations": 4}},
+        bad={"algorithm": "grpo", "vineppo": {"segments": 4, "continuations": 4}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.recipe.algorithm != 'vineppo' || "
+        f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {_ROWS_EACH} <= {MOST_ROWS}",
+        message=f"groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations), the rows of a file, must be at most {MOST_ROWS}",
+        field="recipe.vineppo",
+        good=_run(groups=4, size=8, segments=8, continuations=9),
+        bad=_run(groups=64, size=32, segments=9, continuations=4),
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="has(self.recipe.vineppo) == has(oldSelf.recipe.vineppo) && "
+        "(!has(self.recipe.vineppo) || self.recipe.vineppo == oldSelf.recipe.vineppo)",
+        message="cannot change once the run exists: files that workers are making would not be what validators expect; start a new run instead",
+        field="recipe.vineppo",
+        good=_run(1, 8, 4, 4),
+        bad=_run(1, 8, 4, 5),
+        old=_run(1, 8, 4, 4),
+    ),
+)
