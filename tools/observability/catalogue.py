@@ -56,6 +56,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "status": ("the answer", "status codes, or fixed words in the code"),
     "state": ("state of nodes or connections", "`NodeState` of contracts/protocol.py, or nginx's four"),
     "kind": ("kind of groups, or of objects", "fixed words in the code, or watched kinds"),
+    "boundary": ("cut of a completion, 0 for the prompt", "`segments` + 1 of the recipe, at most 65"),
     "estimate": ("measured, or the upper end of its 95 % interval", "two"),
     "node": ("first 12 characters of a node id", NODES_SHOWN),
     "pool": ("pool of the node", "pools of the run"),
