@@ -136,13 +136,8 @@ def ask_without_a_token(system: LocalSystem) -> None:
 
 def test_no_alert_fires_that_says_that_something_is_down(watched: Watched) -> None:
     wait_until("every target to answer", lambda: bool(watched.ask("up")) and not watched.ask("up == 0"), 120.0)
-    for alert in (
-        "ShoalOrchestratorGone",
-        "ShoalPartDown",
-        "ShoalRelayUnreachable",
-        "ShoalDiskFilling",
-        "ShoalNoProgress",
-    ):
+    # Not ShoalDiskFilling: it speaks of this machine's disk, which may well be filling.
+    for alert in ("ShoalOrchestratorGone", "ShoalPartDown", "ShoalRelayUnreachable", "ShoalNoProgress"):
         wait_until(f"{alert} to be quiet", lambda alert=alert: not watched.firing(alert), 60.0)
 
 
