@@ -66,7 +66,7 @@ bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and 
 	@tools/setup.sh --with aria2c:aria2 curl:curl ip:iproute2
 	$(PYTHON) -m benchmarks.broadcast
 
-bench-diloco: setup ## islands against data parallel training: losses, bytes and compute share on a shaped link, deaths; needs root, some thirteen minutes
+bench-diloco: setup ## islands against data parallel training: losses, bytes and compute share on a shaped, delayed link, deaths; needs root, some thirteen minutes
 	@tools/setup.sh --with ip:iproute2
 	$(PYTHON) -m benchmarks.diloco
 

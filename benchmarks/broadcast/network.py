@@ -123,8 +123,8 @@ class Network:
         _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", host.namespace, "link", "set", device, "up")
-        _run(["ip", "netns", "exec", host.namespace, *_shape("eth0", up_mbit)])
-        self._in_hub(*_shape(f"p{number}", down_mbit))
+        _run(["ip", "netns", "exec", host.namespace, *shape("eth0", up_mbit)])
+        self._in_hub(*shape(f"p{number}", down_mbit))
         return host
 
     def stop_all(self) -> None:
@@ -142,7 +142,8 @@ class Network:
         _run(["ip", "netns", "exec", self._hub, *command])
 
 
-def _shape(device: str, mbit: float) -> list[str]:
+def shape(device: str, mbit: float) -> list[str]:
+    """The command that bounds what leaves a device."""
     burst = max(32 << 10, int(mbit * 1e6 / 8 / 100))  # 10 ms of the rate: more than a timer tick
     return f"tc qdisc add dev {device} root tbf rate {mbit:g}mbit burst {burst} latency {LATENCY}".split()
 

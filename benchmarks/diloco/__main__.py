@@ -3,9 +3,12 @@
     python -m benchmarks.diloco                    everything; some thirteen minutes on two busy cores, links need root
     python -m benchmarks.diloco --only loss        a part: loss, wan, deaths (several may be named)
     python -m benchmarks.diloco --out DIR          write there and not to the checkout's results
+    python -m benchmarks.diloco --delay-ms 0       another delay of the link, one way
+    python -m benchmarks.diloco --quick --out DIR  few updates: whether it works, no figures to keep
 
 - loss: two islands against data parallel training on the same rows, by what is exchanged, over seeds.
-- wan: two islands in namespaces on a shaped link, and a gradient exchanged every update over the same link. Bandwidth only: this kernel has no netem.
+- wan: two islands in namespaces on a shaped link, and a gradient exchanged every update over the same link. Its delay is made in
+  user space (`delay`), so that no netem is needed.
 - deaths: every one of four islands killed in turn, by the scenario of tests/islands.
 
 Parts that are not run keep the figures of the file that is there.
@@ -32,15 +35,28 @@ ISLANDS = 2
 SEEDS = (1, 2)
 LOSS = {"hidden": 64, "layers": 2, "updates": 480, "inner_steps": 60, "rows": 8}
 """Eight rounds of 60 updates. Rounds of 20 end far above data parallel training here (docs/diloco.md); the papers have rounds of 50 to 500."""
-WAN = {"hidden": 192, "layers": 4, "updates": 300, "inner_steps": 100, "rows": 8, "mbit": 100.0}
+WAN = {"hidden": 192, "layers": 4, "updates": 300, "inner_steps": 100, "rows": 8, "mbit": 100.0, "delay_ms": 50.0}
+"""`delay_ms`: one way; between continents it is 50 to 150."""
 GRADIENT_UPDATES = 8
+QUICK = {"updates": 40, "inner_steps": 20}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--delay-ms", type=float, help=f"delay of the link, one way (default {WAN['delay_ms']:.0f})")
+    parser.add_argument("--quick", action="store_true", help="few updates, to see that it works; needs --out")
     asked = parser.parse_args()
+    if asked.quick and not asked.out:
+        parser.error("--quick gives no figures to keep: say with --out where they go")
+    if asked.delay_ms is not None and not 0 <= asked.delay_ms <= 1000:
+        parser.error(f"--delay-ms {asked.delay_ms:g}: allowed are 0 to 1000")
+    if asked.delay_ms is not None:
+        WAN["delay_ms"] = asked.delay_ms
+    if asked.quick:
+        LOSS.update(QUICK)
+        WAN.update(QUICK)
     os.environ |= {"OMP_NUM_THREADS": "1", "RUST_LOG": "warn"}
     target = asked.out / "diloco.json" if asked.out else RESULT
     found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
@@ -102,23 +118,23 @@ def loss(folder: Path) -> dict[str, Any]:
 
 def wan(folder: Path) -> dict[str, Any]:
     """Compute share and bytes on a shaped link."""
-    from benchmarks.broadcast.network import Network, usable
-    from benchmarks.diloco.islands import Host, Setting, run_gradient_exchange, run_islands
+    from benchmarks.diloco.islands import Setting, run_gradient_exchange, run_islands
+    from benchmarks.diloco.links import Links, unusable
     from benchmarks.diloco.task import write_base
 
-    if why := usable():
+    if why := unusable():
         print(f"  skipped: {why}")
         return {}
     base = write_base(folder / "base", int(WAN["hidden"]), int(WAN["layers"]), 1)
     setting = Setting(base, 1, int(WAN["updates"]), int(WAN["inner_steps"]), int(WAN["rows"]))
-    network = Network()
+    links = Links(ISLANDS, WAN["mbit"], WAN["delay_ms"])
     try:
-        made = [network.host(f"island{index}", WAN["mbit"], WAN["mbit"]) for index in range(ISLANDS)]
-        hosts = [Host(host.address, host.namespace) for host in made]
+        hosts, round_trip = links.hosts, links.round_trip_ms()
+        print(f"  a round trip takes {round_trip:.1f} ms", flush=True)
         ended = run_islands(setting, hosts, folder / "islands")
         plain = run_gradient_exchange(replace(setting, updates=GRADIENT_UPDATES), hosts, folder / "gradients")
     finally:
-        network.close()
+        links.close()
     _check_identical(ended)
 
     def per_token(of: list[dict[str, Any]]) -> float:
@@ -136,7 +152,8 @@ def wan(folder: Path) -> dict[str, Any]:
             "link_bytes_per_token": round(per_token(ended), 1),
             "data_parallel_link_bytes_per_token": round(per_token(plain), 1),
             "data_parallel_utilisation": round(min(one["computing"] / one["seconds"] for one in plain), 4),
-            "delay": "none: the kernel has no netem",
+            "round_trip_ms": round(round_trip, 1),
+            "delayed_by": "a process between TUN devices",
         },
     }
 

@@ -3,7 +3,6 @@
 In: a setting. Out: what each process wrote: losses, rounds, seconds, bytes. Processes are forked after torch was imported once. Called by `__main__`.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ import torch
 from torch.distributed.distributed_c10d import AllreduceOptions
 from torchft.process_group import ProcessGroupGloo
 
+from benchmarks.diloco.delay import enter
 from benchmarks.diloco.task import Learner
 from shoal.contracts.identity import PrivateKey
 from shoal.islands.encoding import ExchangeType
@@ -28,7 +28,6 @@ from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandSettings, Place
 from shoal.islands.store import MeetingStore
 
-CLONE_NEWNET = 0x40000000
 PATIENCE_SECONDS = 1500.0
 KEYS = {f"island-{index}": PrivateKey.from_seed(bytes([index + 1] * 32)) for index in range(8)}
 ALONE: Any = SimpleNamespace(
@@ -197,21 +196,13 @@ def _fork(act: Callable[[], None], host: Host, log: Path) -> int:
         os.dup2(output, 2)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if host.namespace is None else "eth0"
         if host.namespace is not None:
-            _enter(host.namespace)
+            enter(host.namespace)
         act()
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def _enter(namespace: str) -> None:
-    """Move this process into a network namespace that `ip netns` made."""
-    descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), f"entering namespace {namespace}")
-    os.close(descriptor)
 
 
 def _sent(host: Host) -> int:
