@@ -3,7 +3,8 @@
     python -m benchmarks.prime                 some ten minutes of one core; stop it at any time, it goes on where it was
     python -m benchmarks.prime --quick --out DIR   four steps of each, for a try
 
-Writes benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_warm` (means over seeds; null where a seed did not get there) and
+Writes docs/images/prime.svg and benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_warm` (means over seeds; null where a
+seed did not get there) and
 `prm_overhead` (CPU time of the reward model by that of the rest of a training step, sampling not counted).
 """
 
@@ -22,6 +23,7 @@ def main() -> None:
     asked = _arguments()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from benchmarks.prime.figure import draw
     from benchmarks.prime.pipeline import Curve, reinforce, start, warm_base, write_json
     from benchmarks.reproduce.page import measured_on
 
@@ -37,12 +39,14 @@ def main() -> None:
             if not place.exists():
                 write_json(place, asdict(reinforce(folder, begun, seed, target, most)))
             curves.setdefault(str(seed), {})[arm] = Curve(**_read(place))
-            found = curves[str(seed)][arm]
+            curve = curves[str(seed)][arm]
             print(
-                f"seed {seed}, {arm}: {found.pass_rates[0]:.3f} -> {found.pass_rates[-1]:.3f} after {found.steps[-1]} steps",
+                f"seed {seed}, {arm}: {curve.pass_rates[0]:.3f} -> {curve.pass_rates[-1]:.3f} after {curve.steps[-1]} steps",
                 flush=True,
             )
-        write_json(result, summary(curves, target) | {"measured_on": measured_on()})
+        found = summary(curves, target) | {"measured_on": measured_on()}
+        write_json(result, found)
+    draw(found, asked.out / "prime.svg" if asked.out else ROOT / "docs" / "images" / "prime.svg")
 
 
 def summary(curves: dict, target: float) -> dict:

@@ -124,7 +124,9 @@ def test_an_unfit_environment_is_exit_code_one(tmp_path: Path, package: Path) ->
 def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:
     done = shoal("check", "riddles", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("riddles: not installed here; installed: arithmetic, code, ifeval, lm-eval, math, tool")
+    assert done.stderr.startswith(
+        "riddles: not installed here; installed: arithmetic, code, ifeval, lm-eval, math, tool"
+    )
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "code", "ifeval", "math", "tool"])
