@@ -4,8 +4,7 @@
     python -m benchmarks.prime --quick --out DIR   four steps of each, for a try
 
 Writes docs/images/prime.svg and benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_warm` (means over seeds; null where a
-seed did not get there) and
-`prm_overhead` (CPU time of the reward model by that of the rest of a training step, sampling not counted).
+seed did not get there) and `prm_overhead` (CPU time of the reward model by that of the rest of a training step, sampling not counted).
 """
 
 import argparse

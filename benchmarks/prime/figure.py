@@ -22,7 +22,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 label = title if number == 0 else None
                 axes.plot(curve["steps"], curve["pass_rates"], color=colour, marker="o", markersize=3, label=label)
         axes.axhline(found["target_pass_at_1"], color="#5b6570", linewidth=0.8, linestyle="--")
-        axes.annotate("target", (axes.get_xlim()[1], found["target_pass_at_1"]), ha="right", va="bottom", fontsize=8)
+        axes.annotate("target", (sum(axes.get_xlim()) / 4, found["target_pass_at_1"]), va="bottom", fontsize=8)
         axes.set_xlabel("steps of PRIME")
         axes.set_ylabel("pass@1, held-out tasks")
         axes.legend(loc="lower right")
