@@ -285,6 +285,33 @@ def test_an_unknown_task_is_refused_with_the_names_that_are_near() -> None:
         list(_leaves("gsm8k_coot", {"gsm8k_cot": None}))
 
 
+def test_a_group_is_its_tasks_unless_it_changes_them() -> None:
+    from lm_eval.tasks._index import Entry, Kind
+
+    def group(name: str, **fields: Any) -> Entry:
+        return Entry(name, Kind.GROUP, None, {"group": name, **fields})
+
+    index = {
+        "one": Entry("one", Kind.TASK, Path("/one.yaml")),
+        "two": Entry("two", Kind.TASK, Path("/two.yaml")),
+        "marked": Entry("marked", Kind.TAG, None, tags={"two", "one"}),
+        "both": group("both", task=["two", "one"], aggregate_metric_list=[{"metric": "exact_match"}]),
+        "nested": group("nested", task=["both"]),
+        "fewer shots": group("fewer shots", task=["one"], num_fewshot=0),
+        "inline": group("inline", task=[{"task": "one", "num_fewshot": 0}]),
+        "round": group("round", task=["round"]),
+    }
+    assert [name for name, _ in _leaves("marked", index)] == ["one", "two"]
+    assert list(_leaves("nested", index)) == [("two", Path("/two.yaml")), ("one", Path("/one.yaml"))]
+    for bad in ("fewer shots", "inline"):
+        with pytest.raises(
+            BadHarnessTask, match="the group changes its tasks or defines its own; name one of its tasks"
+        ):
+            list(_leaves(bad, index))
+    with pytest.raises(BadHarnessTask, match="the group is a part of itself"):
+        list(_leaves("round", index))
+
+
 def test_digests_go_by_the_task_and_by_the_packages_that_score(tmp_path: Path) -> None:
     one, two = (environments.digest(Harness(name)) for name in ("gsm8k", f"gsm8k@{REVISION}"))
     assert one != two
@@ -306,7 +333,6 @@ def test_shoal_eval_says_in_one_line_what_is_wrong_with_a_task(tmp_path: Path) -
 
 @pytest.mark.soak
 def test_tasks_groups_and_near_names_of_the_whole_package() -> None:
-    """Some 15,000 files are read each time."""
     judge = shared_harness_judge()
     with pytest.raises(BadHarnessTask, match=r"no such task; near are .*gsm8k_cot"):
         documents(Wanted("gsm8k_coot"), judge)
@@ -314,8 +340,8 @@ def test_tasks_groups_and_near_names_of_the_whole_package() -> None:
         BadHarnessTask, match="openai/gsm8k lies on a hub, where it may change: pin it as lm-eval:gsm8k@REVISION"
     ):
         documents(Wanted("gsm8k"), judge)
-    with pytest.raises(BadHarnessTask, match="lies on a hub, where it may change: pin it as lm-eval:minerva_math@"):
-        documents(Wanted("minerva_math"), judge)
+    with pytest.raises(BadHarnessTask, match="lies on a hub, where it may change: pin it as lm-eval:hendrycks_math@"):
+        documents(Wanted("hendrycks_math"), judge)
     with pytest.raises(BadHarnessTask, match="its output_type is multiple_choice"):
         documents(Wanted("hellaswag"), judge)
     with pytest.raises(BadHarnessTask, match="unsafe_code"):

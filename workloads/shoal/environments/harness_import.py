@@ -13,6 +13,7 @@ import logging
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,6 @@ def documents(wanted: Wanted, judge: HarnessJudge) -> list[Task]:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     disable_progress_bars()
     configs = _configs(wanted)
-    for name, config in configs:
-        _check(name, config, wanted)
     if wanted.revision is not None and len({config.get("dataset_path") for _, config in configs}) > 1:
         raise BadHarnessTask(
             f"lm-eval:{wanted.task}: its tasks have several data sets, so that one revision does not fit: name one task"
@@ -55,9 +54,10 @@ def documents(wanted: Wanted, judge: HarnessJudge) -> list[Task]:
         made = list(_documents(name, config, wanted))
         if not made:
             raise BadHarnessTask(f"lm-eval:{name}: its data set has no documents")
-        tried = judge.value(made[0].verification_info, "")
-        if isinstance(tried, NoValue):
-            raise BadHarnessTask(f"lm-eval:{name}: an empty answer cannot be scored: {tried.reason}")
+        for what, answer in (("an empty answer", ""), ("the target", made[0].metadata.get("gold", ""))):
+            tried = judge.value(made[0].verification_info, answer)
+            if isinstance(tried, NoValue):
+                raise BadHarnessTask(f"lm-eval:{name}: {what} cannot be scored: {tried.reason}")
         found += made
         if len(found) > MOST_DOCUMENTS:
             raise BadHarnessTask(f"lm-eval:{wanted.task}: it has more than {MOST_DOCUMENTS} documents")
@@ -72,32 +72,50 @@ def chosen(found: list[Task], count: int, seed: int, name: str) -> list[Task]:
 
 
 def _configs(wanted: Wanted) -> list[tuple[str, Config]]:
-    """The task's configuration, or those of a group's or tag's tasks, with functions resolved and no data set fetched."""
-    from lm_eval.tasks import TaskManager
-    from lm_eval.tasks._index import TaskIndex
+    """The task's configuration, or those of a group's or tag's tasks. What is refused is refused before a function of its own is loaded."""
+    from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
-        if not wanted.is_file:
-            index = dict(TaskManager().task_index)
-            return [*_leaves(wanted.task, index)]
-        path = Path(wanted.task)
-        if not path.is_absolute() or not path.is_file():
-            raise BadHarnessTask(
-                f"lm-eval:{wanted.task}: there is no such file; allowed: the absolute path of a task's YAML"
-            )
-        entry = TaskIndex.entry_from_path(path)
-        if entry is None:
-            raise BadHarnessTask(f"lm-eval:{wanted.task}: it names no task; a task's YAML has `task: NAME`")
-        return [*_leaves(entry.name, {entry.name: entry})]
+        files = _files(wanted)
+        for name, path in files:
+            _check(name, load_yaml(path, resolve_func=False), wanted)
+        loaded = [(name, load_yaml(path, resolve_func=True)) for name, path in files]
     except BadHarnessTask:
         raise
     except Exception as error:  # YAML files and the modules that they name raise anything
         raise BadHarnessTask(f"lm-eval:{wanted.task}: it cannot be loaded: {_said(error)}") from error
+    left = ("tag", "group", "task_list")
+    return [(name, {key: given for key, given in config.items() if key not in left}) for name, config in loaded]
 
 
-def _leaves(name: str, index: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, Config]]:
+def _files(wanted: Wanted) -> list[tuple[str, Path]]:
+    """Names and YAML files of the tasks that are wanted."""
+    from lm_eval.tasks._index import TaskIndex
+
+    if not wanted.is_file:
+        return [*_leaves(wanted.task, _package_index())]
+    path = Path(wanted.task)
+    if not path.is_absolute() or not path.is_file():
+        raise BadHarnessTask(
+            f"lm-eval:{wanted.task}: there is no such file; allowed: the absolute path of a task's YAML"
+        )
+    entry = TaskIndex.entry_from_path(path)
+    if entry is None:
+        raise BadHarnessTask(f"lm-eval:{wanted.task}: it names no task; a task's YAML has `task: NAME`")
+    return [*_leaves(entry.name, {entry.name: entry})]
+
+
+@cache
+def _package_index() -> Mapping[str, Any]:
+    """Entries of the package's tasks, groups and tags by name. Reads all of its files: ten seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return dict(TaskManager().task_index)
+
+
+def _leaves(name: str, index: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES
     from lm_eval.tasks._index import Kind
-    from lm_eval.tasks._yaml_loader import load_yaml
 
     if name not in index:
         raise BadHarnessTask(f"lm-eval:{name}: lm-evaluation-harness has no such task{near(name, index)}")
@@ -108,16 +126,17 @@ def _leaves(name: str, index: Mapping[str, Any], above: tuple[str, ...] = ()) ->
         for member in sorted(entry.tags):
             yield from _leaves(member, index, (*above, name))
     elif entry.kind is Kind.GROUP:
-        members = entry.cfg.get("task") if entry.cfg else None
-        if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
+        config = entry.cfg or {}
+        members = config.get("task")
+        changed = config.keys() - GROUP_FIELD_NAMES - {"tag", "include"}
+        if changed or not isinstance(members, list) or not all(isinstance(member, str) for member in members):
             raise BadHarnessTask(
                 f"lm-eval:{name}: the group changes its tasks or defines its own; name one of its tasks"
             )
         for member in members:
             yield from _leaves(member, index, (*above, name))
     else:
-        config = load_yaml(entry.yaml_path, resolve_func=True)
-        yield name, {key: given for key, given in config.items() if key not in ("tag", "group", "task_list")}
+        yield name, entry.yaml_path
 
 
 def _check(name: str, config: Config, wanted: Wanted) -> None:
