@@ -18,7 +18,8 @@ from shoal.contracts.islands import (
     IslandAgreement,
     IslandContribution,
     IslandNotice,
-    IslandsSpec,
+    IslandSharedTerms,
+    IslandsSettings,
     IslandTerms,
 )
 from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
@@ -112,6 +113,7 @@ RUN = "arithmetic"
 LEASE = "ab" * 16
 DIGEST = "0123456789abcdef" * 4
 NOW = 1_795_000_000
+ISLAND_SHARED_TERMS = IslandSharedTerms(inner_steps=100, exchange="int8", base=DIGEST, layout=DIGEST, islands=DIGEST)
 AGREEMENT = IslandAgreement(run="demo", meeting="3-1795000000-12", round=4, digest=DIGEST, members=["island-0"])
 
 
@@ -247,14 +249,19 @@ DOCUMENTS: list[Contract] = [
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
     AGREEMENT,
-    IslandsSpec(count=2, inner_steps=100, exchange="int8"),
+    IslandsSettings(inner_steps=100, exchange="int8"),
     IslandTerms(
         peers={"island-0": NODE, "island-1": DIGEST}, publisher="island-0", lighthouse="http://10.0.0.3:29510",
-        settings=IslandsSpec(),
+        settings=IslandsSettings(),
+    ),
+    IslandTerms(
+        peers={"run-a": NODE, "run-b": DIGEST}, publisher="run-a", lighthouse="http://meet.example.com:29510", settings=IslandsSettings(),
+        group="north-south",
     ),
     CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128}),
+    ISLAND_SHARED_TERMS,
     IslandNotice(
-        run=RUN, island="island-0", round=4, digest=DIGEST, live=True, layout=DIGEST, store="10.0.0.1:4000",
+        run=RUN, island="island-0", round=4, digest=DIGEST, live=True, terms=ISLAND_SHARED_TERMS, store="10.0.0.1:4000",
         certificate=[CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128})], refuses=["island-1"],
     ),
     IslandContribution(

@@ -20,7 +20,7 @@ from shoal_operator.children import (
     training_run_children,
     validator_children,
 )
-from shoal_operator.children.islands import island_count
+from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import References, relays_of
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
@@ -54,7 +54,7 @@ def render(run: TrainingRun) -> list[Object]:
         relays_of(run, references).replicas,
         run.spec.relay_server_ref,
         runner_count(run),
-        islands=island_count(run) > 0,
+        islands=serves_lighthouse(run),
     )
     observed = ObservedRun(stage="running", trainer_attempt=1, prepared=True)
     if run.spec.suspend:

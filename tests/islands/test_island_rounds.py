@@ -1,16 +1,25 @@
 """Rounds of islands that meet at a real lighthouse and speak over real sockets, as threads of one process."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import structlog
 import torch
 from island_crowd import ALONE, HOST, KEYS, KNOWN, RUN, SETTINGS, Crowd, known
 
+from samples import ISLAND_SHARED_TERMS
+from shoal.contracts.canonical import sign
+from shoal.contracts.islands import IslandNotice
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import main, serve
+from shoal.islands.members import Members
 from shoal.islands.setting import Exchanged, IslandSettings, Place
 
 
@@ -71,8 +80,8 @@ def test_a_joiner_copies_the_shared_state_and_contributes_nothing_to_its_first_r
     islands = together(crowd, 2)
     learn(crowd, island_0=0.9, island_1=0.8)
     crowd.exchange()
-    joiner = crowd.island(2, torch.full((1000,), 50.0))
-    learn(crowd, island_0=0.7, island_1=0.7)
+    joiner = crowd.island(2, torch.ones(1000))
+    learn(crowd, island_0=0.7, island_1=0.7, island_2=50.0)
 
     def act(island: Island) -> Exchanged | None:
         if island is joiner:
@@ -158,6 +167,66 @@ def test_an_island_of_another_layout_does_not_take_part(crowd: Crowd) -> None:
     assert crowd.parameters["island-2"].tolist() == [1.0] * 7
 
 
+def test_an_island_of_other_settings_or_another_base_is_refused_with_what_differs(crowd: Crowd) -> None:
+    members = {
+        name: Members(f"http://{HOST}:{crowd.port}", RUN, name, KEYS[name], known(2), 10.0) for name in sorted(known(2))
+    }
+    notices = {
+        name: IslandNotice(
+            run=RUN, island=name, round=0, digest="0" * 64, live=True, store="127.0.0.1:1",
+            terms=ISLAND_SHARED_TERMS.model_copy(update=said),
+        )
+        for name, said in (("island-0", {}), ("island-1", {"inner_steps": 7, "base": "f" * 64}))
+    }  # fmt: skip
+    came: Any = SimpleNamespace(
+        name="1-2-3",
+        participants=[(name, {"notice": sign(one, KEYS[name]).to_json().decode()}) for name, one in notices.items()],
+    )
+    with structlog.testing.capture_logs() as logs:
+        for name in (*notices, *notices):  # a second meeting says nothing new
+            met = members[name]._checked(came, notices[name])
+            assert met is not None
+            assert met.islands == [name], "islands that differ met"
+    first = {"inner_steps": "7 there, 100 here", "base": f"{'f' * 64} there, {ISLAND_SHARED_TERMS.base} here"}
+    assert [(line["island"], line["differs"]) for line in logs if line["log_level"] == "error"] == [
+        ("island-1", first),
+        (
+            "island-0",
+            {"inner_steps": "100 there, 7 here", "base": f"{ISLAND_SHARED_TERMS.base} there, {'f' * 64} here"},
+        ),
+    ]
+
+
+def test_an_island_that_comes_alone_knows_that_nobody_else_is_training(crowd: Crowd) -> None:
+    crowd.known = known(3)  # of which one alone can make no round
+    alone = crowd.island(0, torch.ones(5), replace(SETTINGS, join_seconds=2.0))
+    assert alone.company, "nobody has looked yet"
+    assert alone.join() is None
+    assert not alone.company
+
+
+def test_a_lighthouse_that_is_killed_is_not_heard_any_more() -> None:
+    command = [sys.executable, "-m", "shoal.islands.lighthouse", HOST, "0", "10"]
+    lighthouse = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert lighthouse.stdout is not None
+        port = lighthouse.stdout.readline().strip().rpartition(":")[2]
+        members = Members(f"http://{HOST}:{port}", RUN, "island-0", KEYS["island-0"], known(2), 10.0)
+        assert not members.heard
+        members.start()
+        deadline = time.monotonic() + 90
+        while not members.heard:
+            assert time.monotonic() < deadline, "the lighthouse took no sign of life"
+            time.sleep(0.05)
+    finally:
+        lighthouse.kill()
+        lighthouse.wait()
+    while members.heard:
+        assert time.monotonic() < deadline, "a lighthouse that is gone is still heard"
+        time.sleep(0.05)
+    members.stop()
+
+
 def test_an_island_with_a_key_that_the_others_do_not_know_it_by_is_refused(crowd: Crowd) -> None:
     place = Place(RUN, "island-0", KEYS["island-1"], KNOWN, f"http://{HOST}:{crowd.port}", HOST)
     with pytest.raises(ValueError, match="does not hold the key that the others know it by"):
@@ -214,7 +283,8 @@ def test_a_restart_of_all_islands_keeps_what_was_learnt_since_the_round(crowd: C
     again = []
     for index, island in enumerate(islands):
         island.close()
-        again.append(crowd.island(index, torch.full((1000,), 0.5 + index / 8)))
+        again.append(crowd.island(index, torch.ones(1000)))
+        crowd.parameters[f"island-{index}"].fill_(0.5 + index / 8)
         again[-1].restore(island.shared, island.certificate)
     deadline = time.monotonic() + 150
 

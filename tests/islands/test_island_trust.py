@@ -11,6 +11,7 @@ import pytest
 import torch
 from island_crowd import HOST, KEYS, RUN, SETTINGS, Crowd, known
 
+from samples import ISLAND_SHARED_TERMS
 from shoal.contracts.canonical import sign
 from shoal.contracts.islands import CertificateLink, IslandAgreement, IslandContribution, IslandNotice
 from shoal.islands.certificate import BadCertificate, check, count_votes, extended
@@ -46,7 +47,7 @@ def notice(
     island: str, number: int, state: str, certificate: Sequence[CertificateLink] = (), **said: Any
 ) -> IslandNotice:
     return IslandNotice(
-        run=RUN, island=named(island)[0], round=number, digest=state * 64, layout="0" * 64, store="127.0.0.1:1",
+        run=RUN, island=named(island)[0], round=number, digest=state * 64, terms=ISLAND_SHARED_TERMS, store="127.0.0.1:1",
         certificate=list(certificate), live=said.get("live", True), refuses=said.get("refuses", []),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from shoal_operator.children import (
     training_run_children,
     validator_children,
 )
-from shoal_operator.children.islands import island_count
+from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.runner import runner_count
 from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.render import placeholder_identity, to_yaml
@@ -43,7 +43,7 @@ def build(case: Path) -> list[dict[str, Any]]:
             )
             islands = island_count(found)
             addresses = names.cluster_addresses(
-                "sums", "default", relays=2, runners=runner_count(found), islands=islands > 0
+                "sums", "default", relays=2, runners=runner_count(found), islands=serves_lighthouse(found)
             )
             identity = placeholder_identity("sums", islands)
             return training_run_children(found, identity, ObservedRun(**observed[0], references=references), addresses)

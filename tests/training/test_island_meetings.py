@@ -12,7 +12,7 @@ from tiny_run import make_store, ranks, write_base
 
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import IslandsSpec, IslandTerms
+from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.islands.lighthouse import serve
 from shoal.training import islands
 from shoal.training.islands import Membership, OwnIsland
@@ -34,7 +34,7 @@ class Reef:
             peers={name: key.public for name, key in ISLAND_KEYS.items()},
             publisher=NAMES[0],
             lighthouse=f"http://127.0.0.1:{self.lighthouse.address().rsplit(':', 1)[1]}",
-            settings=IslandsSpec(count=3, inner_steps=2, exchange="float32", wait_seconds=10.0),
+            settings=IslandsSettings(inner_steps=2, exchange="float32", wait_seconds=10.0),
         )
         self.config = sft_config("http://127.0.0.1:9", 3).model_copy(update={"islands": self.terms})
         self.members: list[Membership] = []

@@ -18,7 +18,7 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import IslandsSpec, IslandTerms
+from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.islands.lighthouse import serve
@@ -52,7 +52,7 @@ class Sea:
             peers={name: key.public for name, key in ISLAND_KEYS.items()},
             publisher="island-0",
             lighthouse=f"http://127.0.0.1:{port}",
-            settings=IslandsSpec(count=2, inner_steps=2, exchange="float32", wait_seconds=10.0),
+            settings=IslandsSettings(inner_steps=2, exchange="float32", wait_seconds=10.0),
         )
         return sft_config(self.orchestrator.url, STEPS).model_copy(update={"islands": terms})
 

@@ -194,9 +194,13 @@ def batch_of(step: int, files: list[BatchFile]) -> StepBatch:
     return StepBatch(run=RUN, step=step, beacon="0" * 64, groups=groups, groups_dropped=0, files=files)
 
 
-def fill_step(store: Store, step: int) -> StepBatch:
-    """A full step: two files of two groups each."""
-    rows = rows_of(step)
+def fill_step(store: Store, step: int, like: int | None = None) -> StepBatch:
+    """A full step: two files of two groups each. With `like` the rollouts are those that another step would have."""
+    rows = (
+        rows_of(step)
+        if like is None
+        else [replace(row, step=step, policy_version=max(0, step - 1)) for row in rows_of(like)]
+    )
     files = [
         accept(store, rows[:8]),
         accept(store, [replace(row, submission=3) for row in rows[8:]]),

@@ -13,6 +13,7 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from shoal_operator.api.evaluation_rules import EVALUATION_RULES
+from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
@@ -298,6 +299,7 @@ RULES: tuple[Rule, ...] = (
     *EVALUATION_RULES,
     *PRIME_RULES,
     *SFT_RULES,
+    *ISLAND_RULES,
     *UI_RULES,
     *VALIDATOR_RULES,
     *VINE_RULES,

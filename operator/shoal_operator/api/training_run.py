@@ -7,7 +7,6 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import SpecModel
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import EvaluationSettings
-from shoal.contracts.islands import IslandsSpec
 from shoal.contracts.recipe import (
     FailurePolicy,
     LengthReward,
@@ -25,6 +24,7 @@ from shoal.contracts.sft import SftSettings
 from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
+from shoal_operator.api.islands import IslandsSpec
 from shoal_operator.api.pods import Gpus, Images, LabelValue, PodTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
@@ -44,7 +44,8 @@ class TrainerTemplate(SpecModel):
     )
     settings: TrainerSettings = Field(default_factory=TrainerSettings, description="How the trainer computes.")
     islands: IslandsSpec | None = Field(
-        None, description="Several trainers that exchange rarely, with mode SFT; absent: one trainer."
+        None,
+        description="Several trainers that exchange rarely, of this run or of a group of runs; absent: one trainer.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one trainer container.")
     scratch_size: Quantity = Field(
@@ -256,6 +257,13 @@ class TrainingRunStatus(SpecModel):
     eta_seconds: float | None = Field(None, ge=0, description="Estimated seconds to the end.")
     endpoint: str | None = Field(None, description="URL of discovery: where machines join. See controlPlane.exposure.")
     run_public_key: str | None = Field(None, description="Public key of the run: what strangers' machines trust.")
+    island_public_key: str | None = Field(
+        None, description="Public key of this run in its group of islands: what the manifests of all its runs list."
+    )
+    lighthouse: str | None = Field(
+        None,
+        description="`host:port` of the lighthouse that this run serves to its group, from outside if it is exposed.",
+    )
     trainer: TrainerStatus | None = Field(None, description="The trainer's current attempt.")
     proofs: ProofStatus | None = Field(None, description="Thresholds of proofs in force and their error rates.")
     components: Components = Field(default_factory=list, description="Ready and desired pods by part.")

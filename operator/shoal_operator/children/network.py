@@ -11,7 +11,7 @@ from shoal.contracts.recipe import StorageSpec
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.relay_server import RelayFields
 from shoal_operator.children import names
-from shoal_operator.children.islands import island_count
+from shoal_operator.children.islands import fellow_runs, group_of, island_count, serves_lighthouse
 from shoal_operator.children.relay_server import PORT, way_in_port
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.workloads import child
@@ -47,6 +47,8 @@ STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "island", "validator", "p
 """Who reads or writes the object store; pools post to it with a grant."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
+CHOSEN_PORTS = (32768, 60999)
+"""Ports that Linux gives to who asks for any (net.ipv4.ip_local_port_range)."""
 
 
 def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
@@ -57,14 +59,13 @@ def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
     if run.spec.control_plane.exposure.type != "ClusterIP":
         open_to_all |= {"discovery", "orchestrator"}
     every_pod = {"podSelector": {"matchLabels": {names.RUN_LABEL: name}}, "policyTypes": ["Ingress", "Egress"]}
-    islands = island_count(run) > 0
     absent = {
         component
         for component, there in (
             ("runner", runner_count(run) > 0),
             ("ui", run.spec.ui is not None),
-            ("island", islands),
-            ("lighthouse", islands),
+            ("island", island_count(run) > 1),
+            ("lighthouse", serves_lighthouse(run)),
         )
         if not there
     }
@@ -85,12 +86,16 @@ def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
 
 
 def _beside(run: TrainingRun, component: str, outside: list[Object]) -> list[Object]:
-    """Rules for callers that are no part of the run: relays' HTTPS, and the page, which asks everybody for its token.
+    """Rules for callers that are no part of the run: relays' HTTPS, fellow islands, and the page, which asks everybody for its token.
 
     Pods of pools are strangers' code and have no way to the page: their own policy names where they may go.
     """
     if component == "relay":
         return outside
+    if component == "lighthouse":
+        return (
+            [{"from": others, "ports": [_port(names.PORTS["lighthouse"])]}] if (others := _other_islands(run)) else []
+        )
     if component != "ui" or run.spec.ui is None:
         return []
     port = [_port(names.PORTS["ui"])]
@@ -127,7 +132,7 @@ def _ingress(run: TrainingRun, component: str, edges: Sequence[Edge], open_to_al
             )
         rules.append({"from": callers, "ports": port})
     if fellows := _fellows(run, component):
-        rules.append({"from": fellows})  # collectives choose their ports
+        rules.append({"from": fellows, **_fellow_ports(run)})
     return rules
 
 
@@ -139,11 +144,13 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
         if caller == component
     ]
     if fellows := _fellows(run, component):
-        rules.append({"to": fellows})
+        rules.append({"to": fellows, **_fellow_ports(run)})
     if component in STORE_CLIENTS and run.spec.storage.s3 is not None:
         rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage)]})
     if component == "relay" and relays.sources:
         rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
+    if component == "trainer" and (group := group_of(run)) is not None and group.lighthouse is not None:
+        rules.append({"ports": [_port(int(group.lighthouse.rsplit(":", 1)[1]))]})  # a policy knows no names
     if component == "prepare" and _asks_a_hub(run):
         rules.append({"ports": [_port(HTTPS_PORT)]})
     if rules:
@@ -154,9 +161,30 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
 def _fellows(run: TrainingRun, component: str) -> list[Object]:
     """Pods that train together with those of a component."""
     name = run.metadata.name
+    if component == "trainer" and group_of(run) is not None:
+        return _other_islands(run)
     if component in ("trainer", "island") and island_count(run):
         return [_pods(name, each) for each in ("trainer", "island")]
     return [_pods(name, "trainer")] if component == "trainer" and run.spec.trainer.replicas > 1 else []
+
+
+def _fellow_ports(run: TrainingRun) -> Object:
+    """Collectives choose their ports. Other runs get only what a kernel gives out, and nothing that listens by name: no origin, no metrics."""
+    if group_of(run) is None:
+        return {}
+    first, last = CHOSEN_PORTS
+    return {"ports": [{"protocol": "TCP", "port": first, "endPort": last}]}
+
+
+def _other_islands(run: TrainingRun) -> list[Object]:
+    """Trainers of the other runs of a group: those in this namespace, and what may be anywhere in the networks that are named."""
+    group = group_of(run)
+    if group is None:
+        return []
+    runs = {"key": names.RUN_LABEL, "operator": "In", "values": fellow_runs(run)}
+    here = {"podSelector": {"matchLabels": {names.COMPONENT_LABEL: "trainer"}, "matchExpressions": [runs]}}
+    there = [{"ipBlock": {"cidr": network}} for network in group.networks]
+    return [*([here] if fellow_runs(run) else []), *there]
 
 
 def _asks_a_hub(run: TrainingRun) -> bool:

@@ -47,6 +47,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
             update={
                 "replicas": 1,
                 "processes_per_replica": None,
+                "islands": None,
                 "gpu": spec.trainer.gpu.model_copy(update={"count": 0}),
             }
         ),

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.identity import Roster
-from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.recipe import ModelSource
 from shoal.contracts.run import Addresses, RunConfig
 from shoal_operator.api import TrainingRun
-from shoal_operator.children import names
+from shoal_operator.children.islands import island_terms
 from shoal_operator.children.own_kinds import References, relays_of, validation_of
 from shoal_operator.children.workloads import digest
 
@@ -54,19 +53,6 @@ def run_config(
         addresses=addresses,
         roster=roster,
         run_key=run_key,
-    )
-
-
-def island_terms(run: TrainingRun, addresses: Addresses, islands: Mapping[str, str]) -> IslandTerms | None:
-    """What the islands of a run are told of one another; None for a run of one trainer. The first publishes."""
-    settings = run.spec.trainer.islands
-    if settings is None or addresses.lighthouse is None:
-        return None
-    return IslandTerms(
-        peers=dict(islands),
-        publisher=names.island_names(settings.count)[0],
-        lighthouse=addresses.lighthouse,
-        settings=settings,
     )
 
 

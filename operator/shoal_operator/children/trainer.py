@@ -41,9 +41,9 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
     name, trainer = run.metadata.name, run.spec.trainer
     config = config_map(names.config(name))
     # The run's trainer is the first of its islands.
-    islands = names.island_names(trainer.islands.count if trainer.islands is not None else 0)
+    islands = names.island_names(0 if trainer.islands is None else 1)
     role_mounts = role_and_store(
-        name, "trainer", run.spec.storage, *(names.island_secret(name, island) for island in islands[:1])
+        name, "trainer", run.spec.storage, *(names.island_secret(name, island) for island in islands)
     )
     if trainer.replicas == 1:
         outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))

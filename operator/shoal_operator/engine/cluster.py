@@ -72,7 +72,7 @@ class Cluster(Protocol):
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
     ) -> Addresses:
         """Where the parts of a run are or will be; the same answer every time. `relay_server`: object with the relays, if it is not the run's own;
-        `islands`: whether the run's trainer is several, which meet somewhere."""
+        `islands`: whether the run serves a lighthouse, at which islands meet."""
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
         """`GET /v1/run` of a run's orchestrator, within a second or two; None when it does not answer."""

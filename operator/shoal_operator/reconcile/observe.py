@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
 from shoal_operator.children import References, names
-from shoal_operator.children.islands import island_count
+from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.workloads import set_selector
@@ -132,7 +132,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
         ("Trainer", "Job", names.trainer_job(name, attempt)),
         *([("Runner", "StatefulSet", names.runner(name))] if runner_count(run) else []),
         *([("Ui", "Deployment", names.ui(name))] if spec.ui is not None else []),
-        *([("Lighthouse", "StatefulSet", names.lighthouse(name))] if island_count(run) else []),
+        *([("Lighthouse", "StatefulSet", names.lighthouse(name))] if serves_lighthouse(run) else []),
         *(
             ("Island", "StatefulSet", names.island(name, island))
             for island in names.island_names(island_count(run))[1:]

@@ -76,6 +76,8 @@ class Findings:
     start_time: str | None
     completion_time: str | None
     endpoint: str | None
+    island_key: str | None = None
+    lighthouse: str | None = None
 
     @property
     def steps_total(self) -> int:
@@ -145,6 +147,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         "policyVersion": findings.latest_version,
         "runPublicKey": findings.run_key,
         "endpoint": findings.endpoint,
+        "islandPublicKey": findings.island_key,
+        "lighthouse": findings.lighthouse,
         "trainer": {
             "attempt": attempt.number,
             "startedAtVersion": attempt.started_at_version,

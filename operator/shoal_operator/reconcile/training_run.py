@@ -10,7 +10,7 @@ from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
 from shoal_operator.children.exposure import address_of
-from shoal_operator.children.islands import island_count
+from shoal_operator.children.islands import group_of, group_problem, island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
@@ -73,7 +73,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     scored = run.spec.evaluation is not None
     complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete, scored=scored)
     sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
-    waits_for = seen.waits_for or sampled.waits_for
+    own_key = identity.islands.get(names.island_names(1)[0]) if group_of(run) is not None else None
+    waits_for = seen.waits_for or group_problem(run, own_key) or sampled.waits_for
 
     trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late)
     stage = decide_stage(
@@ -136,6 +137,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         start_time=start_time,
         completion_time=(before.get("completionTime") or _rfc3339(now)) if finished else None,
         endpoint=_endpoint(cluster, run),
+        island_key=own_key,
+        lighthouse=_lighthouse(cluster, run),
     )
     write_status(cluster, live, run_status(findings, before), run_conditions(findings))
     if finished:
@@ -186,12 +189,12 @@ def _addresses(cluster: Cluster, run: TrainingRun, seen: Seen, scales: dict[str,
     name, others = run.metadata.name, seen.references.relay_server
     if others is not None:
         inside = cluster.addresses(
-            name, others.spec.replicas, others.metadata.name, runner_count(run), islands=island_count(run) > 0
+            name, others.spec.replicas, others.metadata.name, runner_count(run), islands=serves_lighthouse(run)
         )
     else:
         own = scales.get(names.relay(name))  # none while the relays that the run refers to are not there
         relays = own.working if own is not None else 0
-        inside = cluster.addresses(name, relays, runners=runner_count(run), islands=island_count(run) > 0)
+        inside = cluster.addresses(name, relays, runners=runner_count(run), islands=serves_lighthouse(run))
     served = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
     outside = (served or {}).get("status", {}).get("addresses", [])
     return inside.model_copy(
@@ -217,6 +220,18 @@ def _endpoint(cluster: Cluster, run: TrainingRun) -> str | None:
     return _public(cluster, run, "discovery")
 
 
+def _lighthouse(cluster: Cluster, run: TrainingRun) -> str | None:
+    """`host:port` of the lighthouse that the run serves to its group: from outside if it is exposed."""
+    name, group = run.metadata.name, group_of(run)
+    if group is None or not group.serve_lighthouse:
+        return None
+    url = cluster.addresses(name, 0, islands=True).lighthouse
+    if group.exposure.type != "ClusterIP":
+        service = names.public(names.lighthouse(name))
+        url = address_of(service, group.exposure, cluster.get("Service", service), names.PORTS["lighthouse"])
+    return None if url is None else url.removeprefix("http://")
+
+
 def _decide_trainer(
     cluster: Cluster,
     live: Object,
@@ -229,7 +244,7 @@ def _decide_trainer(
 ) -> TrainerDecision:
     name, trainer = run.metadata.name, run.spec.trainer
     before = live.get("status", {}).get("trainer", {})
-    addresses = cluster.addresses(name, 0, islands=island_count(run) > 0)
+    addresses = cluster.addresses(name, 0, islands=serves_lighthouse(run))
     config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
     config_hash = config_hashes(config)["trainer"]
     return decide_trainer(

@@ -31,10 +31,9 @@ MAX_LINKS = 8
 """Of a certificate. It has one for each halving of the islands since most of them were there, and 16 can be halved four times."""
 
 
-class IslandsSpec(SpecModel):
-    """DiLoCo islands: several trainers that exchange what they learnt every few hundred updates (docs/diloco.md)."""
+class IslandsSettings(SpecModel):
+    """How islands exchange; the part of `spec.trainer.islands` that each of them is told (docs/diloco.md)."""
 
-    count: int = Field(2, ge=2, le=MAX_ISLANDS, description="Islands, each a trainer as described beside this.")
     inner_steps: int = Field(
         500, ge=1, le=1_000_000, description="Optimizer steps between two exchanges (arXiv:2407.07852: 500)."
     )
@@ -47,18 +46,30 @@ class IslandsSpec(SpecModel):
 
 
 class IslandTerms(Contract):
-    """The islands of a run as each of them is told: all public keys by name, of which `publisher` makes the run's versions."""
+    """The islands as each of them is told: all public keys by name. With a `group` each is a run of its own, named as the run is; without one they
+    are islands of one run. `publisher` makes the run's versions: in a group every run has its own."""
 
     peers: dict[IslandName, NodeId] = Field(min_length=2, max_length=MAX_ISLANDS)
     publisher: IslandName
     lighthouse: str = Field(pattern=r"^http://[^\s/]{1,255}:[0-9]{1,5}$", description="URL")
-    settings: IslandsSpec
+    settings: IslandsSettings
+    group: RunName | None = Field(default=None, description="name of the group; None: islands of one run")
+
+
+class IslandSharedTerms(Contract):
+    """What islands must have alike: a round between others would mean nothing, or could not be made."""
+
+    inner_steps: int = Field(ge=1, le=1_000_000)
+    exchange: ExchangeType
+    base: Sha256Hex = Field(description="of the base model's weights, and of adapters' as they are before any training")
+    layout: Sha256Hex = Field(description="of ranks, names and shapes of what is trained")
+    islands: Sha256Hex = Field(description="of the names and public keys of all islands")
 
 
 class IslandAgreement(Contract):
     """What came of a round, in the words of one who stood in it: a vote, and with those of the others a certificate."""
 
-    run: RunName
+    run: RunName = Field(description="or the group's name, where each island is a run; so in all that islands say")
     meeting: MeetingName
     round: int = Field(
         ge=0, le=MAX_COUNT, description="rounds that made the state; that of before where nobody contributed"
@@ -86,7 +97,7 @@ class IslandNotice(Contract):
     round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the state that it has")
     digest: Sha256Hex = Field(description="of that state, over all ranks")
     live: bool
-    layout: Sha256Hex = Field(description="of ranks, names and shapes: islands of another layout cannot exchange")
+    terms: IslandSharedTerms
     store: StoreAddress = Field(description="where the ranks of a meeting find each other, should this island be first")
     certificate: list[CertificateLink] = Field(default_factory=list, max_length=MAX_LINKS)
     refuses: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS)

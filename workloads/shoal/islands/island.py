@@ -21,7 +21,14 @@ from torch import Tensor
 
 from shoal import telemetry
 from shoal.contracts.canonical import sign
-from shoal.contracts.islands import MAX_ISLANDS, CertificateLink, IslandAgreement, IslandContribution, IslandNotice
+from shoal.contracts.islands import (
+    MAX_ISLANDS,
+    CertificateLink,
+    IslandAgreement,
+    IslandContribution,
+    IslandNotice,
+    IslandSharedTerms,
+)
 from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, enough, extended
 from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded
 from shoal.islands.group import Group, Unreachable
@@ -45,7 +52,7 @@ class TooFew(Unreachable):
 
 class Island:
     """One island. `parameters` are what training changes, by name, and hold the base model's values now; `beat` is called while
-    something is waited for, and may raise to end the wait."""
+    something is waited for, and may raise to end the wait. `beside` is a digest of what else islands have alike: weights that stay as they are."""
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class Island:
         ranks: Ranks,
         parameters: Mapping[str, Tensor],
         beat: Callable[[], None] = lambda: None,
+        beside: str = "",
     ) -> None:
         self._place, self._settings, self._ranks, self._beat = place, settings, ranks, beat
         self._parameters = Parameters(parameters)
@@ -63,7 +71,15 @@ class Island:
         self.shared = SharedState(Meta(), weights, torch.zeros_like(weights))
         self.certificate: Certificate = []
         self._base = self._digest = self._over_ranks(self.shared.digest())
-        self._layout = self._over_ranks([self._parameters.layout(), settings.exchange])
+        self._terms = IslandSharedTerms(
+            inner_steps=settings.inner_steps,
+            exchange=settings.exchange,
+            base=self._over_ranks([self._base, beside]),
+            layout=self._over_ranks(self._parameters.layout()),
+            islands=hashlib.sha256(json.dumps(sorted(place.known.items())).encode()).hexdigest(),
+        )
+        self.company = True
+        """Whether somebody else may be alive, as of the last meeting: false where this island came alone, or heard no lighthouse."""
         self._live = False
         self._refuses: list[str] = []
         self._updates = 0
@@ -113,9 +129,9 @@ class Island:
                 self._beat()
                 time.sleep(0.05)
 
-    def due(self) -> bool:
-        """Count an update of the inner optimizer; whether it is time to exchange."""
-        self._updates += 1
+    def due(self, updates: int = 1) -> bool:
+        """Count updates of the inner optimizer; whether it is time to exchange."""
+        self._updates += updates
         return self._updates >= self._settings.inner_steps
 
     def after_update(self, position: int) -> Exchanged | None:
@@ -132,7 +148,7 @@ class Island:
         now = self._parameters.read()
         gradient = self.shared.weights - now if learnt else None
         for attempt in range(ATTEMPTS):
-            meeting = self._ranks.broadcast(self._meet(deadline), "which islands met")
+            meeting, self.company = self._ranks.broadcast(self._meet(deadline), "which islands met")
             if meeting is None:
                 break
             before = self._group.sent_bytes
@@ -147,25 +163,27 @@ class Island:
             sent = self._group.sent_bytes - before
             self._take_over(made)
             return replace(made.said, seconds=time.monotonic() - started, sent_bytes=sent)
-        self._begin_round()
+        self._expect()
         return None
 
-    def _meet(self, deadline: float) -> Meeting | None:
-        """On the leader; the others get its answer."""
+    def _meet(self, deadline: float) -> tuple[Meeting | None, bool]:
+        """On the leader; the others get its answer: the meeting, and whether there is somebody else to meet."""
         if self._members is None:
-            return None
+            return None, True
         notice = IslandNotice(
             run=self._place.run,
             island=self._place.island,
             round=self.shared.meta.round,
             digest=self._digest,
             live=self._live,
-            layout=self._layout,
+            terms=self._terms,
             store=self._store.address,
             certificate=list(self.certificate),
             refuses=self._refuses,
         )
-        return self._members.meet(notice, deadline, self._beat)
+        met = self._members.meet(notice, deadline, self._beat)
+        # Whoever waited in vain waited for somebody who is alive, unless there was no lighthouse to say so.
+        return met, self._members.heard if met is None else len(met.islands) > 1
 
     def _round(
         self, meeting: Meeting, gradient: Float[Tensor, " values"] | None, position: int, started: float
@@ -305,7 +323,8 @@ class Island:
         if changed or not self._ranks.all(self._parameters.finite(), "whether the parameters are finite"):
             self._parameters.write(made.state.weights)
         self._live = True
-        self._begin_round()
+        self._began = time.monotonic()
+        self._expect()
         said = made.said
         log = telemetry.get_logger()
         log.info(
@@ -318,9 +337,9 @@ class Island:
         if said.left_out:
             log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
 
-    def _begin_round(self) -> None:
+    def _expect(self) -> None:
+        """Training goes on, whether or not a round came about."""
         self._refuses = []
-        self._began = time.monotonic()
         if self._members is not None:
             self._members.expect_within(self.shared.meta.inner_seconds)
 

@@ -18,7 +18,7 @@ from torchft.coordination import LighthouseClient
 from shoal import telemetry
 from shoal.contracts.canonical import BadSignature, Signed, sign
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import IslandNotice
+from shoal.contracts.islands import IslandNotice, IslandSharedTerms
 
 BEAT_SECONDS = 1.0
 """Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
@@ -53,6 +53,9 @@ class Members:
         self._lighthouse = lighthouse
         self._run, self._island, self._key, self._known = run, island, key, dict(known)
         self._wait_seconds = wait_seconds
+        self.heard = False
+        """Whether the lighthouse took the last sign of life."""
+        self._differing: dict[str, IslandSharedTerms] = {}
         self._due = float("inf")
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,13 +110,29 @@ class Members:
             except (ValidationError, BadSignature, ValueError) as error:
                 telemetry.get_logger().warning("a notice is left out", island=island[:64], reason=str(error)[:200])
                 continue
-            if notice.layout != mine.layout:
-                telemetry.get_logger().error("an island has another model, rank count or exchange type", island=island)
+            if notice.terms != mine.terms:
+                self._say_what_differs(island, notice.terms, mine.terms)
                 continue
             found[island] = notice
         if found.get(self._island) != mine:
             return None
         return Meeting(asked.name, [found[island] for island in sorted(found)])
+
+    def _say_what_differs(self, island: str, theirs: IslandSharedTerms, mine: IslandSharedTerms) -> None:
+        """Once, until it changes: it is refused at every meeting."""
+        if self._differing.get(island) == theirs:
+            return
+        self._differing[island] = theirs
+        differs = {
+            name: f"{value} there, {getattr(mine, name)} here"
+            for name, value in theirs.model_dump().items()
+            if value != getattr(mine, name)
+        }
+        telemetry.get_logger().error(
+            "an island is refused: its settings, its base model or its list of islands are not the ones here",
+            island=island,
+            differs=differs,
+        )
 
     def _read(self, island: str, data: object) -> IslandNotice:
         """The notice of a participant. Raises ValueError, of which the other two are kinds."""
@@ -135,8 +154,9 @@ class Members:
             try:
                 client = client or _client(self._lighthouse)
                 client.heartbeat(self._island, timedelta(seconds=CONNECT_SECONDS))
+                self.heard = True
             except (RuntimeError, TimeoutError, OSError):
-                client = None  # it is away or starts again; `meet` says so when that matters
+                self.heard, client = False, None  # it is away or starts again; `meet` says so when that matters
                 self._stopped.wait(BEAT_SECONDS)
 
 

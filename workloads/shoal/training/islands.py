@@ -1,9 +1,11 @@
 """The trainer as one of several islands: what it must know of itself, its rounds between updates, and the shared state in its own states.
 
 In: the run's `islands`, this island's key, the policy. Out: the policy changed at every round, metrics of rounds, and how far the islands are. A
-restarted island joins: it copies the state that the others share and goes on from where they are. Made by `loop`; `method` tells it of every update.
+restarted island joins: it copies the state that the others share. An island of one run goes on from where they are; one of a group is a run of its
+own, and keeps its own steps. Made by `loop`; `method` tells it of every update.
 """
 
+import hashlib
 import json
 import math
 import socket
@@ -26,7 +28,7 @@ from shoal.islands.island import Island
 from shoal.islands.setting import Exchanged, IslandSettings, Place
 from shoal.islands.shared import Meta, SharedState
 from shoal.storage import Store
-from shoal.training.host_copy import trained
+from shoal.training.host_copy import local, trained
 from shoal.training.model import Policy
 from shoal.training.parallel import Ranks
 from shoal.training.state import WrongState
@@ -35,6 +37,8 @@ from shoal.training.waits import Waits
 JOIN_DEADLINE_SECONDS = 2 * 3600.0
 """How long a trainer that starts waits for a round of the others: rounds of 500 large updates take an hour. Then it trains on from its own state.
 So long one that begins the run also waits for all islands: one that starts later finds its rows of the first rounds gone by."""
+GATHER_SECONDS = 600.0
+"""How long the first runs of a group wait for the others before their first step. Whoever comes later copies what they share, and loses nothing."""
 FINISH_DEADLINE_SECONDS = 3600.0
 """How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
@@ -96,7 +100,14 @@ class Membership:
     ) -> None:
         terms = own.terms
         names = sorted(terms.peers)
-        self.count, self.index, self.publishes = len(names), names.index(own.name), own.publishes
+        self.federated = terms.group is not None
+        """Each island is a run of its own, with data and steps of its own."""
+        self.publishes = own.publishes
+        self.shares, self.share = (1, 0) if self.federated else (len(names), names.index(own.name))
+        """Into how many parts the run's rows go, and which of them this island learns."""
+        self.jumped = False
+        """The weights were replaced by a state some rounds ahead: what was sampled before is of no use to them."""
+        self._count = len(names)
         self._ranks = ranks
         self._key = f"{ranks.rank:05d}-of-{ranks.world:05d}"
 
@@ -107,7 +118,7 @@ class Membership:
 
         bind = bind_address()
         self._island = Island(
-            Place(config.run, own.name, own.key, terms.peers, terms.lighthouse, bind, _reached_at(bind)),
+            Place(terms.group or config.run, own.name, own.key, terms.peers, terms.lighthouse, bind, _reached_at(bind)),
             IslandSettings(
                 inner_steps=terms.settings.inner_steps,
                 exchange=terms.settings.exchange,
@@ -116,6 +127,7 @@ class Membership:
             ranks,
             dict(trained(policy)),
             beat,
+            frozen_digest(policy),
         )
         self._beat = beat
         self._fresh = True
@@ -128,24 +140,28 @@ class Membership:
 
     def join(self, step: int) -> None:
         """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here. Where nobody has
-        anything yet, the run begins with all islands, or with those that came until the deadline."""
-        deadline = time.monotonic() + JOIN_DEADLINE_SECONDS
+        anything yet, the run begins with all islands, or with those that came until the deadline. A run of a group does not wait for the others'
+        round when it finds itself alone."""
+        began = time.monotonic()
         while True:
             said = self._timed(lambda: self._island.join(step))
-            if said is not None and (step > 0 or said.round > 0 or len(said.islands) == self.count):
+            if said is not None and (step > 0 or said.round > 0 or len(said.islands) == self._count):
                 return
-            if not self._ranks.broadcast(time.monotonic() < deadline, "whether to wait for other islands"):
+            seconds = JOIN_DEADLINE_SECONDS
+            if self.federated and (said is not None or not self._island.company):
+                seconds = GATHER_SECONDS if step == 0 else 0.0
+            if not self._ranks.broadcast(time.monotonic() < began + seconds, "whether to wait for other islands"):
                 here = [] if said is None else said.islands
                 telemetry.get_logger().warning(
-                    "training goes on without having met all islands", islands=here, known=self.count
+                    "training goes on without having met all islands", islands=here, known=self._count
                 )
                 return
             self._pause()
 
-    def due(self) -> bool:
-        """An update was made; whether it is time to exchange."""
+    def due(self, updates: int = 1) -> bool:
+        """Updates were made; whether it is time to exchange."""
         self._fresh = False
-        return self._island.due()
+        return self._island.due(updates)
 
     def exchange(self, step: int) -> bool:
         """Make a round after an update of step `step`; whether it came about."""
@@ -224,7 +240,7 @@ class Membership:
             time.sleep(0.1)
 
     def _timed(self, act: Callable[[], Exchanged | None]) -> Exchanged | None:
-        started = time.monotonic()
+        started, before = time.monotonic(), self._island.shared.meta.round
         said = act()
         WAITED.inc(time.monotonic() - started)
         ROUNDS.labels("missed" if said is None else "made").inc()
@@ -232,12 +248,23 @@ class Membership:
             ROUND_SECONDS.set(math.nan)
             return None
         self._fresh = said.joined or bool(said.contributors)
+        self.jumped |= said.joined and said.round > before + 1
         ROUND.set(said.round)
         ROUND_SECONDS.set(said.seconds)
         SENT.inc(said.sent_bytes)
         MEMBERS.set(len(said.islands))
         LEFT_OUT.set(len(said.left_out))
         return said
+
+
+def frozen_digest(policy: torch.nn.Module) -> str:
+    """SHA-256 over this rank's parts of what training does not change: with adapters (`trainer.settings.lora`) the base model, else nothing."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(policy.named_parameters()):
+        if not parameter.requires_grad:
+            found.update(f"{name} {parameter.dtype} ".encode())
+            found.update(local(parameter).to("cpu").reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _reached_at(bind: str) -> str:

@@ -168,8 +168,9 @@ class Trainer:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Steps that the other islands made without this one are not made again; the last one is, since it ends with the run's result."""
-        if self._member is not None and self.version < self._config.steps:
+        """Steps that the other islands made without this one are not made again; the last one is, since it ends with the run's result. A run of a
+        group has steps of its own, which nobody else makes."""
+        if self._member is not None and not self._member.federated and self.version < self._config.steps:
             ahead = min(self._member.position, self._config.steps - 1)
             if ahead > self.version:
                 telemetry.get_logger().info("the islands are further", version=self.version, theirs=ahead)
@@ -231,6 +232,8 @@ class Trainer:
         self._progress.begin(step)
         report = self._method.train(step)
         if isinstance(report, Untrained):
+            if self._member is not None:
+                self._take_copy()  # of what was copied from other islands since the version before
             self._finish_untrained(step, started, warnings=[report.warning], rows_left_out=report.rows_left_out)
             return
         with self._progress.phase("save"):

@@ -3,7 +3,8 @@
 In: the batches that the orchestrator writes, the rollout files that validators accepted. Out: policy and optimizer after the step, and its report.
 With algorithm `prime` the reward model (`process_rewards`) completes the advantages and is updated before the policy is; with `vineppo` advantages
 are differences of Monte-Carlo values (`values`), which came with the rollouts.
-A `method` of the loop.
+Where the run is an island of a group, it exchanges with the others after a step's last update: what the step computed under fixed policies is used up
+then, and the version that the step makes has the weights that came of it. A `method` of the loop.
 """
 
 from shoal import telemetry
@@ -18,7 +19,7 @@ from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
 from shoal.training.prefetch import Prefetch, Reader
 from shoal.training.process_rewards import ProcessRewards, told_of
-from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch
+from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch, sampled_after
 from shoal.training.update import LogProbs, behaviour_logprobs, mismatch, plan_logprobs, train
 from shoal.training.values import boundary_means
 
@@ -44,6 +45,11 @@ class Reinforcement:
         )
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
+        self._member = place.membership
+        self._owes = False
+        """An exchange is overdue: it is tried after each step until it comes about."""
+        self._left_behind = -1
+        """Versions up to this one are of before a jump to weights that other islands had come to."""
 
     def begin(self, tools: Tools) -> None:
         place = self._place
@@ -57,16 +63,18 @@ class Reinforcement:
     def train(self, step: int) -> Report | Untrained:
         place, recipe = self._place, self._place.config.recipe
         progress, policy, beat = place.progress, place.policy, self._waits.beat
+        self._look_for_a_jump(step)
         with progress.phase("wait"):
             batch = self._wait_for_batch(step)
         with progress.phase("read"):
-            rows = self._read(batch)
+            rows = sampled_after(self._read(batch), self._left_behind)
             self._prefetch.start(step + 1)
             plan = self._plan(rows, step)
         if plan is None:
+            self._finish_if_last(step)
+            weights = f"the weights of version {step}" if self._member is None else "what its island holds"
             return Untrained(
-                f"nothing of the batch could be trained on; version {step + 1} has the weights of version {step}",
-                rows.left_out,
+                f"nothing of the batch could be trained on; version {step + 1} has {weights}", rows.left_out
             )
         behaviour = self.behaviour_logprobs(plan)
         with progress.phase("old_logprobs"):
@@ -83,6 +91,7 @@ class Reinforcement:
         with progress.phase("update"):
             updates = train(policy, self.optimizer, plan, old, reference, recipe, beat, behaviour)
         mismatch_kl = mismatch(plan, old, policy)
+        self._exchange(step, len(updates.applied))
         return lambda times: step_metrics(
             run=place.config.run,
             step=step,
@@ -96,6 +105,31 @@ class Reinforcement:
             reward_model=learnt,
             values=boundary_means(rows.groups, recipe),
         )
+
+    def _exchange(self, step: int, updates: int) -> None:
+        """With the other islands, when it is time; after the run's last update until it comes about."""
+        member, progress = self._member, self._place.progress
+        if member is None:
+            return
+        if member.due(updates) or self._owes:
+            with progress.phase("exchange", "with the other islands"):
+                self._owes = not member.exchange(step + 1)
+        self._finish_if_last(step)
+        self._look_for_a_jump(step)
+
+    def _finish_if_last(self, step: int) -> None:
+        if self._member is not None and step + 1 == self._place.config.steps:
+            with self._place.progress.phase("exchange", "what was learnt last, with the other islands"):
+                self._member.finish(step + 1)
+
+    def _look_for_a_jump(self, version: int) -> None:
+        """Whether the weights have been replaced by others' since the last look; what up to `version` sampled is not trained on then."""
+        if self._member is not None and self._member.jumped:
+            self._member.jumped = False
+            self._left_behind = version
+            telemetry.get_logger().warning(
+                "rows of before a copy of other islands' weights are left out", up_to=version
+            )
 
     def keep(self, version: int) -> None:
         if self._behaviour is not None:

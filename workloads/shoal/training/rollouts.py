@@ -92,6 +92,16 @@ class StepRows:
         return running.hexdigest()
 
 
+def sampled_after(rows: StepRows, version: int) -> StepRows:
+    """Without the groups that a version up to this one had a hand in."""
+    kept = [group for group in rows.groups if all(sample.policy_version > version for sample in group.samples)]
+    gone = sum(len(group.samples) for group in rows.groups) - sum(len(group.samples) for group in kept)
+    if gone == 0:
+        return rows
+    why = f"{gone} rows are of version {version} or older, before the weights of other islands were copied"
+    return StepRows(kept, rows.left_out + gone, [*rows.problems, why])
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together. `vine`: which continuations files hold."""

@@ -42,9 +42,9 @@ class SupervisedFineTuning:
         )
         self._rows: TokenRows = learnt
         self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
-        # Islands share the rows out: the same number each, so that all have the same updates.
+        # Islands of one run share the rows out: the same number each, so that all have the same updates.
         self._member = place.membership
-        self._stride = 1 if self._member is None else self._member.count
+        self._stride = 1 if self._member is None else self._member.shares
         self._schedule = Schedule(settings, len(learnt) // self._stride, config.steps, config.seed)
         total = self._schedule.updates
         cosine = settings.schedule == "Cosine"
@@ -72,7 +72,7 @@ class SupervisedFineTuning:
                     member.exchange(step)
 
         with progress.phase("update"):
-            first = 0 if member is None else member.index
+            first = 0 if member is None else member.share
             batches = (self._batch(self._rows, indices * self._stride + first) for indices in chosen)
             learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat, exchange_when_due)
         if member is not None and step + 1 == place.config.steps:

@@ -1,0 +1,67 @@
+"""`spec.trainer.islands`: the islands of one run, or the group of runs that a run is an island of (docs/diloco.md)."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from shoal.contracts.base import NodeId, RunName, SpecModel
+from shoal.contracts.islands import MAX_ISLANDS, IslandsSettings
+from shoal_operator.api.exposure import Exposure
+
+HostAndPort = Annotated[
+    str,
+    StringConstraints(
+        max_length=260,
+        pattern=r"^([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]):"
+        r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$",
+    ),
+]
+"""`host:port`; an IPv6 address stands in brackets."""
+
+
+Network = Annotated[
+    str,
+    StringConstraints(max_length=49, pattern=r"^[0-9a-fA-F:.]{2,45}/[0-9]{1,3}$"),
+]
+"""A range of addresses in CIDR notation."""
+
+
+class IslandGroup(SpecModel):
+    """Runs that are islands of one another, in this cluster and in others. Each has pools, steps and versions of its own; their trainers exchange."""
+
+    name: RunName = Field(..., description="Name of the group, the same in the manifests of all its runs.")
+    members: dict[str, NodeId] = Field(
+        default_factory=dict,
+        max_length=MAX_ISLANDS,
+        description="`status.islandPublicKey` of every run of the group by the run's name, this run's too, the same in all manifests. The run waits"
+        " until it is complete.",
+    )
+    lighthouse: HostAndPort | None = Field(
+        None, description="Where the group meets, `host:port`; one lighthouse is of one group."
+    )
+    serve_lighthouse: bool = Field(
+        False,
+        description="This run serves the lighthouse, in place of `lighthouse`; `status.lighthouse` is for the others.",
+    )
+    exposure: Exposure = Field(
+        default_factory=Exposure, description="How runs in other clusters reach the lighthouse that this run serves."
+    )
+    networks: list[Network] = Field(
+        [],
+        max_length=64,
+        description="Addresses of the trainers' pods of runs in other namespaces and clusters, and of whoever reaches the lighthouse from there.",
+    )
+
+
+class IslandsSpec(IslandsSettings):
+    """DiLoCo islands: trainers that exchange what they learnt every few hundred updates (docs/diloco.md). Exactly one of `count` and `group`."""
+
+    count: int | None = Field(
+        None,
+        ge=2,
+        le=MAX_ISLANDS,
+        description="Islands of this run, each a trainer as described beside this; mode SFT.",
+    )
+    group: IslandGroup | None = Field(
+        None, description="The group of runs of which this run is one island; modes Train and SFT."
+    )

@@ -1,0 +1,119 @@
+"""A run that is an island of a group: what it says until the group is known, what its trainer is told then, and who may reach it."""
+
+from typing import Any
+
+import pytest
+from memory_cluster import MemoryCluster
+from run_story import MANIFEST, put, said, status
+
+from shoal.contracts.islands import IslandTerms
+from shoal.contracts.run import RunConfig
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.manifest import check
+from shoal_operator.children.offline_filter import filter_training_run
+from shoal_operator.children.own_kinds import References
+
+OTHER = "ab" * 32
+LIGHTHOUSE = "meet.example.com:29510"
+
+
+def put_group(cluster: MemoryCluster, **group: Any) -> None:
+    where = {} if "serveLighthouse" in group else {"lighthouse": LIGHTHOUSE}
+    put(cluster, trainer={"islands": {"innerSteps": 20, "group": {"name": "both", **where, **group}}})
+    cluster.settle()
+
+
+def own_key(cluster: MemoryCluster) -> str:
+    return str(status(cluster)["islandPublicKey"])
+
+
+def told(cluster: MemoryCluster) -> IslandTerms | None:
+    found = cluster.get("ConfigMap", "sums-config")
+    assert found is not None
+    return RunConfig.from_json(found["data"]["run.json"]).islands
+
+
+def test_a_run_has_its_key_before_its_group_is_known_and_says_what_to_do_with_it(cluster: MemoryCluster) -> None:
+    put_group(cluster)
+    waits = said(cluster, "Progressing")
+    assert waits["reason"] == "Waiting"
+    assert waits["message"] == (
+        f"waits for trainer.islands.group.members, where this run is sums: {own_key(cluster)}; the other runs of group both have theirs in"
+        " status.islandPublicKey"
+    )
+    assert said(cluster, "Ready")["message"] == waits["message"]
+    assert cluster.get("Job", "sums-prepare") is None
+    put_group(cluster, members={"sums": own_key(cluster), "products": OTHER})
+    assert cluster.get("Job", "sums-prepare") is not None
+    assert told(cluster) == IslandTerms(
+        peers={"products": OTHER, "sums": own_key(cluster)},
+        publisher="sums",
+        lighthouse=f"http://{LIGHTHOUSE}",
+        settings={"innerSteps": 20},
+        group="both",
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "problem"),
+    [
+        (
+            {"sums": OTHER, "products": "cd" * 32},
+            f"{{where}} to have this run as sums: {{key}}; there it is {OTHER}",
+        ),
+        (
+            {"sums": "{key}", "products": "{key}"},
+            "a key of its own for each of products, sums in {where}: they have the same",
+        ),
+    ],
+)
+def test_a_list_of_members_that_cannot_be_right_is_waited_for(
+    cluster: MemoryCluster, members: dict[str, str], problem: str
+) -> None:
+    put_group(cluster)
+    key = own_key(cluster)
+    put_group(cluster, members={name: value.format(key=key) for name, value in members.items()})
+    where = "trainer.islands.group.members"
+    assert said(cluster, "Progressing")["message"] == "waits for " + problem.format(where=where, key=key)
+    assert cluster.get("Job", "sums-prepare") is None
+
+
+def test_the_run_that_serves_the_lighthouse_says_where_it_is(cluster: MemoryCluster) -> None:
+    put_group(cluster, serveLighthouse=True)
+    put_group(cluster, serveLighthouse=True, members={"sums": own_key(cluster), "products": OTHER})
+    terms = told(cluster)
+    assert terms is not None
+    assert terms.lighthouse == f"http://{status(cluster)['lighthouse']}"
+    assert status(cluster)["lighthouse"].endswith(":29510")
+
+
+def test_a_run_that_meets_elsewhere_has_no_lighthouse(cluster: MemoryCluster) -> None:
+    put_group(cluster)
+    assert status(cluster).get("lighthouse") is None
+
+
+def test_a_run_of_no_group_has_no_such_key(cluster: MemoryCluster) -> None:
+    cluster.settle()
+    assert status(cluster).get("islandPublicKey") is None
+
+
+def test_the_run_that_samples_for_the_offline_filter_is_no_island() -> None:
+    group = {"name": "both", "lighthouse": LIGHTHOUSE, "members": {"sums": OTHER, "products": "cd" * 32}}
+    spec = MANIFEST["spec"] | {
+        "trainer": {"islands": {"group": group}},
+        "tasks": {"environment": "arithmetic", "count": 64, "offlineFilter": {"samples": 8}},
+    }
+    made = filter_training_run(TrainingRun.model_validate(MANIFEST | {"spec": spec}), References(), suspend=False)
+    assert made is not None
+    assert "islands" not in made["spec"]["trainer"]
+    assert check(made)[1] == []
+
+
+@pytest.mark.parametrize("network", ["10.64.0.0/40", "300.1.1.0/24"])
+def test_a_network_that_is_none_is_waited_for_and_no_policy_is_made_of_it(cluster: MemoryCluster, network: str) -> None:
+    put_group(cluster)
+    put_group(cluster, members={"sums": own_key(cluster), "products": OTHER}, networks=[network])
+    said_of = said(cluster, "Progressing")["message"]
+    assert said_of.startswith("waits for ranges such as 10.64.0.0/14 in trainer.islands.group.networks: ")
+    assert network in said_of
+    assert cluster.get("NetworkPolicy", "sums-trainer") is None

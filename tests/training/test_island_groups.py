@@ -1,0 +1,185 @@
+"""Runs of reinforcement learning that are islands of a group: each makes its own steps, and what they share is in the versions that follow."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tiny_run import Orchestrator, config, fill_step, make_store, ranks, recipe, rows_of, write_base
+
+from samples import ROLE_KEYS, RUN
+from servers import Loopback
+from shoal import telemetry
+from shoal.contracts import keys
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.islands import IslandsSettings, IslandTerms
+from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.contracts.steps import StepMetrics
+from shoal.islands.lighthouse import serve
+from shoal.storage import Store
+from shoal.training import islands
+from shoal.training.islands import OwnIsland, frozen_digest
+from shoal.training.loop import Trainer
+from shoal.training.model import load_policy
+from shoal.training.progress import Progress
+from shoal.training.rollouts import Group, Sample, StepRows, sampled_after
+from shoal.transport import SignedClient
+
+RUN_KEYS = {name: PrivateKey.from_seed(bytes([index + 55] * 32)) for index, name in enumerate(("north", "south"))}
+
+
+class Archipelago:
+    """A lighthouse, and trainers of two runs as threads of this process, each with a store of its own."""
+
+    def __init__(self, folder: Path, loopback: Loopback) -> None:
+        self.folder = folder
+        self.base = write_base(folder / "base")
+        self.lighthouse = serve("127.0.0.1", 0, 20.0, 20.0)
+        self.orchestrators = {name: Orchestrator(loopback.address()) for name in RUN_KEYS}
+        self.stores: dict[str, Store] = {name: make_store(folder / name / "store") for name in RUN_KEYS}
+        self.threads: list[threading.Thread] = []
+        self.errors: list[BaseException] = []
+
+    def trainer(self, name: str, steps: int, inner_steps: int) -> Trainer:
+        terms = IslandTerms(
+            peers={each: key.public for each, key in RUN_KEYS.items()},
+            publisher=name,
+            lighthouse=f"http://127.0.0.1:{self.lighthouse.address().rsplit(':', 1)[1]}",
+            settings=IslandsSettings(inner_steps=inner_steps, exchange="float32", wait_seconds=20.0),
+            group="both",
+        )
+        orchestrator, store = self.orchestrators[name], self.stores[name]
+        orchestrator.latest_version = steps
+        run = config(orchestrator.url, steps, islands=terms, recipe=recipe(optimizer_steps=2))
+        client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
+        return Trainer(
+            run, store, self.base, self.folder / name / "outbox", self.folder / name / "tmp", Progress(RUN, client, store),
+            name, telemetry.Liveness(60.0), ranks(), OwnIsland(name, RUN_KEYS[name], terms, store),
+        )  # fmt: skip
+
+    def start(self, trainer: Trainer) -> None:
+        def act() -> None:
+            try:
+                trainer.live()
+            except BaseException as error:
+                self.errors.append(error)
+
+        self.threads.append(threading.Thread(target=act, daemon=True))
+        self.threads[-1].start()
+
+    def until(self, what: str, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not done():
+            assert not self.errors, self.errors
+            assert time.monotonic() < deadline, f"not within 120 s: {what}"
+            time.sleep(0.05)
+
+    def ended(self) -> None:
+        self.until("the runs end", lambda: not any(thread.is_alive() for thread in self.threads))
+        assert not self.errors, self.errors
+
+    def same(self, north: int, south: int) -> bool:
+        """Whether a version of one run has the weights of a version of the other, bit for bit."""
+        found = [
+            load_file(self.folder / name / "outbox" / keys.version_name(version) / "model.safetensors")
+            for name, version in (("north", north), ("south", south))
+        ]
+        return all(bool((value == found[1][name]).all()) for name, value in found[0].items())
+
+    def reports(self, name: str, steps: int) -> list[StepMetrics]:
+        return [StepMetrics.from_json(self.stores[name].get(keys.step_metrics(step))) for step in range(steps)]
+
+
+@pytest.fixture
+def archipelago(tmp_path: Path, loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archipelago]:
+    monkeypatch.setenv("SHOAL_BIND", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(telemetry, "STOP", threading.Event())
+    made = Archipelago(tmp_path, loopback)
+    yield made
+    telemetry.STOP.set()
+    for thread in made.threads:
+        thread.join(20)
+    made.lighthouse.shutdown()
+    for orchestrator in made.orchestrators.values():
+        orchestrator.close()
+
+
+def test_runs_of_a_group_exchange_after_a_step_and_their_versions_hold_what_came_of_it(
+    archipelago: Archipelago,
+) -> None:
+    for name, first in (("north", 0), ("south", 40)):  # other rollouts, or nothing would have to be shared
+        for step in range(3):
+            fill_step(archipelago.stores[name], step, first + step)
+        archipelago.start(archipelago.trainer(name, steps=3, inner_steps=3))
+    archipelago.ended()
+    assert [archipelago.same(version, version) for version in range(4)] == [True, False, True, True]
+    for name in RUN_KEYS:
+        reports = archipelago.reports(name, 3)
+        assert [report.rows for report in reports] == [16, 16, 16], (
+            "every step is the run's own, and trains on its batch"
+        )
+        assert ["exchange" in report.phase_seconds for report in reports] == [False, True, True]
+        assert archipelago.stores[name].exists(keys.trainer_state(3) + "state.json")
+
+
+def test_a_run_that_comes_late_copies_the_weights_and_begins_with_its_own_first_step(
+    archipelago: Archipelago, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(islands, "GATHER_SECONDS", 0.5)
+    north, south = archipelago.stores["north"], archipelago.stores["south"]
+    for step in range(2):
+        fill_step(north, step)
+    for step in range(3):
+        fill_step(south, step, 40 + step)
+    archipelago.start(archipelago.trainer("north", steps=4, inner_steps=2))
+    archipelago.until("one run trains alone", lambda: north.exists(keys.step_metrics(1)))
+    late = archipelago.trainer("south", steps=3, inner_steps=2)
+    archipelago.start(late)
+    archipelago.until(
+        "the other joins", lambda: late._progress._phase == "join" and late._member._island._members.heard
+    )
+    for step in (2, 3):
+        fill_step(north, step)
+    archipelago.ended()
+    reports = archipelago.reports("south", 3)
+    assert [(report.rows, report.rows_left_out) for report in reports] == [(0, 16), (0, 16), (16, 0)], (
+        "rows of before the copy say nothing about the weights that were copied"
+    )
+    assert archipelago.same(3, 1), "the version after the copy has other weights than were copied"
+    assert archipelago.same(3, 2)
+    assert archipelago.same(4, 3), "the last exchange of both did not come about"
+
+
+def test_with_adapters_the_frozen_base_model_is_part_of_what_islands_must_have_alike(tmp_path: Path) -> None:
+    adapters = TrainerSettings(lora=Lora(rank=2))
+    first, same, other = (
+        load_policy(write_base(tmp_path / name, seed=seed), adapters, ranks(), lambda: None)
+        for name, seed in (("first", 0), ("same", 0), ("other", 1))
+    )
+    assert frozen_digest(first) == frozen_digest(same) != frozen_digest(other)
+    whole = load_policy(tmp_path / "other", TrainerSettings(), ranks(), lambda: None)
+    assert frozen_digest(whole) == hashlib.sha256().hexdigest(), "nothing of it is frozen"
+
+
+def test_groups_that_an_older_version_had_a_hand_in_are_left_out_and_counted() -> None:
+    def group(*versions: int) -> Group:
+        row = rows_of(0)[0]
+        made = [
+            Sample(f"row {version}", row.prompt_tokens, 1, None, None, 1.0, version, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+            for version in versions
+        ]
+        return Group(made)
+
+    rows = StepRows([group(3, 4), group(4, 4), group(5, 5)], 1, ["a row is cut"])
+    left = sampled_after(rows, 3)
+    assert left.groups == rows.groups[1:]
+    assert left.left_out == 3
+    assert left.problems == [
+        "a row is cut",
+        "2 rows are of version 3 or older, before the weights of other islands were copied",
+    ]
+    assert sampled_after(rows, -1) is rows
