@@ -11,7 +11,7 @@ from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress
-from shoal.contracts.final_model import FinalModel
+from shoal.contracts.final_model import FinalModel, ModelOrigin
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.islands import (
     CertificateLink,
@@ -269,6 +269,7 @@ DOCUMENTS: list[Contract] = [
         inner_seconds=61.5, position=500,
     ),
     FinalModel(run=RUN, version=70, model_id="arithmetic-tiny", files={"config.json": DIGEST}),
+    ModelOrigin(run=RUN, version=70, targets=[20], max_completion_tokens=48),
     SftManifest(
         run=RUN, source="/data", completion_tokens=9,
         shards=[SftShard(name="learnt-00000.parquet", sha256=DIGEST, rows=2, tokens=12, held_out=False)],

@@ -104,3 +104,13 @@ def test_what_the_operator_says_is_told_until_the_orchestrator_answers() -> None
     before, after = snapshot(message="the run is preparing"), snapshot(message="waits for trainer")
     assert events(before, after) == ["waits for trainer"]
     assert events(before, snapshot(message="step 3 of 60", progress=progress())) == []
+
+
+def test_the_status_of_a_supervised_run_is_its_loss_not_files_that_nobody_sends() -> None:
+    trained = step_metrics(6, epoch=1.0, loss=0.25)
+    moment = snapshot(parts=(part(),), progress=progress(last_step=trained, open_step=None, files_pending=0))
+    history = History()
+    history.add(moment)
+    line = status_line(moment, history, view_model(moment, history))
+    assert "loss 0.250, held-out loss -" in line
+    assert "files" not in line

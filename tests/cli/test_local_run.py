@@ -1,13 +1,15 @@
 """The operator's pods and conditions as the command line shows them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.cli.local_run import message_of, parts_of
+from shoal.cli.local_run import PREPARING, message_of, parts_of, warm_start
 from shoal.cli.snapshot import Part
 from shoal_operator.local.containers import ContainerView
 from shoal_operator.local.pods import PodView
+from shoal_operator.reconcile import run_status
 
 
 def container(**changes: Any) -> ContainerView:
@@ -77,3 +79,21 @@ def test_a_condition_without_a_message_gives_its_reason() -> None:
 def test_a_ready_run_and_one_without_status_have_nothing_to_say() -> None:
     assert message_of({"conditions": [condition("Ready", "True", "all parts are ready")]}) == ""
     assert message_of({}) == ""
+
+
+def test_the_newest_pass_rate_of_the_warm_start_is_read_from_prepare_s_log(tmp_path: Path) -> None:
+    assert warm_start(tmp_path) is None
+    log = tmp_path / "demo-prepare-1" / "prepare.log"
+    log.parent.mkdir()
+    log.write_text('{"event": "task table written"}\n')
+    assert warm_start(tmp_path) is None
+    with log.open("a") as file:
+        file.write(
+            "{}\n" * 3000 + '{"event": "warm start", "pass_rate": 0.04}\n{"event": "warm start", "pass_rate": 0.125}\n'
+        )
+        file.write('Loading weights\n{"event": "warm start", "pass')
+    assert warm_start(tmp_path) == 0.125
+
+
+def test_the_operator_s_words_for_preparing_are_those_that_the_pass_rate_is_put_behind() -> None:
+    assert PREPARING in Path(run_status.__file__).read_text()

@@ -4,14 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.cli.down import down
 from shoal.cli.errors import InputWrong, RunFailed
-from shoal.cli.run_folders import RunLock, find_run, holder_of
+from shoal.cli.ledger_sources import open_source
+from shoal.cli.reporting import write_report
+from shoal.cli.run_folders import RunLock, find_run, holder_of, still_prepares
+from shoal.cli.ui import wait_for_orchestrator
 
 HOLD = """
 import signal, sys, time
@@ -122,3 +126,42 @@ def test_down_does_not_wait_for_ever(tmp_path: Path, hold) -> None:
     first = hold(tmp_path / "demo", "deaf")
     with pytest.raises(RunFailed, match=rf"`shoal up` \(process {first.pid}\) did not stop within 0 s"):
         down(tmp_path / "demo", deadline_seconds=0.1)
+
+
+def test_a_run_that_is_still_prepared_is_called_early_not_ended(tmp_path: Path, hold) -> None:
+    folder = run_folder(tmp_path, "demo")
+    assert not still_prepares(folder)
+    holder = hold(folder)
+    assert still_prepares(folder)
+    for said in (
+        write_report(folder)[1],
+        refused(lambda: open_source("demo", tmp_path, run_key=None, join=None, endpoint=None, credentials=None)),
+    ):
+        assert "`shoal up` still makes the run's base model and task table" in said
+        assert "ended" not in said
+    holder.send_signal(signal.SIGTERM)
+    holder.wait(timeout=20)
+    assert "the run ended before its base model was prepared" in write_report(folder)[1]
+
+
+def test_the_page_of_a_run_that_is_still_prepared_is_waited_for(tmp_path: Path, hold) -> None:
+    folder, said = run_folder(tmp_path, "demo"), []
+    wait_for_orchestrator(folder, said.append)
+    assert said == []
+    hold(folder)
+    waiting = threading.Thread(target=wait_for_orchestrator, args=(folder, said.append), daemon=True)
+    waiting.start()
+    waiting.join(timeout=0.5)
+    assert waiting.is_alive()
+    assert "waits until `shoal up` has made the run's base model" in said[0]
+    home = folder / "pods" / "demo-orchestrator-0" / "config"
+    home.mkdir(parents=True)
+    (home / "run.json").write_text("{}")
+    waiting.join(timeout=30)
+    assert not waiting.is_alive()
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(InputWrong) as caught:
+        call()
+    return str(caught.value)

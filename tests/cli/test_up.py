@@ -127,6 +127,13 @@ def test_the_end_has_a_report_of_what_the_store_holds(tmp_path: Path, up) -> Non
     assert f"report: {tmp_path}/demo/report.html and {tmp_path}/demo/report.json" in run.lines
 
 
+def test_what_happened_in_the_last_second_is_told_too(up) -> None:
+    run = up("scored")
+    assert run.end() == 0
+    assert any(line.endswith("version 2 on sums: 100.0 % right") for line in run.lines)
+    assert any(line.endswith("version 1 on sums: not scored in full") for line in run.lines)
+
+
 def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) -> None:
     RunFolder(tmp_path).add_step(step_metrics(4))
     run = up("complete")

@@ -97,7 +97,10 @@ def test_the_curve_shows_steps_trained_before_this_program_started() -> None:
     history = History()
     history.seed([step_metrics(step, task_reward=step / 6) for step in range(6)])
     history.add(snapshot(progress=progress()))
-    assert len(view_model(snapshot(progress=progress()), history).task_reward_curve) == 7
+    assert [(label, len(curve)) for label, curve in view_model(snapshot(progress=progress()), history).curves] == [
+        ("reward", 7),
+        ("task reward", 7),
+    ]
 
 
 def test_the_screen_shows_every_part_and_every_figure() -> None:
@@ -130,3 +133,24 @@ def test_text_that_a_stranger_could_choose_moves_no_cursor_and_is_no_markup() ->
     assert "\x1b" not in screen
     assert "\u202e" not in screen
     assert "[red]x[/red]" in screen
+
+
+@pytest.mark.parametrize("changes", [{"phase": "Waiting", "ready": False}, {"ready": False}, {"phase": "Failed"}])
+def test_a_trainer_that_was_killed_is_not_shown_with_what_it_did_last(changes: dict) -> None:
+    steps = [progress(last_step=step_metrics(number), trainer_phase="update") for number in (5, 6)]
+    alive, dead = (snapshot(parts=(part(**each),), progress=steps[1]) for each in ({}, changes))
+    before = snapshot(progress=steps[0])
+    assert model_of(before, alive).headline.endswith("trainer: update")
+    assert dict(model_of(before, alive).figures)["time left"] != "-"
+    assert model_of(before, dead).headline.endswith("version 7, trainer starts again")
+    assert dict(model_of(before, dead).figures)["time left"] == "-"
+
+
+def test_a_supervised_run_shows_losses_in_place_of_rewards_files_and_nodes() -> None:
+    steps = [step_metrics(step, epoch=1.0, loss=2.0 - step, held_out_loss=None) for step in (0, 1)]
+    model = model_of(*(snapshot(progress=progress(last_step=step)) for step in steps))
+    assert [label for label, _ in model.figures] == [
+        "step", "loss", "held-out loss", "epoch", "gradient norm", "version", "time left",
+    ]  # fmt: skip
+    assert [label for label, _ in model.curves] == ["loss"]
+    assert "reward" not in drawn(model)

@@ -1,6 +1,7 @@
 """A program for tests: `shoal.cli.up.up` with real processes in place of the operator's pods, so that signals and exit codes can be seen.
 
-Arguments: runs-dir, behaviour (`complete`, `failed`, `forever`, `hangs` on stop, `breaks` in a tick).
+Arguments: runs-dir, behaviour (`complete`, `failed`, `forever`, `hangs` on stop, `breaks` in a tick, `scored`: complete, with
+scores that the orchestrator tells only when it is asked last).
 """
 
 import subprocess
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from shoal.cli import up as module
+from shoal.cli.progress import ProgressReader
 from shoal.cli.snapshot import Part
+from shoal.contracts.protocol import RunProgress
 
 
 class SmallRun:
@@ -44,7 +47,11 @@ class SmallRun:
 
     def finished(self) -> str | None:
         done = self.ticks > 2
-        return {"complete": "complete", "failed": "failed: the trainer gave up"}.get(self.behaviour) if done else None
+        return (
+            {"complete": "complete", "scored": "complete", "failed": "failed: the trainer gave up"}.get(self.behaviour)
+            if done
+            else None
+        )
 
     def stop(self) -> None:
         if self.behaviour == "hangs":
@@ -57,10 +64,28 @@ class SmallRun:
             self.process.wait()
 
 
+def tell_scores_at_the_end() -> None:
+    """An orchestrator's answers, in place of its server: the first at once, another one when `up` asks for the last time."""
+    said = {"run": "demo", "steps_total": 3, "open_step": None, "latest_version": 2, "complete": True}
+    scores = [
+        {"version": 1, "benchmark": "sums", "slices": 2, "slices_done": 1, "ended": True},
+        {"version": 2, "benchmark": "sums", "slices": 2, "slices_done": 2, "ended": True, "avg_at_k": 1.0},
+    ]
+    first, last = (RunProgress.model_validate(said | {"evaluations": each}) for each in ([], scores))
+
+    def ask_once(reader: ProgressReader) -> None:
+        reader._newest = (time.monotonic(), last)
+
+    ProgressReader.start = lambda reader: setattr(reader, "_newest", (time.monotonic(), first))  # type: ignore[method-assign]
+    ProgressReader.ask_once = ask_once  # type: ignore[method-assign]
+
+
 def main() -> int:
     runs_dir, behaviour = Path(sys.argv[1]), sys.argv[2]
     module.open_local_run = lambda manifest, where: SmallRun(where, behaviour)  # type: ignore[assignment]
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if behaviour == "scored":
+        tell_scores_at_the_end()
     fresh = "--fresh" in sys.argv
     return module.up(SimpleNamespace(name="demo"), runs_dir, console, live=False, fresh=fresh)  # type: ignore[arg-type]
 

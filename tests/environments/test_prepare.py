@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from samples import PROOF_PROFILE, run_config
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.final_model import ORIGIN_FILE
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
@@ -48,11 +49,12 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint as somebody mounts it, with its proof profile, a README, and a pickle, which is nobody's business."""
+    """A checkpoint as somebody mounts it, with its proof profile, a README, what its run asked, and a pickle, which is nobody's business."""
     folder = checkpoint_of_width(tmp_path / "mounted", 128)
     (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
     (folder / "README.md").write_text("# A model")
     (folder / "optimizer.bin").write_bytes(b"pickle")
+    (folder / ORIGIN_FILE).write_bytes(b"{}")
     return folder
 
 
@@ -83,7 +85,7 @@ def test_a_mounted_checkpoint_and_a_task_table_are_put_into_the_store(
     assert len(tasks) == done.task_count == 50
     names = {info.key.removeprefix(keys.BASE_MODEL) for info in store.list(keys.BASE_MODEL)}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    assert not names & {"README.md", "optimizer.bin"}
+    assert not names & {"README.md", "optimizer.bin", ORIGIN_FILE}
 
 
 def test_a_base_model_without_a_proof_profile_is_calibrated_and_carries_it_from_then_on(

@@ -13,6 +13,7 @@ from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.evaluation.sampling import CannotEvaluate, Wanted, ask
 
 POSITIONS = 96
 
@@ -91,3 +92,12 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path:
         assert words in done.stderr
         assert "Traceback" not in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shoal.inference.engine", None)  # to load it would fail
+    environment = Arithmetic()
+    with pytest.raises(CannotEvaluate, match=r"it is past the model's 96: allowed is --max-tokens up to \d+$"):
+        ask(model, environment, environment.tasks(2, 0), Wanted(1, 1.0, max_tokens=POSITIONS), print)

@@ -8,6 +8,7 @@ from run_documents import progress, snapshot, step_metrics
 
 from samples import EVALUATION, RUN
 from shoal.cli.lines import events
+from shoal.cli.reporting import score_lines
 from shoal.cli.view import History
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
@@ -100,3 +101,11 @@ def test_an_evaluation_that_ended_is_a_line() -> None:
 def test_a_record_cannot_have_more_slices_than_its_benchmark() -> None:
     with pytest.raises(ValueError, match="slices_done is 17, the benchmark has 16 slices"):
         VersionEvaluation.model_validate(EVALUATION.model_dump() | {"slices_done": 17})
+
+
+def test_the_last_words_of_a_run_have_the_scores_of_its_first_and_newest_version_and_the_best_one() -> None:
+    newer = EVALUATION.model_copy(update={"version": 24})
+    assert score_lines([UNASKED, newer, EVALUATION], BEST) == [
+        "on sums: version 6: 50.0 % right; version 24: 50.0 % right; best: version 6 with 50.0 %; not scored in full: version 12"
+    ]
+    assert score_lines([UNASKED], None) == ["on sums: not scored in full: version 12"]

@@ -1,5 +1,6 @@
 """The whole report from a run folder: a page that stands by itself, a JSON with the promised keys, and the model beside them."""
 
+import hashlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +9,11 @@ from html.parser import HTMLParser
 import pytest
 from run_documents import RunFolder, sample, step_metrics, verdict
 
+from shoal.contracts import keys
+from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
+from shoal.contracts.recipe import LengthReward
 from shoal.report.access import NoRun, open_run
+from shoal.report.collect import ModelPlace
 from shoal.report.export import export_model
 from shoal.report.plots import Line, draw
 from shoal.report.records import SessionRecord
@@ -130,6 +135,44 @@ def test_the_last_version_is_exported_whole_and_an_older_export_is_replaced(run)
 def test_the_base_model_alone_is_no_trained_model(run) -> None:
     run.add_version(0, FILES)
     assert export_model(open_run(run.path), run.path / "model") is None
+
+
+def test_how_the_run_asked_lies_beside_its_model(run) -> None:
+    run.config = run.config.model_copy(update={"length_reward": LengthReward(targets=[20])})
+    (run.home / "config" / "run.json").write_bytes(run.config.to_json())
+    run.add_version(3, FILES)
+    make(run)
+    assert read_origin(run.path / "model") == ModelOrigin(run="demo", version=3, targets=[20], max_completion_tokens=32)
+
+
+def put_result(run: RunFolder, version: int, **changed: bytes) -> None:
+    """`models/final/` as a run of mode SFT leaves it; `changed` are files that are not what the seal says."""
+    for name, data in FILES.items():
+        run.store.put(keys.FINAL_MODEL + name, changed.get(name.partition(".")[0], data))
+    files = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+    run.store.put(keys.FINAL_SEAL, FinalModel(run="demo", version=version, model_id="demo/tiny", files=files).to_json())
+
+
+def test_a_run_that_publishes_no_versions_has_its_result_exported_and_its_losses_told(run) -> None:
+    run.add_step(step_metrics(0, epoch=0.5, loss=2.0, held_out_loss=2.5))
+    run.add_step(step_metrics(9, epoch=1.0, loss=0.5, held_out_loss=0.75))
+    put_result(run, 10)
+    report = make(run)
+    assert report.data.model == ModelPlace(str(run.path / "model"), 10)
+    assert {path.name for path in (run.path / "model").iterdir()} == {*FILES, ORIGIN_FILE}
+    assert [command.title for command in report.commands] == ["With transformers:", "With vLLM:"]
+    put_result(run, 11)
+    again = make(run)
+    assert again.data.model is not None
+    assert again.data.model.version == 11
+
+
+def test_a_result_that_is_not_what_its_seal_says_is_not_exported(run) -> None:
+    put_result(run, 10, model=b"other weights")
+    report = make(run)
+    assert report.data.model is None
+    assert [path.name for path in run.path.iterdir() if "model" in path.name] == []
+    assert any("models/final/model.safetensors has SHA-256" in note for note in report.data.notes)
 
 
 def test_a_version_with_a_flipped_bit_is_not_exported_and_the_report_says_so(run) -> None:

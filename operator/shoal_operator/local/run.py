@@ -45,6 +45,9 @@ class LocalRun:
         self._secrets = [read_secret(path) for path in secrets]
         self.name = self._wanted.metadata.name
         self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
+        generated = self._wanted.spec.model.generated
+        self.warm_start_pass_rate = generated.warm_start_pass_rate if generated is not None else None
+        """With which the making of a generated model ends; None: the model is not made here."""
         self.run_dir = runs_dir / self.name
         refuse_changes(self._wanted, self.run_dir, str(manifest_path))
         self._next_reconcile = 0.0

@@ -63,7 +63,12 @@ class Driver:
         self._local.tick()
         self._parts = tuple(self._local.parts())
         self._ended_badly |= {part.name: None for part in self._parts if part.last_exit not in (None, 0)}
-        snapshot = Snapshot(
+        snapshot = self._snapshot()
+        self._leave(snapshot)
+        return snapshot
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
             unix=time.time(),
             run=self._local.name,
             steps_total=self._local.steps,
@@ -71,8 +76,6 @@ class Driver:
             progress=self._progress.newest(),
             message=self._local.message(),
         )
-        self._leave(snapshot)
-        return snapshot
 
     def _leave(self, snapshot: Snapshot) -> None:
         """Put the snapshot where `shoal ui` reads it. A disk that is full costs the page its news, never the run."""
@@ -89,10 +92,12 @@ class Driver:
         """Parts (`pod/container`) of which a process ended with an error since the start, in order of the first time."""
         return list(self._ended_badly)
 
-    def end_readings(self) -> None:
-        """Take a last reading while the parts still run."""
+    def end_readings(self) -> Snapshot:
+        """Take a last reading while the parts still run: what happened since the one before is told too, such as the score of the last version."""
         self._sampler.end_readings()
         self._progress.stop()
+        self._progress.ask_once()
+        return self._snapshot()
 
     def stop(self, outcome: str) -> None:
         """Stop every part in order; no process is left."""

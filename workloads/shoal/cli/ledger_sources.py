@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import find_run, is_run
+from shoal.cli.run_folders import find_run, is_run, no_run_yet
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import Roster
@@ -72,10 +72,11 @@ def _open(
     folder = Path(source) if source is not None else None
     if folder is not None and folder.is_dir() and not is_run(folder):
         return _open_copy(folder), None
+    run_dir = find_run(source, runs_dir)
     try:
-        access = open_run(find_run(source, runs_dir))
+        access = open_run(run_dir)
     except NoRun as error:
-        raise InputWrong(plain(error, 400)) from None
+        raise InputWrong(no_run_yet(run_dir, error)) from None
     return access.store, access.config
 
 

@@ -6,7 +6,7 @@ For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; 
 from datetime import datetime
 
 from shoal.cli.snapshot import Part, Snapshot
-from shoal.cli.view import History, Model, eta_seconds, waiting_for
+from shoal.cli.view import History, Model, time_left, waiting_for
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.report.text import count, duration, number, percent, plain
@@ -100,13 +100,17 @@ def status_line(snapshot: Snapshot, history: History, model: Model) -> str:
     progress = snapshot.progress
     if progress is not None and not progress.complete:
         rate = history.tokens_per_second()
-        pieces.append(
-            f"files {count(progress.files_accepted)} accepted, {count(progress.files_rejected)} rejected, "
-            f"{count(progress.files_pending)} pending"
-        )
-        if rate is not None:
-            pieces.append(f"{count(rate)} tokens/s")
-        left = eta_seconds(progress, history.ordered(), snapshot.unix)
+        if progress.last_step is not None and progress.last_step.supervised:
+            last = progress.last_step
+            pieces.append(f"loss {number(last.loss)}, held-out loss {number(last.held_out_loss)}")
+        else:
+            pieces.append(
+                f"files {count(progress.files_accepted)} accepted, {count(progress.files_rejected)} rejected, "
+                f"{count(progress.files_pending)} pending"
+            )
+            if rate is not None:
+                pieces.append(f"{count(rate)} tokens/s")
+        left = time_left(snapshot, history.ordered())
         if left is not None:
             pieces.append(f"{duration(left)} left")
     waits = waiting_for(snapshot)

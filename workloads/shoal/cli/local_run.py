@@ -5,13 +5,17 @@ The operator is imported when a verb needs it. What it refuses comes back as `In
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.errors import InputWrong
+from shoal.cli.run_folders import LOGS_FOLDER
 from shoal.cli.snapshot import Part
+from shoal.report.text import percent
 
 if TYPE_CHECKING:
     from shoal_operator.api.training_run import TrainingRun
@@ -104,7 +108,11 @@ class OperatorRun:
         return parts_of(self._local.pods())
 
     def message(self) -> str:
-        return message_of(self._local.status())
+        said = message_of(self._local.status())
+        rate = warm_start(self.run_dir / LOGS_FOLDER)
+        if said == PREPARING and rate is not None and self._local.warm_start_pass_rate is not None:
+            return f"{said}: {percent(rate)} of the {percent(self._local.warm_start_pass_rate)} right answers that its warm start ends with"
+        return said
 
     def finished(self) -> str | None:
         return self._local.finished()
@@ -147,6 +155,30 @@ def _phase(pod_phase: str, container: ContainerView) -> str:
 
 CONDITIONS_TOLD = (("Failed", "True"), ("Suspended", "True"), ("Progressing", "True"), ("Ready", "False"))
 """Which conditions say what a run waits for, most telling first."""
+
+
+PREPARING = "makes the base model and the task table"
+"""What the operator says (`reconcile/run_status.py`) while prepare works and nothing is wrong."""
+TAIL_BYTES = 4096
+
+
+def warm_start(logs: Path) -> float | None:
+    """The newest pass rate in prepare's log: how far the warm start of a generated model is. None before the first."""
+    try:
+        newest = max(logs.glob("*/prepare.log"), key=lambda path: path.stat().st_mtime, default=None)
+        if newest is None:
+            return None
+        with newest.open("rb") as file:
+            file.seek(max(0, newest.stat().st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            said = json.loads(line)
+            if said["event"] == "warm start":
+                return float(said["pass_rate"])
+    return None
 
 
 def message_of(status: Mapping[str, Any]) -> str:

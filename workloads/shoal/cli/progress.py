@@ -49,7 +49,16 @@ class ProgressReader:
         except (httpx.HTTPError, ValidationError):
             return
 
+    def ask_once(self) -> None:
+        """Ask with a connection of its own, from the caller's thread; `TIMEOUT_SECONDS` at most."""
+        with _client() as client:
+            self.ask(client)
+
     def _loop(self) -> None:
-        with httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
+        with _client() as client:
             while not self._ended.wait(ASK_SECONDS):
                 self.ask(client)
+
+
+def _client() -> httpx.Client:
+    return httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False)

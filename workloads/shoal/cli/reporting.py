@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import METRICS_FILE, MODEL_FOLDER
+from shoal.cli.run_folders import METRICS_FILE, MODEL_FOLDER, no_run_yet
 from shoal.contracts.steps import StepMetrics
-from shoal.report.text import count, duration, number, plain
+from shoal.report.text import count, duration, number, percent, plain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.cli.ledger_sources import LedgerSource
+    from shoal.contracts.evaluation import BestVersion
+    from shoal.evaluation.versions import VersionEvaluation
     from shoal.report.facts import StoreFacts
     from shoal.report.write import Report
 
@@ -32,7 +36,7 @@ def write_report(run_dir: Path) -> tuple[Report | None, str]:
 
         return make_report(run_dir, run_dir / METRICS_FILE, run_dir / MODEL_FOLDER), ""
     except NoRun as error:
-        return None, str(error)
+        return None, no_run_yet(run_dir, error)
     except StoreUnavailable as error:
         return None, f"no report: {error}"
 
@@ -91,20 +95,46 @@ def seen_steps(run_dir: Path) -> list[StepMetrics]:
         return []
 
 
+def score_lines(evaluations: Sequence[VersionEvaluation], best: BestVersion | None) -> list[str]:
+    """A line a benchmark: its first and its newest version with a score, the best one, and versions whose evaluation was not finished."""
+    lines = []
+    for benchmark in dict.fromkeys(each.benchmark.name for each in evaluations):
+        of_it = sorted(
+            (each for each in evaluations if each.benchmark.name == benchmark), key=lambda each: each.version
+        )
+        scored = [
+            (each.version, value) for each in of_it if each.complete and (value := each.short.avg_at_k) is not None
+        ]
+        ends = dict.fromkeys((*scored[:1], *scored[-1:]))
+        told = [f"version {version}: {percent(value)} right" for version, value in ends]
+        if best is not None and best.benchmark == benchmark:
+            told.append(f"best: version {best.version} with {percent(best.value)}")
+        if unfinished := [str(each.version) for each in of_it if not each.complete]:
+            told.append(f"not scored in full: version {', '.join(unfinished[-5:])}")
+        lines.append(f"on {plain(benchmark, 40)}: {'; '.join(told) or 'nothing could be scored'}")
+    return lines
+
+
 def last_words(report: Report) -> list[str]:
     """What is printed at the end: the result, where the report is, and how to load the model."""
     data = report.data
     total = f"/{data.steps_total}" if data.steps_total is not None else ""
     time = f" in {duration(data.wall_seconds)}" if data.wall_seconds is not None else ""
-    result = (
-        []
-        if data.dataset is not None
-        else [
+    supervised = [metrics for metrics in data.steps if metrics.supervised]
+    result = []
+    if supervised:
+        first, last = supervised[0], supervised[-1]
+        result = [
+            f"{len(data.steps)}{total} steps{time}; loss {number(first.loss)} -> {number(last.loss)}; held-out loss "
+            f"{number(first.held_out_loss)} -> {number(last.held_out_loss)}"
+        ]
+    elif data.dataset is None:
+        result = [
             f"{len(data.steps)}{total} steps{time}; task reward "
             f"{number(data.reward_start)} -> {number(data.reward_end)}; files {count(data.files['accept'])} accepted, "
             f"{count(data.files['reject'])} rejected",
         ]
-    )
+    result += score_lines(data.evaluations, data.best_version)
     if data.filtered is not None:
         result.append(
             f"offline filter: {count(data.filtered.tasks_kept)} of {count(data.filtered.tasks_before)} tasks kept"

@@ -86,6 +86,25 @@ def holder_of(run_dir: Path) -> Holder | None:
     return None
 
 
+def still_prepares(run_dir: Path) -> bool:
+    """Whether another process's `shoal up` works here and has no orchestrator yet: it makes the base model and the task table."""
+    from shoal.report.access import has_orchestrator  # loads the store's library, which most verbs do not need
+
+    holder = holder_of(run_dir)
+    return holder is not None and holder.pid != os.getpid() and not has_orchestrator(run_dir)
+
+
+def no_run_yet(run_dir: Path, why: object) -> str:
+    """Why a run cannot be opened; of one that is going, that it is too early."""
+    if not still_prepares(run_dir):
+        return plain(why, 400)
+    return plain(
+        f"{run_dir}: `shoal up` still makes the run's base model and task table; there is nothing to read before. Try again"
+        " when it says that the orchestrator is ready",
+        400,
+    )
+
+
 class RunLock:
     """Held for as long as a `shoal up` lives."""
 

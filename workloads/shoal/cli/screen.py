@@ -32,9 +32,7 @@ def render(model: Model) -> RenderableType:
     """The whole screen: headline and bar, figures with curves, the table of parts, what the run waits for."""
     title = Text.assemble(("shoal ", "dim"), (model.run, "bold"), ("  " + model.headline, ""))
     body: list[RenderableType] = [_bar(model.share_done), _figures(model)]
-    for label, curve in (("reward", model.reward_curve), ("task reward", model.task_reward_curve)):
-        if curve:
-            body.append(_line(label, curve, "cyan"))
+    body += [_line(label, curve, "cyan") for label, curve in model.curves]
     if model.rejects:
         body.append(_line("rejected for", model.rejects, "red"))
     if model.waiting:

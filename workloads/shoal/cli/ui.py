@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from shoal.cli.errors import InputWrong
 from shoal.cli.ledger_sources import LedgerSource, open_source
 from shoal.cli.progress import ProgressReader
-from shoal.cli.run_folders import LIVE_FILE, find_run
+from shoal.cli.run_folders import LIVE_FILE, find_run, still_prepares
 from shoal.cli.snapshot import Snapshot, parse_snapshot
 from shoal.report.access import NoRun, open_run
 from shoal.report.text import plain
@@ -25,6 +25,9 @@ from shoal.ui.app import make_app
 from shoal.ui.serving import server
 from shoal.ui.watch import RunWatch
 
+LOOK_SECONDS = 1.0
+PREPARE_SECONDS = 3600.0
+"""A page is waited for as long as most models take to be fetched; then it is said that there is none yet."""
 STALE_SECONDS = 15.0
 """`shoal up` writes each second; an older snapshot is of a run that has ended."""
 
@@ -56,9 +59,11 @@ def serve(
     if (place.certificate is None) != (place.key is None):
         raise InputWrong("--certificate and --key belong together: give both, or neither")
     access = _access(place)
-    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     is_url = source is not None and source.startswith("s3://")
     folder = None if is_url else _run_folder(source, runs_dir)
+    if folder is not None:
+        wait_for_orchestrator(folder, say)
+    opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     snapshot = _remote(opened, orchestrator) if folder is None or orchestrator else _local(folder)
     listener = _bind(place)
     watch = RunWatch(opened, snapshot)
@@ -75,6 +80,18 @@ def serve(
     say("Ctrl-C stops the page; the run goes on")
     app = make_app(watch, access, secure_cookie=scheme == "https")
     server(app, ssl_certfile=place.certificate, ssl_keyfile=place.key).run(sockets=[listener])
+
+
+def wait_for_orchestrator(folder: Path, say: Callable[[str], None], most_seconds: float = PREPARE_SECONDS) -> None:
+    """Wait while `shoal up` makes the run's base model and task table: before that there is nothing to show."""
+    if not still_prepares(folder):
+        return
+    say(
+        f"{plain(folder, 200)}: waits until `shoal up` has made the run's base model and task table, then the page is here"
+    )
+    end = time.monotonic() + most_seconds
+    while still_prepares(folder) and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
 
 
 def _access(place: Place) -> Access:

@@ -57,7 +57,7 @@ def _drive(driver: Driver, output: Output, interrupts: Interrupts) -> str:
         outcome = _follow(driver, output, interrupts)
         if outcome == "interrupted":
             output.say("stopping every part in order; Ctrl-C again kills them", time.time())
-        driver.end_readings()
+        output.show(driver.end_readings())
     except Exception as error:
         structlog.get_logger().exception("shoal up broke off")
         outcome = f"failed: {type(error).__name__}: {error}"

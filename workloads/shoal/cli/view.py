@@ -95,8 +95,8 @@ class Model:
     share_done: float
     rows: tuple[PodRow, ...]
     figures: tuple[tuple[str, str], ...]
-    reward_curve: str
-    task_reward_curve: str
+    curves: tuple[tuple[str, str], ...]
+    """(label, sparkline) over all steps."""
     rejects: str
     complete: bool
 
@@ -159,6 +159,12 @@ def waiting_for(snapshot: Snapshot) -> str:
     return plain(snapshot.message, 160)
 
 
+def trainer_is_away(snapshot: Snapshot) -> bool:
+    """Whether the trainer ended and starts again: the orchestrator still tells what it did last, which is not what it does."""
+    trainers = [part for part in snapshot.parts if part.container == "trainer"]
+    return any(part.state in ("starting", "waiting", "pending", "failed") for part in trainers)
+
+
 def headline(snapshot: Snapshot) -> str:
     """`step 7/60, version 7, trainer: update`."""
     progress = snapshot.progress
@@ -171,6 +177,8 @@ def headline(snapshot: Snapshot) -> str:
         return f"slice {made.steps_collected}/{made.steps}, {count(made.rows_kept)} of {count(made.rows_seen)} completions kept"
     trained = (progress.last_step.step + 1) if progress.last_step else 0
     phase = f", trainer: {plain(progress.trainer_phase, 40)}" if progress.trainer_phase else ""
+    if trainer_is_away(snapshot):
+        phase = ", trainer starts again" if progress.trainer_phase else ", trainer starts"
     return f"step {trained}/{progress.steps_total}, version {progress.latest_version if progress.latest_version is not None else NONE}{phase}"
 
 
@@ -201,8 +209,10 @@ def view_model(snapshot: Snapshot, history: History) -> Model:
         ),
         ("tokens/s", count(history.tokens_per_second())),
         ("nodes", nodes_text(progress)),
-        ("time left", duration(eta_seconds(progress, steps, snapshot.unix) if progress else None)),
+        ("time left", duration(time_left(snapshot, steps))),
     ]
+    if last is not None and last.supervised:
+        figures = supervised_figures(figures, last)
     return Model(
         run=plain(snapshot.run, 60),
         headline=headline(snapshot),
@@ -210,11 +220,39 @@ def view_model(snapshot: Snapshot, history: History) -> Model:
         share_done=min(1.0, trained / total) if total else 0.0,
         rows=pod_rows(snapshot.parts, snapshot.run),
         figures=tuple(figures),
-        reward_curve=sparkline([metrics.reward for metrics in steps], 40),
-        task_reward_curve=sparkline([metrics.task_reward for metrics in steps], 40),
+        curves=curves(steps),
         rejects=rejects_text(progress),
         complete=bool(progress and progress.complete),
     )
+
+
+def curves(steps: list[StepMetrics]) -> tuple[tuple[str, str], ...]:
+    """Rewards, or of a supervised run its losses."""
+    named: dict[str, list[float | None]]
+    if steps and steps[-1].supervised:
+        named = {"loss": [each.loss for each in steps], "held-out loss": [each.held_out_loss for each in steps]}
+    else:
+        named = {"reward": [each.reward for each in steps], "task reward": [each.task_reward for each in steps]}
+    drawn = {label: sparkline([value for value in values if value is not None], 40) for label, values in named.items()}
+    return tuple((label, curve) for label, curve in drawn.items() if curve)
+
+
+SUPERVISED_FIGURES = ("step", "gradient norm", "version", "time left")
+"""Of those of a run with rollouts, what a supervised run has too: it has neither workers nor rewards."""
+
+
+def supervised_figures(figures: list[tuple[str, str]], last: StepMetrics) -> list[tuple[str, str]]:
+    """The figures of a run of mode SFT."""
+    own = [("loss", number(last.loss)), ("held-out loss", number(last.held_out_loss)), ("epoch", number(last.epoch, 2))]
+    shared = [each for each in figures if each[0] in SUPERVISED_FIGURES]
+    return [shared[0], *own, *shared[1:]]
+
+
+def time_left(snapshot: Snapshot, steps: list[StepMetrics]) -> float | None:
+    """Seconds until the last step is trained; None where nobody trains just now."""
+    if snapshot.progress is None or trainer_is_away(snapshot):
+        return None
+    return eta_seconds(snapshot.progress, steps, snapshot.unix)
 
 
 def nodes_text(progress: RunProgress | None) -> str:

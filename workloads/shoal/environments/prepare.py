@@ -14,7 +14,7 @@ from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
 from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms, sampling_of, slices_of
-from shoal.contracts.final_model import FinalModel
+from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
@@ -254,7 +254,11 @@ def _download(config: RunConfig, folder: Path) -> Path:
 
 def _upload(store: Store, folder: Path) -> None:
     """The checkpoint's own files; what an earlier try left there under another name goes."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in MODEL_SUFFIXES]
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != ORIGIN_FILE  # of another run's model
+    ]
     wanted = {keys.BASE_MODEL + path.name for path in files}
     for info in store.list(keys.BASE_MODEL):
         if info.key not in wanted:

@@ -14,7 +14,7 @@ from pydantic import Field
 from shoal import environments
 from shoal.contracts.base import Contract, Sha256Hex
 from shoal.environments import BadEnvironment
-from shoal.evaluation.sampling import CannotEvaluate, Settings, ask
+from shoal.evaluation.sampling import CannotEvaluate, Wanted, ask
 from shoal.evaluation.scores import Estimate, Scores, scores
 
 USUAL_TASKS = 64
@@ -35,7 +35,9 @@ class Evaluation(Contract):
     samples: int = Field(ge=1)
     temperature: float = Field(ge=0.0)
     max_tokens: int = Field(ge=1)
-    target_length: int | None
+    targets: list[int] = Field(
+        description="lengths that prompts asked for, one a task in turn; none: none was asked for"
+    )
     seed: int = Field(ge=0)
     seconds: float = Field(ge=0.0)
     scores: Scores
@@ -45,12 +47,12 @@ def evaluate_all(
     model: Path,
     names: Sequence[str],
     count: int | None,
-    settings: Settings,
+    wanted: Wanted,
     output: Path | None,
     write: Callable[[str], None],
 ) -> None:
     """Score the model on each environment, one after the other; `write` is told a line at a time. Raises CannotEvaluate, NothingScored."""
-    if settings.temperature == 0.0 and settings.samples > 1:
+    if wanted.temperature == 0.0 and wanted.samples > 1:
         raise CannotEvaluate("--temperature 0 gives the same answer each time; allowed with --samples 1")
     if len(set(names)) < len(names):
         raise CannotEvaluate(f"--env {' --env '.join(names)}: each environment once")
@@ -60,7 +62,7 @@ def evaluate_all(
         raise CannotEvaluate(f"--json {output}: there is no folder {output.parent}")
     found = []
     for name in names:
-        found.append(_one(model, name, count, settings, write))
+        found.append(_one(model, name, count, wanted, write))
         if output is not None:  # after each, so that what an interrupted evaluation has found is there
             _save(output, model, found)
     for line in table(found):
@@ -73,7 +75,7 @@ def evaluate_all(
         )
 
 
-def _one(model: Path, name: str, count: int | None, settings: Settings, write: Callable[[str], None]) -> Evaluation:
+def _one(model: Path, name: str, count: int | None, wanted: Wanted, write: Callable[[str], None]) -> Evaluation:
     started = time.monotonic()
     try:
         environment = environments.load(name)
@@ -81,11 +83,11 @@ def _one(model: Path, name: str, count: int | None, settings: Settings, write: C
         raise CannotEvaluate(f"--env {name}: {error}") from None
     try:
         count = count or environments.known_count(environment) or USUAL_TASKS
-        tasks = environment.tasks(count, settings.seed)
+        tasks = environment.tasks(count, wanted.seed)
     except ValueError as error:
         asked = "" if count is None else f" --count {count}"
         raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
-    problems = ask(model, environment, tasks, settings, lambda done, of: write(f"{name}: {done} of {of} completions"))
+    settings, problems = ask(model, environment, tasks, wanted, lambda line: write(f"{name}: {line}"))
     return Evaluation(
         environment=name,
         environment_version=environment.version,
@@ -94,7 +96,7 @@ def _one(model: Path, name: str, count: int | None, settings: Settings, write: C
         samples=settings.samples,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
-        target_length=settings.target_length,
+        targets=list(settings.targets),
         seed=settings.seed,
         seconds=round(time.monotonic() - started, 3),
         scores=scores(problems, settings.samples),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from shoal.contracts.final_model import ModelOrigin, read_origin
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
 from shoal.environments.episodes import tools_of
@@ -31,21 +32,45 @@ class CannotEvaluate(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How answers are sampled. `max_tokens` is of a completion; `target_length` (tokens) is put into the prompt where it is given."""
+    """How answers are sampled. Lengths in tokens: `max_tokens` of a completion; `targets` go into prompts, one a task in turn (none: no length)."""
 
     samples: int
     temperature: float
     max_tokens: int
     seed: int = 0
+    targets: tuple[int, ...] = ()
+
+    def target(self, index: int) -> int | None:
+        """The length that the prompt of task number `index` asks for."""
+        return self.targets[index % len(self.targets)] if self.targets else None
+
+
+USUAL_MAX_TOKENS = 1024
+"""Tokens of a completion where neither the user nor the model's run says it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user chose. `max_tokens` None: what the model's run allowed; `target_length` None: what its run asked for, 0: no length."""
+
+    samples: int
+    temperature: float
+    max_tokens: int | None = None
+    seed: int = 0
     target_length: int | None = None
 
 
 def ask(
-    model: Path, environment: Environment, tasks: Sequence[Task], settings: Settings, told: Callable[[int, int], None]
-) -> list[Problem]:
-    """All answers, scored; `told(done, of)` is called with counts of completions. Raises CannotEvaluate.
+    model: Path,
+    environment: Environment,
+    tasks: Sequence[Task],
+    wanted: Wanted,
+    say: Callable[[str], None],
+) -> tuple[Settings, list[Problem]]:
+    """How was asked, and all answers, scored; `say` is told which lengths are used and how many completions are there.
 
-    Takes the engine's start (half a minute on a CPU) and then as long as the completions.
+    Raises CannotEvaluate: for what does not fit the model, before the engine is loaded. Takes the engine's start (half a minute on a CPU) and then as
+    long as the completions.
     """
     try:
         checkpoint = read_checkpoint(model)
@@ -56,18 +81,22 @@ def ask(
     set_engine_variables()  # read when what follows is loaded
     from transformers import AutoTokenizer
 
-    from shoal.inference.engine import Engine
-
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise CannotEvaluate(f"{model}: no tokenizer can be read: {str(error).strip().splitlines()[0]}") from None
-    rows = planned(
-        tasks,
-        [prompt_tokens(tokenizer, environment, task, settings.target_length) for task in tasks],
-        settings,
-        checkpoint.max_positions,
-    )
+    origin = read_origin(model)
+    targets = asked_targets(wanted, origin)
+    prompts = [
+        prompt_tokens(tokenizer, environment, task, targets[index % len(targets)] if targets else None)
+        for index, task in enumerate(tasks)
+    ]
+    settings = chosen(wanted, origin, targets, max(map(len, prompts)), checkpoint.max_positions)
+    rows = planned(tasks, prompts, settings, checkpoint.max_positions)
+    for line in how_asked(wanted, origin, settings):
+        say(line)
+    from shoal.inference.engine import Engine  # vLLM: half a minute, which a mistake in the options should not cost
+
     longest = max(len(row.request.prompt_tokens) for row in rows) + settings.max_tokens
     engine = Engine(checkpoint, max_sequence_length=longest, batch=min(len(rows), ROWS_TOGETHER))
     tools = tools_of(environment, tokenizer, checkpoint.eos_token_ids)
@@ -84,13 +113,49 @@ def ask(
             for row, completion in zip(part, made, strict=True):
                 text = completion_text(tokenizer, completion.tokens, checkpoint.eos_token_ids)
                 answers.append(judged(environment, row.task, text, completion))
-            told(len(answers), len(rows))
+            say(f"{len(answers)} of {len(rows)} completions")
     except ToolFailedError as error:
         raise CannotEvaluate(f"a tool failed, so that its task has no answer: {error}") from None
     finally:
         engine.close()
     count = settings.samples
-    return [Problem(task.problem_id, answers[index * count : (index + 1) * count]) for index, task in enumerate(tasks)]
+    return settings, [
+        Problem(task.problem_id, answers[index * count : (index + 1) * count]) for index, task in enumerate(tasks)
+    ]
+
+
+def asked_targets(wanted: Wanted, origin: ModelOrigin | None) -> tuple[int, ...]:
+    """The lengths to ask for: the user's, else those of the model's run."""
+    if wanted.target_length is not None:
+        return (wanted.target_length,) if wanted.target_length else ()
+    return tuple(origin.targets) if origin is not None else ()
+
+
+def chosen(
+    wanted: Wanted, origin: ModelOrigin | None, targets: tuple[int, ...], longest_prompt: int, positions: int
+) -> Settings:
+    """The settings in full: a completion's limit is the user's, else that of the model's run, else `USUAL_MAX_TOKENS`, if the model has room."""
+    most = wanted.max_tokens
+    if most is None:
+        usual = (origin.max_completion_tokens if origin is not None else None) or USUAL_MAX_TOKENS
+        most = max(1, min(usual, positions - longest_prompt))
+    return Settings(wanted.samples, wanted.temperature, most, wanted.seed, targets)
+
+
+def how_asked(wanted: Wanted, origin: ModelOrigin | None, settings: Settings) -> list[str]:
+    """What the user did not choose, in words, and what he chose against the model's run."""
+    lines = []
+    trained = ", ".join(map(str, origin.targets)) if origin is not None else ""
+    if wanted.target_length is None and settings.targets:
+        lines.append(
+            f"prompts ask for {trained} tokens, as those of its run did; --target-length N asks for another length, 0 for none"
+        )
+    elif trained and list(settings.targets) != (origin.targets if origin is not None else []):
+        asked = f"{settings.targets[0]} tokens" if settings.targets else "no length"
+        lines.append(f"prompts ask for {asked}; those of its run asked for {trained} tokens, so scores may be lower")
+    if wanted.max_tokens is None:
+        lines.append(f"a completion has at most {settings.max_tokens} tokens; --max-tokens N sets another limit")
+    return lines
 
 
 def planned(
@@ -111,7 +176,7 @@ def planned(
                 settings.temperature,
                 settings.max_tokens,
             )
-            rows.append(PlannedRow(task, index, sample, settings.target_length, request))
+            rows.append(PlannedRow(task, index, sample, settings.target(index), request))
     return rows
 
 

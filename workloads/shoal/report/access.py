@@ -38,12 +38,20 @@ class RunAccess:
 
 def open_run(run_dir: Path) -> RunAccess:
     """Open the run in `run_dir`; raises `NoRun` saying what is missing."""
-    home = run_dir / "pods" / f"{run_dir.name}-orchestrator-0"
-    if (home / "config" / "run.json").is_file():
-        return open_home(home)
+    if has_orchestrator(run_dir):
+        return open_home(_home(run_dir))
     raise NoRun(
         f"{run_dir} has no orchestrator yet: the run ended before its base model was prepared, so there is nothing to report"
     )
+
+
+def has_orchestrator(run_dir: Path) -> bool:
+    """Whether the run got as far as an orchestrator, which is made when the base model and the task table are there."""
+    return (_home(run_dir) / "config" / "run.json").is_file()
+
+
+def _home(run_dir: Path) -> Path:
+    return run_dir / "pods" / f"{run_dir.name}-orchestrator-0"
 
 
 def open_home(home: Path) -> RunAccess:

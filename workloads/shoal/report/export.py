@@ -1,12 +1,21 @@
-"""Gets the trained model out of the object store into a folder of its own: the last sealed version, every piece checked."""
+"""Gets the trained model out of the object store into a folder of its own, every piece checked: the last sealed version, or the result of a run that
+publishes no versions (mode SFT). `shoal-run.json` beside it says how the run asked.
+"""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
 from shoal.report.access import RunAccess
+from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace
-from shoal.storage.checkpoint_files import MANIFEST_FILE, read_manifest
+from shoal.storage import NotFound
+from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights, read_manifest
 from shoal.storage.versions import materialise, sealed_versions
 
 
@@ -14,17 +23,63 @@ def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
     """Make `folder` hold the last trained version; None when no step was trained (version 0 is the base model).
 
     A folder with an older version is replaced when the newer one is whole. Raises `WrongWeights` or `BadSignature` for pieces that the trainer did
-    not sign.
+    not sign or that are not what their seal says.
     """
     versions = sealed_versions(access.store)
-    if not versions or versions[-1] == 0:
+    if not versions:
+        return _export_result(access, folder)
+    if versions[-1] == 0:
         return None
     last, signer = versions[-1], access.roster.keys["trainer"]
     if held_version(folder, signer) != last:
-        fresh = folder.with_name(f".{folder.name}-{last:06d}")
+        fresh = _fresh(folder, last)
         materialise(access.store, last, fresh, access.run, signer)
         _replace(fresh, folder)
+    _leave_origin(access, folder, last)
     return ModelPlace(str(folder), last)
+
+
+def _export_result(access: RunAccess, folder: Path) -> ModelPlace | None:
+    """`models/final/` of a run that is complete and has no versions."""
+    try:
+        seal = FinalModel.from_json(access.store.get(keys.FINAL_SEAL))
+    except NotFound:
+        return None
+    except ValidationError as error:
+        raise WrongWeights(f"{keys.FINAL_SEAL} is not readable: {error.error_count()} mistakes") from None
+    held = read_origin(folder)
+    if held is None or (held.run, held.version) != (access.run, seal.version):
+        fresh = _fresh(folder, seal.version)
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for name, digest in seal.files.items():
+            access.store.get_to_file(keys.FINAL_MODEL + name, fresh / name)
+            with (fresh / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest:
+                shutil.rmtree(fresh)
+                raise WrongWeights(f"{keys.FINAL_MODEL}{name} has SHA-256 {found}, its seal says {digest}")
+        _leave_origin(access, fresh, seal.version)
+        _replace(fresh, folder)
+    return ModelPlace(str(folder), seal.version)
+
+
+def _leave_origin(access: RunAccess, folder: Path, version: int) -> None:
+    """Say beside the model how its run asked. Of a run of which only the store is known, that is not known."""
+    config = access.config
+    rollouts = config is not None and config.mode != "SFT"
+    lengths = config.length_reward if config is not None and rollouts else None
+    origin = ModelOrigin(
+        run=access.run,
+        version=version,
+        targets=list(lengths.targets) if lengths is not None else [],
+        max_completion_tokens=config.sampling.max_completion_tokens if config is not None and rollouts else None,
+    )
+    write_atomically(folder / ORIGIN_FILE, origin.to_json() + b"\n")
+
+
+def _fresh(folder: Path, version: int) -> Path:
+    return folder.with_name(f".{folder.name}-{version:06d}")
 
 
 def held_version(folder: Path, signer: str) -> int | None:

@@ -75,12 +75,19 @@ def report_of(
     data = collect(access.run, total, facts, readings.records, unreadable_records=readings.unreadable, model=model)
     data.filtered = read_filter(access.store, data.notes)
     data.dataset = read_card(access)
-    longest = access.config.recipe.max_sequence_length if access.config is not None else UNKNOWN_CONTEXT
+    longest = _longest(access)
     commands = load_commands(Path(model.path), example_prompt(access), longest) if model else []
     report = Report(data, folder / "report.html", folder / "report.json", commands)
     write_atomically(report.json, (json.dumps(data.to_json(), indent=2, allow_nan=False) + "\n").encode())
     write_atomically(report.html, page(data, all_plots(data), commands).encode())
     return report
+
+
+def _longest(access: RunAccess) -> int:
+    """Tokens of the run's longest sequence."""
+    if access.config is None:
+        return UNKNOWN_CONTEXT
+    return (access.config.sft or access.config.recipe).max_sequence_length
 
 
 def example_prompt(access: RunAccess) -> str:
