@@ -1,5 +1,6 @@
 """A `Cluster` whose pods are played by the test: objects are stored as on one machine, workloads become ready when the test says so."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,11 @@ from shoal_operator.children import names
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile_all
+
+
+def _without_null(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    assert all(value is not None for _, value in fields), f"null in a status: {fields}"
+    return dict(fields)
 
 
 class MemoryCluster:
@@ -54,6 +60,7 @@ class MemoryCluster:
 
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         self.status_writes += 1
+        json.loads(json.dumps(dict(status)), object_pairs_hook=_without_null)  # an API server refuses null, too
         self.objects.set_status(kind, name, status)
 
     def addresses(

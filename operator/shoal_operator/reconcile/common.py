@@ -191,12 +191,18 @@ def _not_grown(claim: str, error: ClusterError) -> str:
 
 
 def write_status(cluster: Cluster, live: Object, status: Mapping[str, Any], conditions: Iterable[Condition]) -> None:
-    """Write the status of one of our objects, without fields that are None, unless it is there already."""
-    new = {key: value for key, value in status.items() if value is not None}
+    """Write the status of one of our objects, without fields that are None at any depth (no field may be null), unless it is there already."""
+    new = _given(status)
     new["observedGeneration"] = live["metadata"].get("generation", 1)
     new["conditions"] = merge(conditions, live, cluster.now())
     if new != live.get("status"):
         cluster.apply_status(live["kind"], live["metadata"]["name"], new)
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _given(value) if isinstance(value, dict) else value for key, value in found.items() if value is not None
+    }
 
 
 def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) -> None:

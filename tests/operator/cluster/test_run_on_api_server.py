@@ -8,6 +8,10 @@ from kube_client import Kube
 from kube_manifests import manifest
 from snapshot_cluster import wait_settled
 
+import samples
+from shoal.contracts.proof_profile import ProofTerms
+from shoal.contracts.recipe import ProofThresholds
+
 pytestmark = pytest.mark.usefixtures("operator")
 
 
@@ -69,6 +73,13 @@ def test_a_run_whose_last_version_is_announced_is_complete(story: Story) -> None
     story.wait_condition("TrainingRun", "sums", "Complete", "True")
     story.wait_field("StatefulSet", "sums-pool", "spec.replicas", 0)
     assert story.get("TrainingRun", "sums")["status"]["policyVersion"] == 4
+
+
+def test_a_status_of_which_something_is_not_known_is_taken(story: Story) -> None:
+    story.running()
+    story.progress(open_step=2, latest_version=1, proofs=ProofTerms.in_force(ProofThresholds(), samples.PROOF_PROFILE))
+    story.wait_field("TrainingRun", "sums", "status.proofs.honestChunks", 0)
+    assert "falseRejectChunksBound" not in story.get("TrainingRun", "sums")["status"]["proofs"]
 
 
 def test_progress_is_in_the_columns_of_kubectl_get(story: Story, control_plane: ControlPlane) -> None:
