@@ -91,6 +91,7 @@ install_python_packages() {
     mkdir -p .cache
     # The installer lives apart from what it installs.
     if [[ ! -f .cache/bootstrap/.ready ]] || ! cmp -s requirements/bootstrap.lock .cache/bootstrap/.ready || ! "$uv" --version >/dev/null 2>&1; then
+        say "making an environment for the installer, some ten seconds; on a busy machine a minute"
         rm -rf .cache/bootstrap
         "$python" -m venv .cache/bootstrap
         .cache/bootstrap/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock
@@ -112,7 +113,7 @@ install_python_packages() {
     [[ -n $index && -z ${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$index
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1 VIRTUAL_ENV=$root/.venv
 
-    say "installing Python packages from requirements/dev.lock (some 5 GB the first time)"
+    say "installing Python packages from requirements/dev.lock (the first time some minutes, and 6.5 GB of disk in .venv)"
     "$uv" pip install -q --no-deps --require-hashes "${redo[@]}" -r requirements/dev.lock
     # The build backend is in the lock, so that nothing unpinned is fetched here.
     "$uv" pip install -q --no-deps --no-build-isolation --offline --reinstall-package shoal -e .

@@ -1,13 +1,16 @@
 """`shoal env`: a new environment passes its check as it is made, and each kind of fault is told in one line."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from servers import ROOT
 from shoal.cli.main import app
 from shoal.environments.checking import check
 from shoal.environments.scaffold import CannotMake, new_environment
@@ -75,11 +78,26 @@ def test_a_new_environment_is_fit_for_a_run_and_listed_with_its_digest(tmp_path:
 def test_new_says_what_to_do_next(tmp_path: Path) -> None:
     done = shoal("new", "riddles", "--dir", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0
-    assert "made; next: pip install -e " in done.stdout
+    assert f"made; next: {sys.executable} -m pip install -e " in done.stdout
     assert (tmp_path / "shoal-environment-riddles" / "shoal_environment_riddles" / "__init__.py").is_file()
     again = shoal("new", "riddles", "--dir", str(tmp_path), cwd=tmp_path)
     assert again.returncode == 2
     assert "is there already; remove it or choose another name" in again.stderr
+
+
+def test_a_new_package_asks_no_index_for_shoal_which_is_on_none(package: Path) -> None:
+    """What is called `shoal` on an index is a stranger's: an install outside of our environment must not fetch it."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []
+    assert project["build-system"]["requires"] == ["hatchling>=1.27"]
+
+
+def test_the_environment_of_the_tutorial_is_fit_for_a_run(tmp_path: Path) -> None:
+    made = new_environment("carries", tmp_path)
+    shutil.copy(ROOT / "examples" / "carries" / "environment.py", made / "shoal_environment_carries" / "__init__.py")
+    done = shoal("check", "carries", "--tasks", "50", cwd=tmp_path, more_path=install(made))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "carries: fit for a run; 50 tasks" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["", "Word", "a_b", "a--b", "-a", "9a", "a" * 41, "../a"])

@@ -34,6 +34,7 @@ OTHERS = {
     "docker": "images/README.md: the same build as `make images`",
     "export": "the shell's",
     "cd": "the shell's",
+    "cp": "the shell's",
     "source": "the shell's",
     "curl": "a look at a page",
     "base64": "takes a Secret apart",

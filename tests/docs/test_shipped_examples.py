@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from servers import ROOT
 from shoal_operator.api import TrainingRun
@@ -112,6 +113,29 @@ def test_target_short_differs_from_target_long_in_its_targets_only() -> None:
     )
     same = {"length_reward": long.length_reward, "evaluation": scored}
     assert short.model_copy(update=same) == long
+
+
+def test_the_demo_for_an_s3_store_differs_from_the_demo_in_its_store_only() -> None:
+    demo, other = (run_of(f"examples/arithmetic/{name}.yaml").spec for name in ("trainingrun", "s3"))
+    store = other.storage.s3
+    assert store is not None
+    values = yaml.safe_load((ROOT / "charts" / "shoal" / "values.yaml").read_text())
+    assert (store.bucket, store.credentials_secret) == (values["minio"]["bucket"], values["storage"]["secretName"])
+    assert other.model_copy(update={"storage": demo.storage}) == demo
+
+
+def test_the_open_pool_of_the_demo_waits_for_strangers_only() -> None:
+    demo, other = (run_of(f"examples/{name}/trainingrun.yaml").spec for name in ("arithmetic", "open-pool"))
+    ours, strangers = other.inference_pools
+    assert (ours.open, ours.replicas, strangers.open, strangers.replicas) == (False, 1, True, 0)
+    assert other.model_copy(update={"inference_pools": demo.inference_pools}) == demo
+
+
+def test_the_tutorials_own_run_begins_with_what_the_demo_leaves() -> None:
+    demo, other = (run_of(f"examples/{name}/trainingrun.yaml") for name in ("arithmetic", "carries"))
+    assert (other.spec.model.run, other.spec.storage) == (demo.metadata.name, demo.spec.storage)
+    same = {name: getattr(demo.spec, name) for name in ("model", "tasks", "steps")}
+    assert other.spec.model_copy(update=same) == demo.spec
 
 
 def test_strangers_reach_the_intellect_2_run_over_https_only() -> None:

@@ -1,5 +1,7 @@
 """The verbs of `shoal env`: make an environment, check it, list what is installed. Thin; the work is done in `shoal.environments`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +33,8 @@ def new(
         made = new_environment(name, folder)
     except CannotMake as error:
         raise InputWrong(str(error)) from None
-    typer.echo(f"{made}: made; next: pip install -e {made} && shoal env check {name}")
+    here = shlex.quote(sys.executable)  # the environment that has Shoal: no package index has it for another one
+    typer.echo(f"{made}: made; next: {here} -m pip install -e {shlex.quote(str(made))} && shoal env check {name}")
 
 
 @app.command()

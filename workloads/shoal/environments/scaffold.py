@@ -18,7 +18,8 @@ name = "shoal-environment-$name"
 version = "0.1.0"
 description = "The Shoal environment $name"
 requires-python = ">=3.11"
-dependencies = ["shoal"]
+# Shoal is not named: it is on no package index, and what is called `shoal` there is not ours. Install this into Shoal's own environment.
+dependencies = []
 
 # This makes the environment known: `shoal env list` shows it once the package is installed.
 [project.entry-points."shoal.environments"]
@@ -88,8 +89,11 @@ class $class_name:
 
 README = Template("""# $name
 
-An environment for Shoal. Install it where workers, validators and the prepare job run, then name it in a run:
+An environment for Shoal. Install it where workers, validators and the prepare job run, into the Python environment that has Shoal, which is the
+`.venv` of a checkout, then name it in a run. It does not ask for Shoal by name: Shoal is on no package index, and what is called `shoal` there is not
+ours.
 
+    source CHECKOUT/.venv/bin/activate
     pip install -e .
     shoal env check $name
 
