@@ -134,6 +134,12 @@ def test_what_happened_in_the_last_second_is_told_too(up) -> None:
     assert any(line.endswith("version 1 on sums: not scored in full") for line in run.lines)
 
 
+def test_machines_that_joined_are_told_that_the_run_is_complete_before_it_stops(up) -> None:
+    run = up("scored")
+    run.until("the run is complete; tells 2 joined machines so")
+    assert run.end() == 0
+
+
 def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) -> None:
     RunFolder(tmp_path).add_step(step_metrics(4))
     run = up("complete")

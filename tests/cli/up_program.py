@@ -1,7 +1,7 @@
 """A program for tests: `shoal.cli.up.up` with real processes in place of the operator's pods, so that signals and exit codes can be seen.
 
 Arguments: runs-dir, behaviour (`complete`, `failed`, `forever`, `hangs` on stop, `breaks` in a tick, `scored`: complete, with
-scores that the orchestrator tells only when it is asked last).
+scores that the orchestrator tells only when it is asked last, and two joined machines).
 """
 
 import subprocess
@@ -71,7 +71,10 @@ def tell_scores_at_the_end() -> None:
         {"version": 1, "benchmark": "sums", "slices": 2, "slices_done": 1, "ended": True},
         {"version": 2, "benchmark": "sums", "slices": 2, "slices_done": 2, "ended": True, "avg_at_k": 1.0},
     ]
-    first, last = (RunProgress.model_validate(said | {"evaluations": each}) for each in ([], scores))
+    first, last = (
+        RunProgress.model_validate(said | {"evaluations": each, "nodes": {"Healthy": 2}}) for each in ([], scores)
+    )
+    module.FAREWELL_SECONDS = 0.5
 
     def ask_once(reader: ProgressReader) -> None:
         reader._newest = (time.monotonic(), last)

@@ -2,14 +2,17 @@
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from joined_machine import Machine
-from protocol_stack import RUN, Stack, node_config
+from protocol_stack import RUN, Node, Stack, node_config
+from test_story import fill_step
 
+from samples import DOCUMENTS
 from servers import Loopback, wait_until
 from shoal.cli.errors import InputWrong
 from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool
@@ -17,8 +20,9 @@ from shoal.cli.node_status import ask_agent, print_status
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
-from shoal.contracts.protocol import Hardware
-from shoal.contracts.run import JoinOffer, OpenPool
+from shoal.contracts.protocol import Hardware, HeartbeatReply
+from shoal.contracts.run import JoinOffer, OpenPool, PublicRun
+from shoal.protocol.session import Session
 
 
 @pytest.fixture
@@ -165,3 +169,37 @@ def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
     again = Machine(machine.folder, machine.address).join(stack, code=code)
     assert again.ends() == 2
     assert "another `shoal node join` runs in" in again.said()
+
+
+def test_a_machine_hears_that_the_run_is_complete_ends_its_work_and_goes(
+    new_stack: Callable[..., Stack], new_machine: Callable[..., Machine]
+) -> None:
+    stack = new_stack(steps=1, async_level=0)
+    stack.announce(0)
+    fill_step(stack, Node(stack).join(), 0)
+    stack.announce(1)
+    machine = new_machine().join(stack)
+    assert machine.ends() == 0
+    assert "the run is complete; there is nothing left to do for this machine" in machine.said()
+    status = machine.status()
+    assert status is not None
+    assert all(part.pid is None or not Path(f"/proc/{part.pid}").exists() for part in status.parts)
+
+
+def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_minute_before_it_without_end(
+    stack: Stack,
+) -> None:
+    session = Session(node_config(stack), PrivateKey.generate())
+    public = next(each for each in DOCUMENTS if isinstance(each, PublicRun) and each.mode == "Train")
+    assert session.run_is_over() == ""
+
+    def said(latest: int, silent_seconds: float, *, complete: bool = False) -> str:
+        session._reply = HeartbeatReply(state="Healthy", run_complete=complete)
+        session._state = session._state.model_copy(update={"public": public, "latest_version": latest})
+        session._replied_unix = time.time() - silent_seconds
+        return session.run_is_over()
+
+    assert said(public.steps - 1, 10_000) == ""
+    assert said(public.steps, 30) == ""
+    assert "last version is out, and its orchestrator has not answered for 90 s" in said(public.steps, 90)
+    assert said(0, 0, complete=True) == "the run is complete"

@@ -13,10 +13,13 @@ from typing import Protocol
 from shoal.cli.progress import ProgressReader
 from shoal.cli.run_folders import LIVE_FILE, METRICS_FILE
 from shoal.cli.snapshot import Part, Snapshot, snapshot_bytes
+from shoal.contracts.protocol import NodeState
 from shoal.report.atomic import write_atomically
 from shoal.report.sampler import METRIC_PORTS, Sampler, Target
 
 LIVE_SECONDS = 1.0
+MEMBERS: tuple[NodeState, ...] = ("Healthy", "Unhealthy")
+"""States of nodes that send heartbeats."""
 
 
 class LocalRun(Protocol):
@@ -87,6 +90,12 @@ class Driver:
 
     def finished(self) -> str | None:
         return self._local.finished()
+
+    def strangers(self) -> int:
+        """Nodes of the run that are no pods of ours, as the orchestrator last told."""
+        progress = self._progress.newest()
+        members = 0 if progress is None else sum(progress.nodes.get(state, 0) for state in MEMBERS)
+        return max(0, members - sum(part.container == "agent" for part in self._parts))
 
     def ended_badly(self) -> list[str]:
         """Parts (`pod/container`) of which a process ended with an error since the start, in order of the first time."""

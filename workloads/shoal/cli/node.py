@@ -70,7 +70,7 @@ def join(
         str, typer.Option("--bind", metavar="ADDRESS", help="Address for health and metrics, ports 9103 to 9105.")
     ] = "127.0.0.1",
 ) -> None:
-    """Bring this machine to an open pool of a run, and work until Ctrl-C or SIGTERM. It dials out only.
+    """Bring this machine to an open pool of a run, and work until the run is complete, Ctrl-C or SIGTERM. It dials out only.
 
     Examples:
 

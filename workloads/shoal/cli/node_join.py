@@ -1,4 +1,4 @@
-"""`shoal node join`: brings this machine to an open pool, and stays until it is asked to end.
+"""`shoal node join`: brings this machine to an open pool, and stays until it is asked to end or the run is over.
 
 Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, holds it to the run's key, says what this machine lacks, writes
 `config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes in place of containers.
@@ -235,7 +235,7 @@ def _stay(
         telling = threading.Thread(target=teller.run, args=(stop,), name="telling", daemon=True)
         telling.start()
         try:
-            session = run_agent(config, key, work, Neighbourhood(config.discovery))
+            session = run_agent(config, key, work, Neighbourhood(config.discovery), goes_when_over=True)
         except OSError as error:
             raise InputWrong(
                 f"cannot listen on {bind}: {error.strerror}; another node on this machine? give each its own --bind 127.0.0.N"
@@ -246,6 +246,8 @@ def _stay(
             telling.join(timeout=2.0)
     (home / "run" / "agent.sock").unlink(missing_ok=True)
     status: AgentStatus = session.status()
+    if over := session.run_is_over():
+        say(f"{over}; there is nothing left to do for this machine")
     say(f"left run {config.run}: {status.files_accepted} files accepted, {status.files_rejected} rejected")
     return EXIT_RUN_FAILED if status.state in EXCLUDED else EXIT_DONE
 

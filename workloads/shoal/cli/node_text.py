@@ -50,14 +50,16 @@ def status_lines(status: AgentStatus, now_unix: float) -> list[str]:
     return lines
 
 
-def changes(before: AgentStatus | None, now: AgentStatus) -> list[str]:
-    """What is worth a line of progress between two looks."""
+def changes(before: AgentStatus | None, now: AgentStatus, told_version: int = -1) -> list[str]:
+    """What is worth a line of progress between two looks; `told_version` is the newest one that was told as being here."""
     lines = []
+    held = max(told_version, -1 if before is None or before.held_version is None else before.held_version)
     if before is None or before.state != now.state:
         lines.append(f"state {now.state}")
     if now.waits_for and (before is None or before.waits_for != now.waits_for):
         lines.append(f"waits for {plain(now.waits_for, 500)}")
-    if now.held_version is not None and (before is None or before.held_version != now.held_version):
+    # Files come and go while a version is checked or replaced: what is told is news only when it is newer.
+    if now.held_version is not None and now.held_version > held:
         lines.append(f"weights of version {now.held_version} are here")
     known = {part.name: part for part in before.parts} if before is not None else {}
     for part in now.parts:
@@ -84,6 +86,7 @@ class Teller:
         self._path = path
         self._say = say
         self._before: AgentStatus | None = None
+        self._told_version = -1
 
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(LOOK_SECONDS):
@@ -94,9 +97,11 @@ class Teller:
         now = read_status(self._path)
         if now is None:
             return
-        for line in changes(self._before, now):
+        for line in changes(self._before, now, self._told_version):
             self._say(f"{time.strftime('%H:%M:%S')} {line}")
         self._before = now
+        if now.held_version is not None:
+            self._told_version = max(self._told_version, now.held_version)
 
 
 def _version(number: int | None) -> str:

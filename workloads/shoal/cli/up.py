@@ -19,8 +19,11 @@ from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report
 from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
 from shoal.cli.view import History
+from shoal.contracts.protocol import HEARTBEAT_SECONDS
 
 TICK_SECONDS = 0.25
+FAREWELL_SECONDS = HEARTBEAT_SECONDS + 2.0
+"""A heartbeat's time, and the way there."""
 MOST_LAST_LINES = 3  # parts quoted when a run failed: the first that broke is most often the cause
 RESUME_HINT = "the same command resumes from the last version"
 
@@ -72,9 +75,20 @@ def _follow(driver: Driver, output: Output, interrupts: Interrupts) -> str:
         output.show(driver.tick())
         ended = driver.finished()
         if ended is not None:
+            if ended == "complete" and (others := driver.strangers()):
+                _let_go(others, driver, output, interrupts)
             return ended
         if interrupts.asked:
             return "interrupted"
+        time.sleep(TICK_SECONDS)
+
+
+def _let_go(others: int, driver: Driver, output: Output, interrupts: Interrupts) -> None:
+    """Keep the orchestrator up for as long as joined machines need to hear that the run is complete; Ctrl-C does not wait for them."""
+    output.say(f"the run is complete; tells {others} joined machine{'s' if others > 1 else ''} so", time.time())
+    end = time.monotonic() + FAREWELL_SECONDS
+    while time.monotonic() < end and not interrupts.asked:
+        output.show(driver.tick())
         time.sleep(TICK_SECONDS)
 
 

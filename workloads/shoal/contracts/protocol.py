@@ -173,6 +173,7 @@ class HeartbeatReply(Contract):
     logs_wanted: LeaseId | None = Field(default=None, description="an admin asks for logs: POST /v1/logs with this id")
     files_accepted: int = Field(default=0, ge=0, description="of this node, in all")
     files_rejected: int = Field(default=0, ge=0)
+    run_complete: bool = Field(default=False, description="nothing is left to do: a stranger's machine may go")
 
 
 MAX_LOG_CHARACTERS = 65_536

@@ -6,6 +6,7 @@ is left then the agent gives back itself.
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -82,6 +83,10 @@ class PatientServer(uvicorn.Server):
         self._work = work
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Begin to end, once; from any thread."""
         if not self._leaving.is_set():
             self._leaving.set()
             threading.Thread(target=self._leave, name="leaving", daemon=True).start()
@@ -107,6 +112,8 @@ class Follower:
         self._leaving = leaving
         self._path = path
         self._written: AgentStatus | None = None
+        self.when_over: Callable[[], None] | None = None
+        """Called in each round after the run is over; None: this node stays."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="assignment", daemon=True)
 
@@ -126,6 +133,8 @@ class Follower:
                 if not self._leaving.is_set():
                     self._work.follow(self._session.assignment())
                 self._write(self.status())
+                if self.when_over is not None and self._session.run_is_over():
+                    self.when_over()
             except Exception as error:  # a full disk, say: the next round tries again, and the node goes on
                 get_logger().warning("assignment not followed", error=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -141,10 +150,18 @@ class Follower:
         self._written = status
 
 
-def run_agent(config: NodeConfig, key: PrivateKey, work: Work, neighbourhood: Neighbourhood | None = None) -> Session:
+def run_agent(
+    config: NodeConfig,
+    key: PrivateKey,
+    work: Work,
+    neighbourhood: Neighbourhood | None = None,
+    *,
+    goes_when_over: bool = False,
+) -> Session:
     """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`.
 
-    `neighbourhood` judges the URLs that the run names; None: any may be called.
+    `neighbourhood` judges the URLs that the run names; None: any may be called. `goes_when_over`: end by itself when the run is over. A pod
+    stays: it would be started again.
     """
     session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood)
     stop = threading.Event()
@@ -171,6 +188,8 @@ def run_agent(config: NodeConfig, key: PrivateKey, work: Work, neighbourhood: Ne
         proxy_headers=False,
     )
     server = PatientServer(options, session, held, leaving, work)
+    if goes_when_over:
+        follower.when_over = server.leave
     try:
         server.run(sockets=[listener])
     finally:

@@ -65,6 +65,7 @@ def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
         logs_wanted=record.logs_wanted or None,
         files_accepted=files.accepted,
         files_rejected=files.rejected,
+        run_complete=state.complete,
     )
 
 
