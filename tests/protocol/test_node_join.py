@@ -2,7 +2,6 @@
 
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
-from shoal.contracts.run import JoinOffer, OpenPool, PublicRun
-from shoal.protocol.session import Session
+from shoal.contracts.run import AgentState, JoinOffer, OpenPool
+from shoal.protocol.run_end import why_over
 
 
 @pytest.fixture
@@ -186,20 +185,18 @@ def test_a_machine_hears_that_the_run_is_complete_ends_its_work_and_goes(
     assert all(part.pid is None or not Path(f"/proc/{part.pid}").exists() for part in status.parts)
 
 
-def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_minute_before_it_without_end(
-    stack: Stack,
-) -> None:
-    session = Session(node_config(stack), PrivateKey.generate())
-    public = next(each for each in DOCUMENTS if isinstance(each, PublicRun) and each.mode == "Train")
-    assert session.run_is_over() == ""
+def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_minute_before_it_without_end() -> None:
+    state = next(each for each in DOCUMENTS if isinstance(each, AgentState) and each.public is not None)
+    assert state.public is not None
+    assert state.public.mode == "Train"
+    steps = state.public.steps
+    going, complete = HeartbeatReply(state="Healthy"), HeartbeatReply(state="Healthy", run_complete=True)
 
-    def said(latest: int, silent_seconds: float, *, complete: bool = False) -> str:
-        session._reply = HeartbeatReply(state="Healthy", run_complete=complete)
-        session._state = session._state.model_copy(update={"public": public, "latest_version": latest})
-        session._replied_unix = time.time() - silent_seconds
-        return session.run_is_over()
+    def said(latest: int, silent_seconds: float) -> str:
+        return why_over(going, state.model_copy(update={"latest_version": latest}), 1000.0, 1000.0 + silent_seconds)
 
-    assert said(public.steps - 1, 10_000) == ""
-    assert said(public.steps, 30) == ""
-    assert "last version is out, and its orchestrator has not answered for 90 s" in said(public.steps, 90)
-    assert said(0, 0, complete=True) == "the run is complete"
+    assert said(steps - 1, 10_000.0) == ""
+    assert said(steps, 30.0) == ""
+    assert "last version is out, and its orchestrator has not answered for 90 s" in said(steps, 90.0)
+    assert why_over(complete, state, 1000.0, 1000.0) == "the run is complete"
+    assert why_over(None, state, None, 1000.0) == ""

@@ -28,6 +28,7 @@ from shoal.contracts.protocol import (
 from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, home
 from shoal.protocol import capability, hardware
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
+from shoal.protocol.run_end import why_over
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.neighbourhood import Neighbourhood
@@ -45,8 +46,6 @@ SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it need
 MAX_METRICS = 64  # the contract's bound of a heartbeat
 ROUND_TRIP = "heartbeat_round_trip_ms"
 """Metric of the last heartbeat's way there and back: how near a node is to the orchestrator, for its groups."""
-SILENT_SECONDS = 60.0
-"""Of an orchestrator after the last version: it may be restarted to score that one, but has no reason to be away for long."""
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -136,21 +135,9 @@ class Session:
             return self._reply.assignment
 
     def run_is_over(self) -> str:
-        """Why nothing more is to be done for this run, in words; empty while there may be.
-
-        The orchestrator says it with a heartbeat. Where it ended before that, its silence says it, but only after the last version is out.
-        """
+        """Why nothing more is to be done for this run, in words; empty while there may be."""
         with self._lock:
-            reply, public, latest = self._reply, self._state.public, self._state.latest_version
-            silent = time.time() - self._replied_unix if self._replied_unix is not None else 0.0
-        if reply is None:
-            return ""
-        if reply.run_complete:
-            return "the run is complete"
-        is_out = public is not None and public.mode == "Train" and latest is not None and latest >= public.steps
-        if is_out and silent > SILENT_SECONDS:
-            return f"the run's last version is out, and its orchestrator has not answered for {silent:.0f} s"
-        return ""
+            return why_over(self._reply, self._state, self._replied_unix, time.time())
 
     def orchestrator(self) -> SignedClient:
         """The client for requests of this pod; raises `Problem` 403 when excluded and 503 while not a member."""
