@@ -39,9 +39,7 @@ DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop sta
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
 """Pauses between failed attempts to join double up to this: a run that comes back finds its nodes within seconds, and is not flooded."""
-CHALLENGE_PAUSE_SECONDS = (
-    120.0  # a machine that is too slow now is seldom fast enough soon, and each try costs the run a check
-)
+CHALLENGE_PAUSE_SECONDS = 120.0  # what is too slow now is seldom fast enough soon, and each try costs the run a check
 SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
 MAX_METRICS = 64  # the contract's bound of a heartbeat
 ROUND_TRIP = "heartbeat_round_trip_ms"
