@@ -40,6 +40,7 @@ OTHERS = {
     "base64": "takes a Secret apart",
     "openssl": "makes a certificate",
     "promtool": "Prometheus's own",
+    "prometheus": "with the configuration above it, which test_docs_manifests.py checks",
 }
 
 

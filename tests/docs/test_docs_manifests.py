@@ -1,6 +1,9 @@
 """Every block of YAML in the documentation is one that its reader would take: manifests by the CRD models, chart values by the chart's schema."""
 
 import json
+import shutil
+import subprocess
+import tempfile
 from typing import Any
 
 import jsonschema
@@ -8,7 +11,7 @@ import pytest
 import yaml
 from doc_pages import Block, blocks, page_names
 
-from servers import ROOT
+from servers import ROOT, lacking
 from shoal_operator.api import API_VERSION, KINDS, TrainingRun
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.api.training_run import TrainingRunSpec
@@ -27,6 +30,9 @@ def yaml_blocks() -> list[Block]:
 def read(document: dict[str, Any]) -> str:
     """Check one document; what it was taken for. Raises what its reader would."""
     version = document.get("apiVersion")
+    if "scrape_configs" in document:
+        prometheus(document)
+        return "configuration of Prometheus"
     if version in KUBERNETES:
         assert document.get("kind"), "a Kubernetes object without a kind"
         return "kubernetes"
@@ -49,6 +55,20 @@ def read(document: dict[str, Any]) -> str:
     raise AssertionError(
         f"neither a manifest, part of a TrainingRun's spec, nor values of the chart: {sorted(document)}"
     )
+
+
+def prometheus(document: dict[str, Any]) -> None:
+    """Fail unless Prometheus takes this configuration, and the files of rules that it names are there."""
+    program = shutil.which("promtool")
+    if program is None:
+        lacking("promtool", "run `make setup`")
+    assert all((ROOT / name).is_file() for name in document.get("rule_files", []))
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        file.write(yaml.safe_dump(document))
+        file.flush()
+        command = [str(program), "check", "config", "--syntax-only", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def manifest(given: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +112,7 @@ def test_there_are_manifests_to_check() -> None:
         "asynclevel: 3",
         "asyncLevel: 9",
         "operator: {replica: 2}",
+        "scrape_configs: [{job_name: runs, static_config: []}]",
         "inferencePools: [{name: a, replica: 2}]",
     ],
 )

@@ -25,6 +25,51 @@ needs a NetworkPolicy like `shoal-metrics` in its namespace.
 
 Each node's series are told by the orchestrator, not by the node: strangers' machines are not scraped. On one machine `shoal up` reads the same pages
 into `runs/<name>/metrics.jsonl`, and each port can be scraped by a Prometheus of your own.
+
+## Without the operators of Prometheus and Grafana
+
+This `prometheus.yml`, in the checkout, scrapes the demo on this machine with the labels that alerts and dashboards go by. Addresses are those of
+the live view, in `runs/<name>/addresses.json` too (`"arithmetic-validator/0": 11` is 127.64.0.11); those below are the demo's where no other run is
+going. With it every panel of a run had data but those of what had not happened (rejections, evaluations).
+
+```yaml
+scrape_configs:
+  - job_name: runs
+    scrape_interval: 5s
+    static_configs:
+      - targets: ["127.64.0.2:8081"]
+        labels: {namespace: local, run: arithmetic, component: discovery}
+      - targets: ["127.64.0.3:8080", "127.64.0.3:9108"] # 9108: the series of single nodes
+        labels: {namespace: local, run: arithmetic, component: orchestrator}
+      - targets: ["127.64.0.4:9100", "127.64.0.4:9101"]
+        labels: {namespace: local, run: arithmetic, component: trainer}
+      - targets: ["127.64.0.6:9102", "127.64.0.7:9102"]
+        labels: {namespace: local, run: arithmetic, component: relay}
+      - targets: ["127.64.0.9:9103", "127.64.0.9:9104", "127.64.0.9:9105", "127.64.0.10:9103", "127.64.0.10:9104", "127.64.0.10:9105"]
+        labels: {namespace: local, run: arithmetic, component: pool}
+      - targets: ["127.64.0.11:9106"]
+        labels: {namespace: local, run: arithmetic, component: validator}
+    relabel_configs: # pod: the address, but for its port; container: by the port
+      - {source_labels: [__address__], regex: "(.+):.+", target_label: pod}
+      - {source_labels: [__address__], regex: ".+:(8080|9108)", target_label: container, replacement: orchestrator}
+      - {source_labels: [__address__], regex: ".+:8081", target_label: container, replacement: discovery}
+      - {source_labels: [__address__], regex: ".+:9100", target_label: container, replacement: trainer}
+      - {source_labels: [__address__], regex: ".+:9101", target_label: container, replacement: publisher}
+      - {source_labels: [__address__], regex: ".+:9102", target_label: container, replacement: sync}
+      - {source_labels: [__address__], regex: ".+:9103", target_label: container, replacement: agent}
+      - {source_labels: [__address__], regex: ".+:9104", target_label: container, replacement: fetch}
+      - {source_labels: [__address__], regex: ".+:9105", target_label: container, replacement: worker}
+      - {source_labels: [__address__], regex: ".+:9106", target_label: container, replacement: validator}
+rule_files: [charts/shoal/files/alerts.yaml]
+```
+
+```sh
+prometheus --config.file=prometheus.yml --web.listen-address=127.0.0.1:9090 --storage.tsdb.path=prometheus-data
+```
+
+In Grafana (none was started by the authors) add `http://127.0.0.1:9090` as a data source, then under *Dashboards*, *New*, *Import* upload the
+files of `charts/shoal/dashboards/` one by one; what they read is chosen at their head. Links to runbooks begin with `@runbooks@`, which the chart
+replaces by `metrics.alerts.runbookUrl`: put the address of your copy of `docs/runbooks` there first, or they lead nowhere.
 """
 
 
