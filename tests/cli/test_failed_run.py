@@ -11,7 +11,7 @@ kind: TrainingRun
 metadata: {name: demo}
 spec:
   model: {generated: {name: arithmetic}}
-  tasks: {environment: nonsense}
+  tasks: {environment: arithmetic, count: 9000}
   steps: 3
 """
 
@@ -33,7 +33,10 @@ def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_is_tried_again_b
     lines = first.stdout.splitlines()
     assert any(line.startswith("the run failed: Job demo-prepare: pod demo-prepare-0 failed 4 times") for line in lines)
     (cause,) = [line for line in lines if line.startswith("last line of demo-prepare-0/prepare: ")]
-    assert "environment 'nonsense' is not installed here; installed: arithmetic" in cause
+    assert "9000 tasks asked for; allowed: 1 to 8100" in cause
+    assert lines.index(cause) < next(number for number, line in enumerate(lines) if line.startswith("the run failed"))
+    assert not any("delete the Job" in line for line in lines if line.startswith("the run failed"))
+    assert any(line.endswith("; the same command tries again") for line in lines)
     assert list((tmp_path / "runs/demo/processes").glob("*.json")) == []
     second = up(tmp_path)
     assert second.returncode == 1

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.local_run import PREPARING, message_of, parts_of, warm_start
+from shoal.cli.errors import InputWrong
+from shoal.cli.local_run import PREPARING, message_of, open_local_run, parts_of, read_manifest, warm_start
 from shoal.cli.snapshot import Part
 from shoal_operator.local.containers import ContainerView
 from shoal_operator.local.pods import PodView
@@ -97,3 +98,34 @@ def test_the_newest_pass_rate_of_the_warm_start_is_read_from_prepare_s_log(tmp_p
 
 def test_the_operator_s_words_for_preparing_are_those_that_the_pass_rate_is_put_behind() -> None:
     assert PREPARING in Path(run_status.__file__).read_text()
+
+
+MISTAKEN = """
+apiVersion: shoal.dev/v1alpha1
+kind: TrainingRun
+metadata: {name: demo}
+spec:
+  model: {path: /nowhere/model}
+  tasks: {environment: nonsense}
+  evaluation: {benchmarks: [{name: sums, tasks: {environment: arithmetik}}]}
+  steps: 3
+"""
+
+
+def test_environments_and_models_that_are_not_here_are_told_before_anything_starts(tmp_path: Path) -> None:
+    manifest = tmp_path / "run.yaml"
+    manifest.write_text(MISTAKEN)
+    with pytest.raises(InputWrong) as caught:
+        open_local_run(read_manifest(manifest), tmp_path / "runs")
+    environment, benchmark, model = caught.value.lines
+    assert (
+        f"{manifest}: spec.tasks.environment: environment 'nonsense' is not installed here; installed: arithm"
+        in environment
+    )
+    assert "spec.evaluation.benchmarks[0].tasks.environment: environment 'arithmetik'" in benchmark
+    assert "spec.model.path: /nowhere/model is no folder on this machine" in model
+    assert not (tmp_path / "runs").exists()
+    manifest.write_text(
+        MISTAKEN.replace("nonsense", "math").replace("arithmetik", "tool").replace("/nowhere/model", "here")
+    )
+    open_local_run(read_manifest(manifest), tmp_path / "runs")

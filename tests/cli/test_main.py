@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,16 @@ def test_help_lists_every_verb_and_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_a_missing_option_and_an_unknown_verb_are_wrong_input(tmp_path: Path) -> None:
-    assert failed(tmp_path, "up")[0].startswith("Missing option '-f' / '--file'")
-    assert failed(tmp_path, "upp")[0].startswith("No such command 'upp'")
+    assert failed(tmp_path, "up") == ["Missing option '-f' / '--file'; see `shoal up --help`"]
+    (unknown,) = failed(tmp_path, "upp")
+    assert unknown.startswith("No such command 'upp'")
+    assert unknown.endswith("; see `shoal --help`")
+    assert ".;" not in unknown
+
+
+def test_the_version_and_a_short_help_are_there() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"shoal {version('shoal')}\n"
+    assert CliRunner().invoke(app, ["up", "-h"]).output == CliRunner().invoke(app, ["up", "--help"]).output
 
 
 def test_a_manifest_that_is_not_there_is_one_line(tmp_path: Path) -> None:

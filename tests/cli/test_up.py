@@ -85,7 +85,7 @@ def test_a_run_that_fails_exits_with_1_and_says_why_and_where_to_look(tmp_path: 
     run = up("failed")
     assert run.end() == 1
     assert "the run failed: the trainer gave up" in run.lines
-    assert f"logs: shoal logs demo --runs-dir {tmp_path}; the same command resumes from the last version" in run.lines
+    assert f"logs: shoal logs demo --runs-dir {tmp_path}; the same command tries again" in run.lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -96,7 +96,7 @@ def test_ctrl_c_and_sigterm_stop_every_part_in_order_and_say_how_to_resume(tmp_p
     assert run.end() == 130
     assert not run.left()
     assert sum("stopping every part in order; Ctrl-C again kills them" in line for line in run.lines) == 1
-    assert "stopped; no process is left, the same command resumes from the last version" in run.lines
+    assert "stopped; no process is left, the same command tries again" in run.lines
     assert sessions(tmp_path)[-1] == ("stop", "interrupted")
 
 

@@ -13,8 +13,9 @@ from test_story import fill_step
 
 from samples import DOCUMENTS
 from servers import Loopback, wait_until
+from shoal.cli import node_join
 from shoal.cli.errors import InputWrong
-from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool
+from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool, join
 from shoal.cli.node_status import ask_agent, print_status
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
@@ -22,6 +23,7 @@ from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
 from shoal.contracts.run import AgentState, JoinOffer, OpenPool
 from shoal.protocol.run_end import why_over
+from shoal.transport import Unavailable
 
 
 @pytest.fixture
@@ -168,6 +170,24 @@ def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
     again = Machine(machine.folder, machine.address).join(stack, code=code)
     assert again.ends() == 2
     assert "another `shoal node join` runs in" in again.said()
+
+
+def test_a_run_key_that_is_none_is_called_that_and_not_somebody_in_between(tmp_path: Path) -> None:
+    wishes = Wishes("http://127.0.0.1:9", tmp_path, run_key="1f2e")
+    assert told(lambda: join(wishes, print)).startswith("--run-key is the run's public key: 64 hex digits")
+
+
+def test_a_url_where_nobody_answers_is_told_with_how_long_and_that_it_goes_on(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_join, "SAY_AGAIN_SECONDS", 1.0)
+    said: list[str] = []
+    with pytest.raises(Unavailable):
+        ask(f"http://{loopback.address()}:9", None, said.append, give_up_seconds=2.5)
+    assert "does not answer (ConnectError" in said[0]
+    assert "tries again until Ctrl-C; is it the run's discovery service?" in said[0]
+    assert not any("for 0 s" in line for line in said)
+    assert any("has not answered for " in line for line in said[1:])
 
 
 def test_a_machine_hears_that_the_run_is_complete_ends_its_work_and_goes(

@@ -69,9 +69,13 @@ def rendered(manifest: Manifest) -> str:
 
 
 def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
-    """The operator's run of a manifest on this machine; nothing is started yet. Raises `InputWrong` for a Secret that cannot be used."""
+    """The operator's run of a manifest on this machine; nothing is started yet. Raises `InputWrong` for what cannot work here."""
+    from shoal.cli.preflight import lacking
+    from shoal.report.access import has_orchestrator
     from shoal_operator.local.run import LocalRun
 
+    if not has_orchestrator(runs_dir / manifest.name) and (lines := lacking(manifest.run.spec)):
+        raise InputWrong(*(f"{manifest.path}: {line}" for line in lines))
     try:
         return OperatorRun(LocalRun(manifest.path, runs_dir, manifest.secrets))
     except OSError as error:

@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env_app)
 app.add_typer(ledger_app)
@@ -45,6 +46,26 @@ RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; not needed if there is only one.")
 ]
 DEFAULT_RUNS_DIR = Path("runs")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        _print(f"shoal {version('shoal')}")
+        raise typer.Exit(EXIT_DONE)
+
+
+@app.callback()
+def _shoal(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Decentralised asynchronous reinforcement learning of language models. Each verb's --help has an example.
+
+    Example: shoal up -f examples/arithmetic/trainingrun.yaml
+    """
 
 
 @app.command()
@@ -335,7 +356,7 @@ def _print(text: str) -> None:
 def main() -> int:
     """Entry point: turns mistakes into one line each, and never shows a traceback for them."""
     try:
-        return app(standalone_mode=False) or EXIT_DONE
+        return app(standalone_mode=False, prog_name="shoal") or EXIT_DONE
     except InputWrong as error:
         return _say(EXIT_INPUT_WRONG, *error.lines)
     except RunFailed as error:
@@ -344,7 +365,8 @@ def main() -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a missing option, an unknown verb
-            return _say(EXIT_INPUT_WRONG, f"{error.format_message()}; see `shoal --help`")
+            where = getattr(getattr(error, "ctx", None), "command_path", None) or "shoal"
+            return _say(EXIT_INPUT_WRONG, f"{error.format_message().rstrip('.')}; see `{where} --help`")
         raise
 
 

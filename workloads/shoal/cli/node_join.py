@@ -20,6 +20,7 @@ import httpx
 from pydantic import ValidationError
 
 from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.cli.ledger_sources import checked_key
 from shoal.cli.node_processes import COMMANDS, Processes
 from shoal.cli.node_text import Teller, machine_line
 from shoal.contracts.canonical import BadSignature
@@ -37,7 +38,7 @@ from shoal.transport.neighbourhood import Neighbourhood
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 ASK_SECONDS = 10.0
-SAY_AGAIN_SECONDS = 60.0
+SAY_AGAIN_SECONDS = 30.0
 FOLDERS = ("config", "key", "log", "run", "secrets", "tmp", "weights")
 
 Say = Callable[[str], None]
@@ -60,6 +61,8 @@ class Wishes:
 
 def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS) -> int:
     """Join and stay; returns the exit code. Raises `InputWrong` for what the owner must change."""
+    if wishes.run_key is not None:
+        checked_key(wishes.run_key)
     tls = _authorities(wishes.ca_file)
     given = _given_config(wishes.config)
     if given is None:
@@ -116,7 +119,12 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
             if time.monotonic() - began > give_up_seconds:
                 raise
             if time.monotonic() - said > SAY_AGAIN_SECONDS:
-                say(f"waits for discovery at {url}: {plain(str(away), 300)}")
+                reason = str(away).rpartition("; last: ")[2]
+                so_far = time.monotonic() - began
+                waited = f"has not answered for {so_far:.0f} s" if said > began else "does not answer"
+                say(
+                    f"{url} {waited} ({plain(reason, 300)}): tries again until Ctrl-C; is it the run's discovery service?"
+                )
                 said = time.monotonic()
         time.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

@@ -20,12 +20,17 @@ from shoal.cli.reporting import last_words, seen_steps, write_report
 from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
 from shoal.cli.view import History
 from shoal.contracts.protocol import HEARTBEAT_SECONDS
+from shoal.report.access import has_orchestrator
 
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = HEARTBEAT_SECONDS + 2.0
 """A heartbeat's time, and the way there."""
 MOST_LAST_LINES = 3  # parts quoted when a run failed: the first that broke is most often the cause
 RESUME_HINT = "the same command resumes from the last version"
+AGAIN_HINT = "the same command tries again"
+"""Of a run that has no version to go on from."""
+CLUSTER_HINT = "; read its log, and delete the Job to try again"
+"""With which the operator ends what failed; on this machine the same command does it."""
 
 
 def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fresh: bool) -> int:
@@ -95,20 +100,24 @@ def _let_go(others: int, driver: Driver, output: Output, interrupts: Interrupts)
 def _end(outcome: str, run_dir: Path, console: Console, ended_badly: list[str]) -> int:
     """Say how it ended, write the report, give the exit code."""
     if outcome == "interrupted":
-        print_plain(console, f"stopped; no process is left, {RESUME_HINT}")
+        print_plain(console, f"stopped; no process is left, {_hint(run_dir)}")
     elif outcome == "complete":
         print_plain(console, "the run is complete; writing the report")
     else:
-        print_plain(console, f"the run {outcome}")
         for name in ended_badly[:MOST_LAST_LINES]:
             print_plain(console, f"last line of {name}: {last_line(run_dir / LOGS_FOLDER, name)}")
-        print_plain(console, f"logs: shoal logs {run_dir.name} --runs-dir {run_dir.parent}; {RESUME_HINT}")
+        print_plain(console, f"the run {outcome.removesuffix(CLUSTER_HINT)}")
+        print_plain(console, f"logs: shoal logs {run_dir.name} --runs-dir {run_dir.parent}; {_hint(run_dir)}")
     report, problem = write_report(run_dir)
     for line in last_words(report) if report is not None else [problem]:
         print_plain(console, line)
     if outcome == "interrupted":
         return EXIT_INTERRUPTED
     return EXIT_DONE if outcome == "complete" else EXIT_RUN_FAILED
+
+
+def _hint(run_dir: Path) -> str:
+    return RESUME_HINT if has_orchestrator(run_dir) else AGAIN_HINT
 
 
 def beginning(run_dir: Path, history: History, before: bool) -> str:

@@ -1,0 +1,46 @@
+"""What `shoal up` can tell of a manifest before it starts anything: environments and models that are not on this machine.
+
+prepare would find the same, minutes later and after several tries. Called for runs that are not prepared yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.environments.base import installed
+
+if TYPE_CHECKING:
+    from shoal_operator.api.training_run import TrainingRunSpec
+
+
+def lacking(spec: TrainingRunSpec) -> list[str]:
+    """A line for everything that is not here."""
+    names = ", ".join(sorted(installed()))
+    lines = [
+        f"{field}: environment {name!r} is not installed here; installed: {names}"
+        for field, name in _environments(spec)
+        if name.partition(":")[0] not in installed()
+    ]
+    for field, path in _models(spec):
+        if path.is_absolute() and not (path / "config.json").is_file():
+            what = "has no config.json" if path.is_dir() else "is no folder on this machine"
+            lines.append(f"{field}: {path} {what}; wanted is a folder with a Hugging Face checkpoint")
+    return lines
+
+
+def _environments(spec: TrainingRunSpec) -> Iterator[tuple[str, str]]:
+    yield "spec.tasks.environment", spec.tasks.environment
+    for number, benchmark in enumerate(spec.evaluation.benchmarks if spec.evaluation is not None else ()):
+        yield f"spec.evaluation.benchmarks[{number}].tasks.environment", benchmark.tasks.environment
+
+
+def _models(spec: TrainingRunSpec) -> Iterator[tuple[str, Path]]:
+    offline = spec.tasks.offline_filter
+    for field, model in (
+        ("spec.model.path", spec.model),
+        ("spec.tasks.offlineFilter.model.path", offline.model if offline is not None else None),
+    ):
+        if model is not None and model.path is not None:
+            yield field, Path(model.path)
