@@ -41,6 +41,7 @@ def test_a_model_is_scored_with_a_table_and_a_record_of_every_problem(model: Pat
         model, "--env", "arithmetic", "--count", 6, "--samples", 2, "--max-tokens", 12, "--seed", 3, "--json", record
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "WARNING" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "arithmetic: 12 of 12 completions" in lines
     head, first, *rest = lines[lines.index("arithmetic: 12 of 12 completions") + 1 :]

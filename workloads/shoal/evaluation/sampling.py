@@ -5,6 +5,7 @@ that a score here is the score that a run would have given. Called by `cli/eval.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -78,6 +79,7 @@ def ask(
         raise CannotEvaluate(str(error)) from None
     if find_spec("vllm") is None:
         raise CannotEvaluate("vLLM is not installed here; install shoal with its extra `worker` (CPU) or `cuda`")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are for servers, and would hide the result
     set_engine_variables()  # read when what follows is loaded
     from transformers import AutoTokenizer
 

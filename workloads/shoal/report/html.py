@@ -24,7 +24,7 @@ p.lead { margin: 0 0 24px; color: var(--soft); }
 dl.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin: 0; }
 dl.cards div { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
 dt { color: var(--soft); font-size: 12.5px; } dd { margin: 2px 0 0; font-size: 20px; white-space: nowrap; font-variant-numeric: tabular-nums; }
-dd small { display: block; color: var(--soft); font-size: 12.5px; }
+dd small { display: block; white-space: normal; color: var(--soft); font-size: 12.5px; }
 div.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 16px; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px 8px; }
 figcaption { font-size: 13.5px; color: var(--soft); margin-bottom: 4px; } figure svg { width: 100%; height: auto; display: block; }
@@ -32,7 +32,8 @@ table { border-collapse: collapse; background: #fff; border: 1px solid var(--lin
 th, td { padding: 6px 14px; text-align: left; border-bottom: 1px solid var(--line); font-size: 14px; }
 tr:last-child td { border-bottom: 0; } th { color: var(--soft); font-weight: 500; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; overflow-x: auto; font-size: 13px; }
+pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: 13px; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 ul.notes { color: var(--soft); padding-left: 20px; }
 @media print { body { background: #fff; } figure { break-inside: avoid; } }
 """
@@ -152,7 +153,10 @@ def _time(data: ReportData) -> str:
             for part, found in data.phase_seconds.items()
             for phase, seconds in _largest_first(found)
         ]
-        pieces += ["<h2>Phases</h2>", _table(("part and phase", "seconds", "of wall time"), phases)]
+        pieces += [
+            "<h2>Phases</h2>",
+            _table(("part and phase", "seconds, all its processes", "of wall time, so of two up to 200 %"), phases),
+        ]
     return "\n".join(pieces)
 
 

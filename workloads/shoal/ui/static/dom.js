@@ -43,9 +43,9 @@ export function shownText(text) {
   return pieces;
 }
 
-/** A table with a caption. Columns: [title, (row) => cell, numeric]. A cell is a string or an element. */
+/** A table with a caption. Columns: [title, (row) => cell, kind]; kind: true for numbers, or a class. A cell is a string or an element. */
 export function table(caption, columns, rows) {
-  const head = el("tr", {}, columns.map(([title, , numeric]) => el("th", { scope: "col", class: numeric ? "n" : null }, title)));
+  const head = el("tr", {}, columns.map(([title, , kind]) => el("th", { scope: "col", class: kind === true ? "n" : null }, title)));
   const body = rows.map((row) => el("tr", {}, columns.map(([, cell, kind], at) => {
     const made = cell(row);
     return at === 0
