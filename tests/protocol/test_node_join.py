@@ -15,7 +15,7 @@ from samples import DOCUMENTS
 from servers import Loopback, wait_until
 from shoal.cli import node_join
 from shoal.cli.errors import InputWrong
-from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool, join
+from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool, is_loopback, join
 from shoal.cli.node_status import ask_agent, print_status
 from shoal.contracts.canonical import sign
 from shoal.contracts.identity import PrivateKey
@@ -220,3 +220,19 @@ def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_min
     assert "last version is out, and its orchestrator has not answered for 90 s" in said(steps, 90.0)
     assert why_over(complete, state, 1000.0, 1000.0) == "the run is complete"
     assert why_over(None, state, None, 1000.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "ours"),
+    {
+        "http://127.64.0.2:8081": True,
+        "http://[::1]:8081": True,
+        "http://localhost:8081": True,
+        "http://127.evil.example:8081": False,
+        "http://127.0.0.1.evil.example:8081": False,
+        "http://localhost.evil.example:8081": False,
+        "http://10.0.0.1:8081": False,
+    }.items(),
+)
+def test_only_this_machine_is_believed_over_plain_http_without_a_run_key(url: str, ours: bool) -> None:
+    assert is_loopback(url) is ours

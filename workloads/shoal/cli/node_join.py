@@ -7,6 +7,7 @@ Comes in: discovery's URL, and what the owner chose. Asks discovery what the run
 import contextlib
 import fcntl
 import importlib.util
+import ipaddress
 import os
 import ssl
 import threading
@@ -150,7 +151,7 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
             f"{wishes.url} was the way to run {names}, and now offers run {offer.run} with run key {offer.run_key}."
             " If a new run was started there, ask its owner for the run key and give it with --run-key HEX; if not, somebody may be in between"
         )
-    if expected is None and urlsplit(wishes.url).scheme == "http" and not _is_loopback(wishes.url):
+    if expected is None and urlsplit(wishes.url).scheme == "http" and not is_loopback(wishes.url):
         raise InputWrong(
             f"{wishes.url} is not HTTPS, so that anybody on the way could name a run key of his own: give the run's with --run-key HEX"
         )
@@ -317,9 +318,13 @@ def _replace(path: Path, data: bytes | None) -> None:
     partial.replace(path)
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether nobody but this machine can answer: an address of loopback, or `localhost`; a name that only begins like one is anybody's."""
     host = urlsplit(url).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _same_place(one: str, other: str) -> bool:
