@@ -15,8 +15,9 @@ from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
 from shoal.contracts.tasks import Task, read_tasks, write_tasks
 from shoal.environments import BadEnvironment, Score, Unscorable
 from shoal.environments.harness import Harness
-from shoal.environments.harness_import import _leaves, documents
+from shoal.environments.harness_import import FILE_BUILDERS, _leaves, documents
 from shoal.environments.harness_names import BadHarnessTask, Wanted, near
+from shoal.environments.math import Math
 from shoal.environments.probe import HOSTILE
 from shoal.environments.task_source import benchmark_tasks
 from shoal.evaluation.record import evaluate_all
@@ -223,7 +224,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"doc_to_image": "picture"}, "it asks about images (doc_to_image)"),
     ({"custom_dataset": FUNCTION}, "which no revision pins"),
     ({"dataset_path": "openai/gsm8k"}, "its data set openai/gsm8k lies on a hub, where it may change: pin it as lm-eval:"),
-    ({"dataset_kwargs": {"data_files": "https://example.test/a.jsonl"}}, "lies on a hub, where it may change"),
+    ({"dataset_kwargs": {"data_files": "https://example.test/a.jsonl"}}, "its dataset_kwargs name a URL, whose files no revision pins"),
+    ({"dataset_path": "a/b", "dataset_kwargs": {"data_files": ["https://a.test/a"], "revision": "0" * 40}}, "its dataset_kwargs name a URL"),
+    ({"dataset_path": "a/b", "dataset_kwargs": {"revision": "a-branch-whose-name-has-forty-characters"}}, "lies on a hub, where it may change"),
+    ({"filter_list": ["take_first"]}, "its metrics, filters or where answers end are malformed: TypeError"),
     ({"dataset_path": None}, "it names no data set"),
     ({"dataset_kwargs": {"data_files": {"test": "/nowhere/a.jsonl"}}}, "its documents cannot be had: FileNotFoundError"),
     ({"doc_to_text": "{{no_such}}"}, "its documents cannot be had: UndefinedError"),
@@ -257,6 +261,34 @@ def test_a_metric_a_filter_and_a_revision_that_do_not_fit_are_refused(tmp_path: 
     with pytest.raises(BadHarnessTask) as caught:
         Harness(write_harness_task(tmp_path).removeprefix("lm-eval:") + ending).tasks(1, 0)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["json", "webdataset"])
+@pytest.mark.parametrize("arguments", [None, {"data_files": {"test": "https://example.test/a.jsonl"}}])
+def test_a_revision_is_refused_where_it_pins_nothing(
+    tmp_path: Path, path: str, arguments: dict[str, Any] | None
+) -> None:
+    name = write_harness_task(tmp_path, {"dataset_path": path, "dataset_kwargs": arguments})
+    with pytest.raises(
+        BadHarnessTask, match=r"files of this machine, which have no revision|a URL, whose files no revision pins"
+    ):
+        Harness(f"{name.removeprefix('lm-eval:')}@{REVISION}").tasks(1, 0)
+
+
+def test_a_folder_of_the_working_directory_is_not_taken_for_a_data_set_of_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    name = write_harness_task(tmp_path / "task", {"dataset_path": "openai/gsm8k", "dataset_kwargs": None})
+    with pytest.raises(BadHarnessTask, match="files of this machine, which have no revision"):
+        Harness(f"{name.removeprefix('lm-eval:')}@{REVISION}").tasks(1, 0)
+
+
+def test_every_file_builder_of_the_data_sets_library_is_known() -> None:
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    assert set(_PACKAGED_DATASETS_MODULES) <= FILE_BUILDERS
 
 
 def test_a_name_has_a_task_and_may_have_metric_filter_and_revision() -> None:
@@ -315,7 +347,7 @@ def test_a_group_is_its_tasks_unless_it_changes_them() -> None:
 def test_digests_go_by_the_task_and_by_the_packages_that_score(tmp_path: Path) -> None:
     one, two = (environments.digest(Harness(name)) for name in ("gsm8k", f"gsm8k@{REVISION}"))
     assert one != two
-    assert {"lm-eval", "sympy"} <= set(Harness.requires)
+    assert {"lm-eval", "sympy", *Math.requires, "antlr4-python3-runtime"} <= set(Harness.requires)
 
 
 def test_shoal_eval_says_in_one_line_what_is_wrong_with_a_task(tmp_path: Path) -> None:

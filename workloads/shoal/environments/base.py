@@ -55,7 +55,7 @@ class Environment(Protocol):
     are pinned by the digest. `broken(task)`, a completion close to the gold one that scores 0. `problems()`, what this machine lacks for scoring, a
     line each. `stop` and `observe`: see `episodes`. `parameter`, what may stand behind a colon in the environment's name
     (`lm-eval:gsm8k_cot`): its class is then made with that text, and calls itself by the whole name. `task_count()`, how many tasks there are, where
-    nobody can make more.
+    nobody can make more. `extra`, the extra of shoal that brings `requires`, for messages.
     """
 
     name: str
@@ -155,7 +155,13 @@ def digest(environment: Environment) -> str:
         try:
             _add(sha, f"{name}=={version(name)}".encode())
         except PackageNotFoundError:
-            raise BadEnvironment(f"environment {environment.name!r} needs {name}, which is not installed") from None
+            extra = getattr(environment, "extra", None)
+            what = (
+                "" if extra is None else f": install the extra `{extra}` of shoal in this machine's Python environment"
+            )
+            raise BadEnvironment(
+                f"environment {environment.name!r} needs {name}, which is not installed{what}"
+            ) from None
     return sha.hexdigest()
 
 

@@ -19,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from shoal.contracts.tasks import Task
-from shoal.environments.harness_names import BadHarnessTask, Wanted, near
+from shoal.environments.harness_names import BadHarnessTask, Wanted, is_commit, near
 from shoal.rewards.harness import HarnessJudge, NoValue
 from shoal.rewards.harness.scoring import FUNCTION
 
 FEWSHOT_SEED = 1234
 """The harness's own default, so that the same examples are shown."""
 MOST_DOCUMENTS = 100_000
-FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow")
-"""Builders of the data sets library that read files which `data_files` names."""
+FILE_BUILDERS = frozenset((
+    "arrow", "audiofolder", "conll", "csv", "eval", "fasta", "fastq", "genbank", "harbor", "hdf5", "iceberg",
+    "imagefolder", "json", "lance", "meshfolder", "mmcif", "niftifolder", "pandas", "parquet", "pdb", "pdffolder",
+    "text", "tsfile", "videofolder", "vortex", "webdataset", "xml",
+))  # fmt: skip
+"""Names in the data sets library of what reads files, not a hub: a revision means nothing to them (datasets 5.2, `packaged_modules`)."""
 WITH_DOCUMENT = ("multi_choice_regex", "custom")
 """Filters that look at the document."""
 KINDS = (
@@ -164,6 +168,10 @@ def _check(name: str, config: Config, wanted: Wanted) -> None:
         )
     if not isinstance(config.get("dataset_path"), str):
         raise BadHarnessTask(f"{start}it names no data set (dataset_path)")
+    if "://" in json.dumps(config.get("dataset_kwargs") or {}, default=str):
+        raise BadHarnessTask(
+            f"{start}its dataset_kwargs name a URL, whose files no revision pins: fetch them and name the paths in data_files"
+        )
     if not _is_local(config) and (wanted.revision or _own_revision(config)) is None:
         raise BadHarnessTask(
             f"{start}its data set {config['dataset_path']} lies on a hub, where it may change: pin it as lm-eval:{wanted.task}@REVISION,"
@@ -176,22 +184,26 @@ def _check(name: str, config: Config, wanted: Wanted) -> None:
 
 
 def _is_local(config: Config) -> bool:
-    """Whether the data set is files of this machine. A URL is none, wherever it points."""
+    """Whether the data set is files of this machine, as the data sets library decides it: a hub is asked last."""
     path = config["dataset_path"]
-    files = json.dumps(config.get("dataset_kwargs") or {}, default=str)
-    return (path in FILE_FORMATS and "data_files" in files and "://" not in files) or path.startswith("/")
+    return path in FILE_BUILDERS or Path(path).exists()
 
 
 def _own_revision(config: Config) -> str | None:
     revision = (config.get("dataset_kwargs") or {}).get("revision")
-    return revision if isinstance(revision, str) and len(revision) == 40 else None
+    return revision if isinstance(revision, str) and is_commit(revision) else None
 
 
 def _documents(name: str, config: Config, wanted: Wanted) -> Iterator[Task]:
     from lm_eval.api.metrics import mean
     from lm_eval.api.task import ConfigurableTask
 
-    terms = _terms(name, config, wanted)
+    try:
+        terms = _terms(name, config, wanted)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadHarnessTask(
+            f"lm-eval:{name}: its metrics, filters or where answers end are malformed: {_said(error)}"
+        ) from error
     arguments = {**(config.get("dataset_kwargs") or {})}
     if not _is_local(config):
         arguments["revision"] = wanted.revision or _own_revision(config)

@@ -17,6 +17,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_NEAR = 5
 
 
+def is_commit(text: str) -> bool:
+    """Whether a text is a whole commit, which no branch or tag stands for."""
+    return _COMMIT.fullmatch(text) is not None
+
+
 class BadHarnessTask(ValueError):
     """The task cannot be named, loaded or scored so; the message says why and what is allowed."""
 
@@ -34,7 +39,7 @@ class Wanted:
     def parse(cls, text: str) -> Wanted:
         """BadHarnessTask when the text is no such name."""
         name, at, revision = text.partition("@")
-        if at and not _COMMIT.fullmatch(revision):
+        if at and not is_commit(revision):
             raise BadHarnessTask(f"lm-eval:{text}: {revision!r:.60} is no revision; {FORM}")
         parts = name.split(",")
         if len(parts) > 3 or not all(_PART.fullmatch(part) for part in parts):

@@ -29,6 +29,7 @@ class Math:
     version = "1"
     sources = ("shoal.rewards.math", "shoal.rewards.judging", "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside")
     requires = ("math-verify", "latex2sympy2-extended", "sympy")
+    extra = "rewards"
 
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Small problems of every kind in turn, without repeats."""

@@ -92,7 +92,10 @@ def _unfit(task: Task, environment: Environment) -> str | None:
         environment.prompt(task, None)
     except Exception as error:  # an environment is written for its own tasks; what it makes of others is its own
         return f"task {task.problem_id}: it has no prompt for it: {type(error).__name__}: {str(error)[:200]}"
-    scored = environment.score(task, "")
+    try:
+        scored = environment.score(task, "")
+    except Exception as error:  # as above: a data set's `verification_info` holds anything
+        return f"task {task.problem_id}: it cannot be scored: {type(error).__name__}: {str(error)[:200]}"
     return scored.reason if isinstance(scored, Unscorable) else None
 
 

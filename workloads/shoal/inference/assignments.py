@@ -12,11 +12,12 @@ from shoal.contracts.evaluation import BenchmarkTerms, is_evaluation, located
 from shoal.contracts.run import PublicRun
 from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.tasks import Task
-from shoal.environments import Environment
+from shoal.environments import BadEnvironment, Environment
+from shoal.telemetry import get_logger
 
 
 class WrongEnvironmentError(RuntimeError):
-    """The installed environment is not the one that the run pins."""
+    """The environment that the run pins is not the installed one, or not installed."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,32 @@ class Work:
 
 def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> Work:
     """The work that a description stands for; `tasks` gives the table with a digest. Raises WrongEnvironmentError."""
-    environment = environments.load(public.environment)
-    found = environments.digest(environment)
+    try:
+        environment = environments.load(public.environment)
+        found = environments.digest(environment)
+    except BadEnvironment as error:
+        raise WrongEnvironmentError(str(error)) from None
     if found != public.environment_digest:
         raise WrongEnvironmentError(
             f"environment {public.environment} has digest {found[:12]}... here, the run pins "
             f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
         )
     return Work(public, environment, tasks(public.tasks_digest))
+
+
+def benchmarks_here(public: PublicRun, tasks: Callable[[str], list[Task]]) -> dict[str, Work]:
+    """The run's benchmarks by name, or none of them where this node lacks the environment of one: it trains all the same.
+
+    All or none, because the orchestrator knows only whether a node takes slices, and not of which benchmarks.
+    """
+    found: dict[str, Work] = {}
+    for each in public.benchmarks:
+        try:
+            found[each.name] = work_on(as_run(public, each), tasks)
+        except WrongEnvironmentError as error:
+            get_logger().warning("this node scores no versions", benchmark=each.name, reason=str(error))
+            return {}
+    return found
 
 
 def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:

@@ -24,7 +24,7 @@ from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
-from shoal.inference.assignments import Work, as_run, work_on
+from shoal.inference.assignments import Work, benchmarks_here, work_on
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.commitment import Commitment
 from shoal.inference.completions import Completion
@@ -90,10 +90,7 @@ class Worker:
         self._public: PublicRun = public
         require_cpu_where_redrawn(load_node_config().pool, public.redrawn_pools, DEVICE)
         self._training = work_on(public, self._task_table)
-        self._benchmarks = {
-            each.name: work_on(as_run(public, each), lambda digest: self._task_table(digest, benchmark=True))
-            for each in public.benchmarks
-        }
+        self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
         policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
         self._tokenizer = AutoTokenizer.from_pretrained(policy.folder)
         with busy("start"):
@@ -244,7 +241,7 @@ class Worker:
 
     def _work(self) -> tuple[StepInfo, Policy] | None:
         """The open step with the newest weights that it accepts, when there are both."""
-        # Only a run with benchmarks asks which versions are here.
+        # Which versions are here is said only where benchmarks can be served: without it no slice is offered.
         step = self._agent.step(versions_in(self._weights)[-16:] if self._benchmarks else ())
         if step is None:
             return None

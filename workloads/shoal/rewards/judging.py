@@ -154,6 +154,10 @@ class Judges:
 
     def ask(self, question: object, loads: str | None = None) -> Any | NoReply:
         """The reply to a question (JSON both); `loads` is asked before, once a process. Never raises for what the question contains."""
+        try:
+            json.dumps(question)
+        except (TypeError, ValueError, RecursionError) as error:  # of a data set in Parquet: dates, bytes
+            return NoReply(f"the question is no JSON: {error}"[:300])
         failure = ""
         for _ in range(TRIES):
             process = self._free.get()
@@ -163,6 +167,9 @@ class Judges:
                 failure = str(error)
                 self._replace(process)
                 continue
+            except BaseException:  # whatever it was, the pool keeps its size: else `get` would wait for ever one day
+                self._replace(process)
+                raise
             if reply is None:
                 self._replace(process)
                 return NoReply()

@@ -15,7 +15,7 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest
-from shoal.environments import Environment
+from shoal.environments import BadEnvironment, Environment
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage.store import NotFound, Store
 from shoal.telemetry import Liveness, wait_for
@@ -86,8 +86,13 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
 
 def _pinned(store: Store, pinned: Prepared | BenchmarkTerms) -> tuple[Environment, list[Task]]:
     """Environment and tasks as prepare pinned them, of the run or of a benchmark."""
-    environment = environments.load(pinned.environment)
-    found = environments.digest(environment)
+    try:
+        environment = environments.load(pinned.environment)
+        found = environments.digest(environment)
+    except BadEnvironment as error:
+        raise WrongSetupError(
+            f"{error}; a validator needs every environment of the run, benchmarks' included"
+        ) from None
     if found != pinned.environment_digest:
         raise WrongSetupError(
             f"environment {pinned.environment} has digest {found[:12]}... here, prepare pinned "

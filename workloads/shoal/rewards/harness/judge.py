@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.rewards.harness.scoring import FUNCTION
+from shoal.rewards.harness.scoring import FUNCTION, fault
 from shoal.rewards.judging import QUESTION_SECONDS, Judges, NoReply, Worker
 
 WORKER = Worker("shoal.rewards.harness.worker", "a harness worker", "is lm_eval installed?")
@@ -32,7 +32,9 @@ class HarnessJudge:
         self._judges = Judges(WORKER, workers, question_seconds)
 
     def value(self, terms: Mapping[str, Any], completion: str) -> float | NoValue:
-        """The metric of `terms` for a completion, 0 to 1. Any string is allowed; never raises for what it contains."""
+        """The metric of `terms` for a completion, 0 to 1. Any string is allowed; never raises for what it or the terms contain."""
+        if (wrong := fault(terms)) is not None:
+            return NoValue(wrong)
         reply = self._judges.ask([dict(terms), completion], loads=_function_in(terms))
         if isinstance(reply, NoReply):
             return NoValue(reply.reason or f"scoring did not end within {self._seconds:.0f} s of CPU time")

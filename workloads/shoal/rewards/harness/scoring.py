@@ -21,8 +21,35 @@ from typing import Any
 TERMS = ("metric", "until", "filters", "target", "metric_arguments", "metric_function", "process_results", "document")
 """What terms may hold; `metric`, `until` and `filters` always. `document` (JSON) is there where a filter or `process_results` asks for it."""
 _MODULE = re.compile(r"lm_eval(\.[A-Za-z0-9_-]+)+")
+LEFT_OUT = frozenset((
+    "rouge_score", "sqlitedict", "word2number", "evaluate", "pytablewriter", "sklearn", "emoji", "fugashi",
+    "fuzzywuzzy", "immutabledict", "jieba", "langdetect", "nagisa", "neologdn", "nltk", "pddl", "pycountry",
+    "pymorphy2", "rouge", "statsmodels", "tarski", "unitxt", "wonderwords",
+))  # fmt: skip
+"""Modules that scoring never has, installed or not: the digest does not pin them, and images are made without them (`requirements/overrides.txt`, and
+what the extras for tasks of lm_eval 0.4.13 bring). So a task scores alike on every machine, or on none."""
 FUNCTION = "function:"
 """Begins an argument of a filter that is the name of a function."""
+
+
+def fault(terms: Mapping[str, Any]) -> str | None:
+    """Why these are no terms, or None: a data set of strangers may hold anything where they should stand. What the values mean is not looked at."""
+    for name in ("metric", "until", "filters"):
+        if name not in terms:
+            return f"verification_info lacks {name}"
+    for name in ("metric", "metric_function", "process_results", "document"):
+        if not isinstance(terms.get(name, ""), str):
+            return f"verification_info.{name} is no text"
+    until, steps = terms["until"], terms["filters"]
+    if not isinstance(until, list) or not all(isinstance(text, str) for text in until):
+        return "verification_info.until is no list of texts"
+    if not isinstance(steps, list) or not all(
+        isinstance(step, dict) and isinstance(step.get("function"), str) for step in steps
+    ):
+        return 'verification_info.filters is no list of filters, such as {"function": "take_first"}'
+    if not isinstance(terms.get("metric_arguments", {}), dict):
+        return "verification_info.metric_arguments is no mapping"
+    return None
 
 
 class NotScored(ValueError):
