@@ -9,7 +9,8 @@ from shoal.rewards.sandbox import use_runners
 
 PORT = 9106
 SILENT_SECONDS = 600.0
-"""Longest time for one file: ten times what the paper gives a file, since only a restart follows."""
+"""Longest time between two signs of progress in one file (a scored row, a batch of proofs): ten
+times what the paper gives a file, since only a restart follows."""
 
 
 def main() -> None:

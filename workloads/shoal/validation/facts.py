@@ -74,6 +74,13 @@ class Facts:
         """Rows of every file of this run."""
         return self.completions * (self.vine.rows_each if self.vine is not None else 1)
 
+    @property
+    def strata(self) -> list[range]:
+        """Row numbers that are drawn from and summed over apart: all, or completions and then their continuations."""
+        return (
+            [range(self.rows)] if self.vine is None else [range(self.completions), range(self.completions, self.rows)]
+        )
+
     @cached_property
     def tools(self) -> Tools | None:
         """The tools of the run's environment, None when it has none."""

@@ -6,7 +6,8 @@ a validator may die at any point.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from shoal.validation import sequential
 from shoal.validation.checks import (
     bounds,
     computation,
+    copies,
     identity,
     redraw,
     replay,
@@ -44,12 +46,18 @@ class PolicySource(Protocol):
 
 
 def judge(
-    path: Path, job: ValidationJob, facts: Facts, policies: PolicySource, rng: random.Random, validator: str = ""
+    path: Path,
+    job: ValidationJob,
+    facts: Facts,
+    policies: PolicySource,
+    rng: random.Random,
+    validator: str = "",
+    progress: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Check the file at `path`, whose digest the caller has compared with the job's.
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
-    `validator` is the name to sign with.
+    `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified.
     """
     watch = Stopwatch()
     file: File | None = None
@@ -62,12 +70,12 @@ def judge(
         finding = cheap_finding(file, facts, watch)
         if finding is None:
             with watch("reward"):
-                rewards = reward.score_rows(file, facts)
+                rewards = reward.score_rows(file, facts, progress)
                 finding = reward.check(file, rewards)
         if finding is None:
             with watch("load"):
                 policy = policies.get(file.policy_version)
-            finding = dear_finding(file, facts, policy, rng, looked_at, watch)
+            finding = dear_finding(file, facts, policy, rng, looked_at, watch, progress)
     except BadRollouts as error:
         finding = reject("format", str(error))
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
@@ -84,31 +92,65 @@ def cheap_finding(file: File, facts: Facts, watch: Stopwatch) -> Finding | None:
         found = found or tools.check(file, facts)
     with watch("cheap_checks"):
         return (
-            found or termination.check_ends(file, facts) or computation.check_shape(file, facts) or replay.check(file)
+            found
+            or termination.check_ends(file, facts)
+            or computation.check_shape(file, facts)
+            or replay.check(file, facts)
+            or copies.check(file, facts)
         )
 
 
 def dear_finding(
-    file: File, facts: Facts, policy: Policy, rng: random.Random, looked_at: dict[int, Prefill], watch: Stopwatch
+    file: File,
+    facts: Facts,
+    policy: Policy,
+    rng: random.Random,
+    looked_at: dict[int, Prefill],
+    watch: Stopwatch,
+    progress: Callable[[], None] = lambda: None,
 ) -> Finding | None:
     """The first finding of the checks that need the claimed weights, on rows that are drawn here, look by look.
 
-    What was seen is left in `looked_at`, by row number and without states.
+    What was seen is left in `looked_at`, by row number and without states. Each of `facts.strata` is a file by itself here: completions, the only
+    rows that are trained on, are neither missed by the draw nor hidden in sums behind the many rows that continue them.
     """
     weights = identity.check_weights(file, policy.weights_digest)
     if weights is not None:
         return weights
-    count = len(file.rows)
-    order = rng.sample(range(count), count)
+    strata = facts.strata
+    facts = replace(facts, validation=sequential.of_a_stratum(facts.validation, len(strata)))
+    copied = copies.agreements(file, facts) if facts.vine is not None and file.job.sampler is None else {}
+    for rows in strata:
+        seen: dict[int, Prefill] = {}
+        finding = _dear_finding_among(rows, file, facts, policy, rng, copied, seen, watch, progress)
+        looked_at |= seen
+        if finding is not None:
+            return finding
+    return None
+
+
+def _dear_finding_among(
+    rows: range,
+    file: File,
+    facts: Facts,
+    policy: Policy,
+    rng: random.Random,
+    copied: copies.Agreements,
+    seen: dict[int, Prefill],
+    watch: Stopwatch,
+    progress: Callable[[], None],
+) -> Finding | None:
+    """The first finding among these rows of the file; what was looked at is left in `seen`."""
+    order = rng.sample(rows, len(rows))
     thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
-    looks = sequential.looks(count, sequential.first_rows(count, file.job, facts.validation))
+    looks = sequential.looks(len(rows), sequential.first_rows(len(rows), file.job, facts.validation))
     chance = sequential.chance_of_a_part(facts.validation, len(looks))
     for until in looks:
-        drawn = {number: file.rows[number] for number in order[len(looked_at) : until]}
-        finding = _row_by_row(file, facts, policy, thresholds, drawn, looked_at, watch) or _all_together(
-            file, facts, thresholds, chance, looked_at, watch
+        drawn = {number: file.rows[number] for number in order[len(seen) : until]}
+        finding = _row_by_row(file, facts, policy, thresholds, drawn, copied, seen, watch, progress) or _all_together(
+            file, facts, thresholds, chance, seen, watch
         )
-        if finding is not None or not sequential.undecided(looked_at.values(), count, facts.validation):
+        if finding is not None or not sequential.undecided(seen.values(), len(rows), facts.validation):
             return finding
     return None
 
@@ -119,8 +161,10 @@ def _row_by_row(
     policy: Policy,
     thresholds: ProofThresholds,
     drawn: Mapping[int, Rollout],
+    copied: copies.Agreements,
     looked_at: dict[int, Prefill],
     watch: Stopwatch,
+    progress: Callable[[], None],
 ) -> Finding | None:
     """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices."""
     batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler)
@@ -129,11 +173,15 @@ def _row_by_row(
             batch = next(batches, None)
         if batch is None:
             return None
+        progress()
         with watch("computation"):
             errors = computation.measure(file, batch, facts, policy.profile)
             finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
             finding = finding or redraw.check(file, batch, policy.dtype)
+        if copied:
+            with watch("replay"):  # once more by our own log-probabilities, which nobody can choose
+                finding = finding or copies.find(copied, {number: ours.logprobs for number, ours in batch.items()})
         looked_at |= {
             number: ours.judged([each.mantissa_error_mean for each in errors[number]]) for number, ours in batch.items()
         }

@@ -43,6 +43,13 @@ def chance_of_a_part(validation: Validation, looks_at_most: int) -> float:
     return validation.false_reject_rate / (PARTS * looks_at_most)
 
 
+def of_a_stratum(validation: Validation, strata: int) -> Validation:
+    """The same for one of several parts of a file that are each judged alone: they share what may be rejected of honest files."""
+    if strata == 1:
+        return validation
+    return validation.model_copy(update={"false_reject_rate": validation.false_reject_rate / strata})
+
+
 def ratios(prefills: Collection[Prefill]) -> tuple[float, float]:
     """Natural logarithms of the likelihood ratios of all tokens so far, colder and hotter against the run's temperature."""
     colder = sum(float(ours.colder.sum(dtype=float)) for ours in prefills)

@@ -96,7 +96,7 @@ class Validator:
                 problem = self._download(job, path)
                 if problem is not None:
                     return verdict(job, None, Finding("inconclusive", None, problem), [], 0, Stopwatch(), self._pod)
-                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod)
+                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod, self._liveness.progress)
             finally:
                 path.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 What this gives is what the trainer uses; the claim must agree with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
@@ -16,10 +16,11 @@ TOLERANCE = 1e-4
 """Claims travel as float32; the smallest honest step of a penalty is alpha, by default 3e-4."""
 
 
-def score_rows(file: File, facts: Facts) -> list[RowReward]:
+def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: None) -> list[RowReward]:
     """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero.
 
     A continuation is scored as the whole answer: with the tokens that it continues, as its length counts with them.
+    `progress` is called after every row.
     """
     rewards = []
     for row, prefix in zip(file.rows, facts.prefixes(file.rows), strict=True):
@@ -28,6 +29,7 @@ def score_rows(file: File, facts: Facts) -> list[RowReward]:
         score = facts.environment.score(facts.tasks[row.prompt_index], text)
         task_reward = score.task_reward if isinstance(score, Score) else None
         rewards.append(total_reward(task_reward, len(answer), row.target_length, facts.length_reward))
+        progress()
     return rewards
 
 
