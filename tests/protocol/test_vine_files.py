@@ -88,7 +88,7 @@ def test_a_lease_has_time_for_completions_and_then_for_continuations(run: Orches
     assert run.lease(node).expires_unix == now + lease_seconds(64, ROWS - COMPLETIONS)
     decoding = lease_seconds(64) - lease_seconds(0)
     assert lease_seconds(64, 1) == lease_seconds(64, TOGETHER) == pytest.approx(lease_seconds(64) + decoding)
-    assert lease_seconds(64, TOGETHER + 1) == pytest.approx(lease_seconds(64) + 2 * decoding)
+    assert lease_seconds(64, TOGETHER + 1) == pytest.approx(lease_seconds(64) + decoding * (1.5 + 0.5 / TOGETHER))
 
 
 def test_the_largest_file_has_room_for_continuations(run: Orchestrator) -> None:
