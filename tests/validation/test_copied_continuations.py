@@ -169,20 +169,16 @@ def drawn(vine: VineCourt, prompts: Sequence[Sequence[int]], limits: Sequence[in
     """Completions of the policy at `warmth` times the run's temperature, sampled by torch."""
     model, temperature = vine.court.made.model["old"], vine.facts.sampling.temperature * warmth
     rows = [list(prompt) for prompt in prompts]
-    going_on = list(range(len(rows)))
-    while going_on:
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[number]) for number in going_on], batch_first=True)
-        states = model.model(input_ids=padded, use_cache=False).last_hidden_state
-        last = torch.tensor([len(rows[number]) - 1 for number in going_on])
-        logits = model.lm_head(states[torch.arange(len(last)), last]).float()
-        chosen = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1)[:, 0].tolist()
-        for number, token in zip(going_on, chosen, strict=True):
-            rows[number].append(token)
-        going_on = [
-            number
-            for number in going_on
-            if rows[number][-1] != tiny_policy.EOS and len(rows[number]) - len(prompts[number]) < limits[number]
-        ]
+    over = [False] * len(rows)
+    while not all(over):
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        logits = model(input_ids=padded, use_cache=False).logits
+        for number, row in enumerate(rows):
+            if not over[number]:
+                chances = torch.softmax(logits[number, len(row) - 1].float() / temperature, dim=-1)
+                row.append(int(torch.multinomial(chances, 1)))
+                said_enough = len(row) - len(prompts[number]) == limits[number]
+                over[number] = said_enough or row[-1] == tiny_policy.EOS
     return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
 
 
