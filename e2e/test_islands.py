@@ -130,7 +130,10 @@ class Rounds:
             name = pod["metadata"]["name"]
             if not is_ready(pod):
                 continue
-            text = self._story.space.kubectl("logs", name, "-c", "trainer", "--tail=-1")
+            try:
+                text = self._story.space.kubectl("logs", name, "-c", "trainer", "--tail=-1")
+            except RuntimeError:
+                continue  # the pod went away meanwhile
             for line in text.splitlines():
                 if line.startswith("{") and (said := json.loads(line)).get("event") == "islands exchanged":
                     self.states[said["round"]][name] = said["state"]
@@ -164,8 +167,7 @@ def test_islands_meet_survive_the_death_of_each_and_end_with_one_result(islands:
         if count > 2:
             rounds.wait(f"a round of the others while {pods[place]} is away", 1, count - 1)
         rounds.wait(f"a round of all islands after {pods[place]} came back", 1, count)
-    islands.wait("the run to be Complete", lambda: islands.holds("Complete"), 900.0)
-    rounds.look()
+    islands.wait("the run to be Complete", lambda: rounds.look() >= 0 and islands.holds("Complete"), 900.0)
     told = [set(by_pod.values()) for by_pod in rounds.states.values() if len(by_pod) > 1]
     assert len(told) > count, "few rounds were seen from two sides"
     assert all(len(states) == 1 for states in told), "islands came to different states in one round"
