@@ -276,6 +276,32 @@ def test_a_saved_state_is_taken_up_again(crowd: Crowd) -> None:
         again.restore(replace(island.shared, momentum=torch.zeros(3)), island.certificate)
 
 
+def test_an_island_keeps_its_weights_when_a_corrected_key_voids_what_vouched_for_them(crowd: Crowd) -> None:
+    survivor, gone = together(crowd, 2)
+    learn(crowd, island_0=0.9, island_1=0.8)
+    crowd.exchange()
+    survivor.close()
+    gone.close()
+    corrected = known(2) | {"island-1": KEYS["island-2"].public}
+    hurried = replace(SETTINGS, join_seconds=10.0)
+    islands = []
+    for name, key in (("island-0", KEYS["island-0"]), ("island-1", KEYS["island-2"])):
+        place = Place(RUN, name, key, corrected, f"http://{HOST}:{crowd.port}", HOST)
+        crowd.parameters[name] = torch.ones(1000)
+        crowd.islands[name] = Island(place, hurried, ALONE, {"weight": crowd.parameters[name]})
+        islands.append(crowd.islands[name])
+    islands[0].restore(survivor.shared, survivor.certificate)
+    crowd.parameters["island-0"].fill_(0.25)
+    with structlog.testing.capture_logs() as logs:
+        said = crowd.all(lambda island: island.join(), islands)
+    assert said[0] is None
+    assert crowd.parameters["island-0"].unique().tolist() == [0.25]
+    assert islands[0].shared.digest() == survivor.shared.digest()
+    assert any(
+        "key of an island was changed" in line.get("reason", "") for line in logs if line["log_level"] == "error"
+    )
+
+
 def test_a_restart_of_all_islands_keeps_what_was_learnt_since_the_round(crowd: Crowd) -> None:
     islands = together(crowd, 2)
     learn(crowd, island_0=0.9, island_1=0.8)

@@ -67,7 +67,15 @@ def test_one_island_of_three_cannot_have_the_others_copy_a_state_that_it_made_up
     liar = notice("a", 9, "e", [link("a", 9, "e")])
     head = head_among(liar, started("b"), started("c"))
     assert (head.round, head.digest) == (0, BASE * 64)
-    assert head.joiners == named("a")
+    assert (head.joiners, head.ahead, head.members) == ([], named("a"), named("bc"))
+
+
+def test_a_key_that_was_changed_makes_nobody_copy_the_base_model() -> None:
+    """`b` was made anew, with another key and at round 0; what it signed before vouches for `a` no more."""
+    chain = [link("ab", 12, "c")]
+    corrected = known(2) | {"island-1": KEYS["island-2"].public}
+    head = head_of([notice("a", 12, "c", chain), started("b")], RUN, corrected, BASE * 64)
+    assert (head.round, head.holders, head.joiners, head.ahead) == (0, named("b"), [], named("a"))
 
 
 def test_a_survivor_of_islands_that_died_one_after_the_other_is_believed_by_all_that_come_back() -> None:

@@ -4,14 +4,16 @@ from typing import Any
 
 import pytest
 from memory_cluster import MemoryCluster
-from run_story import MANIFEST, put, said, status
+from run_story import MANIFEST, put, running, said, status
 
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.run import RunConfig
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import check
 from shoal_operator.children.offline_filter import filter_training_run
+from shoal_operator.children.network import CHOSEN_PORTS
 from shoal_operator.children.own_kinds import References
+from shoal_operator.children.trainer import trainer_command
 
 OTHER = "ab" * 32
 LIGHTHOUSE = "meet.example.com:29510"
@@ -117,3 +119,35 @@ def test_a_network_that_is_none_is_waited_for_and_no_policy_is_made_of_it(cluste
     assert said_of.startswith("waits for ranges such as 10.64.0.0/14 in trainer.islands.group.networks: ")
     assert network in said_of
     assert cluster.get("NetworkPolicy", "sums-trainer") is None
+
+
+def test_a_list_with_a_mistake_leaves_the_trainer_that_runs_alone(cluster: MemoryCluster) -> None:
+    put_group(cluster)
+    members = {"sums": own_key(cluster), "products": OTHER}
+    put_group(cluster, members=members)
+    running(cluster)
+    job = cluster.get("Job", "sums-trainer-1")
+    assert job is not None
+    put_group(cluster, members=members | {"quotients": OTHER})
+    kept = cluster.get("Job", "sums-trainer-1")
+    assert kept is not None
+    assert kept["metadata"]["uid"] == job["metadata"]["uid"]
+    assert peers(cluster) == members
+    put_group(cluster, members=members | {"quotients": "cd" * 32})
+    assert peers(cluster) == members | {"quotients": "cd" * 32}
+    assert cluster.get("Job", "sums-trainer-1") is None, "a trainer learns of a new island when it starts"
+
+
+def peers(cluster: MemoryCluster) -> dict[str, str]:
+    terms = told(cluster)
+    assert terms is not None
+    return dict(terms.peers)
+
+
+def test_a_trainer_of_a_group_with_several_processes_has_its_store_off_the_ports_that_are_open_to_other_runs() -> None:
+    command = trainer_command("sums-trainer-1", "sums-ranks", 1, 2, other_runs=True)
+    assert "--standalone" not in command
+    assert command[command.index("--master-addr") + 1] == "127.0.0.1"
+    port = int(command[command.index("--master-port") + 1])
+    first, last = CHOSEN_PORTS
+    assert not first <= port <= last

@@ -7,6 +7,7 @@ from shoal_operator.api.rule import Rule
 _KEY, _OTHER = "0" * 64, "1" * 64
 _DATA = {"dataset": {"path": "/data"}}
 _EXPOSED: dict[str, Any] = {"type": "LoadBalancer"}
+_GROUP = "(has({0}.spec.trainer.islands) && has({0}.spec.trainer.islands.group))"
 
 
 def _sft(islands: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -76,6 +77,22 @@ ISLAND_RULES: tuple[Rule, ...] = (
         good={"members": {"sums": _KEY, "run-b": _OTHER}},
         bad={"members": {"sums": _KEY}},
         old={"members": {"sums": _KEY, "run-b": _OTHER}},
+    ),
+    Rule(
+        model="TrainingRun",
+        expression=f"!has(oldSelf.status) || !has(oldSelf.status.policyVersion) || oldSelf.status.policyVersion == 0 || !{_GROUP.format('self')} || "
+        f"!{_GROUP.format('oldSelf')} || oldSelf.spec.trainer.islands.group.members.all(name, "
+        "!(name in self.spec.trainer.islands.group.members) || "
+        "self.spec.trainer.islands.group.members[name] == oldSelf.spec.trainer.islands.group.members[name])",
+        message="cannot change a key once the run has trained: signatures of the old one vouch for its weights; give the island its former key back"
+        " (Secret <run>-island-0-key), or start a new group",
+        field="spec.trainer.islands.group.members",
+        good={"spec": {"trainer": {"islands": _group(members={"sums": _KEY, "run-b": _OTHER})}}},
+        bad={"spec": {"trainer": {"islands": _group(members={"sums": _KEY, "run-b": "2" * 64})}}},
+        old={
+            "spec": {"trainer": {"islands": _group(members={"sums": _KEY, "run-b": _OTHER})}},
+            "status": {"policyVersion": 3},
+        },
     ),
     Rule(
         model="TrainingRunSpec",

@@ -169,7 +169,8 @@ def _fellows(run: TrainingRun, component: str) -> list[Object]:
 
 
 def _fellow_ports(run: TrainingRun) -> Object:
-    """Collectives choose their ports. Other runs get only what a kernel gives out, and nothing that listens by name: no origin, no metrics."""
+    """Collectives choose their ports. Other runs get only what a kernel gives out, and nothing that listens by name: no origin, no metrics,
+    and not torchrun's store, which has a port of its own (`trainer_command`)."""
     if group_of(run) is None:
         return {}
     first, last = CHOSEN_PORTS

@@ -78,7 +78,11 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
             command=COLLECTOR
             if run.spec.mode == "Generate"
             else trainer_command(
-                names.trainer_job(name, attempt), names.ranks(name), trainer.replicas, trainer.processes
+                names.trainer_job(name, attempt),
+                names.ranks(name),
+                trainer.replicas,
+                trainer.processes,
+                other_runs=trainer.islands is not None and trainer.islands.group is not None,
             ),
             role="trainer",
             mounts=(config, *role_mounts, outbox),
@@ -117,12 +121,19 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
     return made
 
 
-def trainer_command(job_name: str, ranks_service: str, pods: int, processes: int) -> list[str]:
-    """Command line of the trainer's container: torchrun gives each process its rank, where there are several."""
+def trainer_command(
+    job_name: str, ranks_service: str, pods: int, processes: int, *, other_runs: bool = False
+) -> list[str]:
+    """Command line of the trainer's container: torchrun gives each process its rank, where there are several. `other_runs`: those of a group of
+    islands reach this pod at the ports that its kernel gives out."""
     module = ["-m", "shoal.training"]
     if pods == 1 and processes == 1:
         return ["python", *module]
     torchrun = ["python", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    if pods == 1 and other_runs:
+        # torchrun's store listens at every address, asks nobody who they are, and with --standalone holds pickles. This one holds none, and its
+        # port is not among those that are open to others.
+        return [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(names.RENDEZVOUS_PORT), *module]
     if pods == 1:
         # A port of its own choice on loopback: on one machine pods share their ports.
         return [*torchrun, "--standalone", *module]

@@ -4,6 +4,7 @@ Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (
 between calls but the status.
 """
 
+from dataclasses import replace
 from datetime import datetime
 
 from shoal.contracts.run import Addresses
@@ -74,7 +75,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete, scored=scored)
     sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
     own_key = identity.islands.get(names.island_names(1)[0]) if group_of(run) is not None else None
-    waits_for = seen.waits_for or group_problem(run, own_key) or sampled.waits_for
+    ungrouped = group_problem(run, own_key)
+    waits_for = seen.waits_for or ungrouped or sampled.waits_for
 
     trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late)
     stage = decide_stage(
@@ -86,6 +88,9 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         filter_failure=sampled.failure,
         trainer_failure=trainer.failure,
     )
+    if ungrouped and stage == "running":
+        # Nothing new is made of such a list. What trains goes on with the one before, until the list is right.
+        trainer = replace(trainer, delete=())
     for job in trainer.delete:
         cluster.delete("Job", job)
     if stage == "suspended" and job_state(seen.prepare) == "running":

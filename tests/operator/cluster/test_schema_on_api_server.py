@@ -99,6 +99,8 @@ def test_what_cannot_change_is_refused_in_an_update(rule: Rule, kube: Kube, name
     kind, path = where(rule)
     assert rule.old is not None
     made = kube.create(with_example(rule, rule.old, namespace))
+    if "status" in rule.old:
+        kube.merge(kind, "sums", namespace, {"status": rule.old["status"]}, sub="status")
     kube.merge(kind, "sums", namespace, placed(path, rule.good))
     with pytest.raises(Refused) as caught:
         kube.merge(kind, "sums", namespace, placed(path, without_the_rest(rule)))

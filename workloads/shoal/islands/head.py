@@ -22,7 +22,8 @@ class NoHead(ValueError):
 @dataclass(frozen=True)
 class Head:
     """The shared state of a round: `holders` have it, `joiners` copy it. Both by name, ascending. `before` are the islands of which at least half
-    must stand in the next round, `refused` those whom most holders would not meet again so soon."""
+    must stand in the next round, `refused` those whom most holders would not meet again so soon, and `ahead` those that have trained where the
+    head is the base: they do not copy it, so that nothing trained ever gives way to the untrained model."""
 
     round: int
     digest: str
@@ -31,6 +32,7 @@ class Head:
     certificate: list[CertificateLink] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    ahead: list[str] = field(default_factory=list)
 
     @property
     def members(self) -> list[str]:
@@ -50,7 +52,7 @@ def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str],
     state has two signatures, so that nobody can take all back to an old state. A state that more than half of those asked have is the head, else
     the newest (ties: more signatures, then the smaller digest).
     """
-    candidates = [notice for notice in notices if _vouched(notice, run, known, base)]
+    candidates = [notice for notice in notices if vouched(notice, run, known, base)]
     if not candidates:
         raise NoHead("no island that came has a state that most of its round's islands signed")
     witnessed = max((one.round for one in candidates if _signatures(one) >= WITNESSES), default=0)
@@ -66,13 +68,15 @@ def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str],
         for name in {one.island for one in notices} - set(holders)
         if 2 * sum(name in one.refuses for one in having) > len(having)
     )
-    joiners = sorted({one.island for one in notices} - set(holders) - set(refused))
+    ahead = sorted(one.island for one in notices if one.round > state[0] == 0)
+    joiners = sorted({one.island for one in notices} - set(holders) - set(refused) - set(ahead))
     certificate = having[0].certificate
     before = certificate[-1].agreement.members if certificate else sorted(known)
-    return Head(*state, holders, joiners, certificate, before, refused)
+    return Head(*state, holders, joiners, certificate, before, refused, ahead)
 
 
-def _vouched(notice: IslandNotice, run: str, known: Mapping[str, str], base: str) -> bool:
+def vouched(notice: IslandNotice, run: str, known: Mapping[str, str], base: str) -> bool:
+    """Whether others believe the state of a notice: it is the base, or its certificate holds under the keys of `known`."""
     if notice.round == 0:
         return notice.digest == base
     try:

@@ -32,7 +32,7 @@ from shoal.contracts.islands import (
 from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, enough, extended
 from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded
 from shoal.islands.group import Group, Unreachable
-from shoal.islands.head import Head, NoHead, head_of
+from shoal.islands.head import Head, NoHead, head_of, vouched
 from shoal.islands.judgement import counted, judge_parts, part_of, state_after
 from shoal.islands.members import Meeting, Members
 from shoal.islands.setting import Exchanged, IslandSettings, Place, Ranks
@@ -255,15 +255,33 @@ class Island:
     def _head(self, meeting: Meeting) -> Head:
         """Which state is the shared one. Raises Unreachable when there is no round to be made from it."""
         place = self._place
+        self._check_own(meeting)
         try:
             head = head_of(meeting.notices, place.run, place.known, self._base)
         except NoHead as error:
             raise TooFew(str(error)) from error
         if place.island in head.refused:
             raise Unreachable("most others go on without this island, which did not copy the state in time")
+        if place.island in head.ahead:
+            raise TooFew(f"the others begin with the base model, and this island has round {self.shared.meta.round}")
         if not enough(head.members, head.before):
             raise TooFew(f"{head.members} met; at least half of {head.before} must for others to believe a round")
         return head
+
+    def _check_own(self, meeting: Meeting) -> None:
+        """Raises TooFew when nobody can believe this island's state any more. It must not copy another then: that would be one that the others began
+        without it, from the base model perhaps."""
+        mine = next(notice for notice in meeting.notices if notice.island == self._place.island)
+        if vouched(mine, self._place.run, self._place.known, self._base):
+            return
+        problem = (
+            f"the list of islands does not vouch for this island's state of round {mine.round}: the key of an island was changed, or too many islands"
+            " were added, since its round was signed"
+        )
+        telemetry.get_logger().error(
+            "this island exchanges no more", reason=problem, remedy="give the islands their former keys back"
+        )
+        raise TooFew(problem)
 
     def _vote(self, meeting: str, names: list[str], number: int, digest: str) -> tuple[CertificateLink, dict[str, str]]:
         """Sign what this island came to, and count who came to the same: the leader's count holds. Raises Unreachable without most."""

@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -168,9 +168,12 @@ def start_ranks(
     if kind == "cuda":
         torch.cuda.set_device(here)
     _stay_on_loopback(given)
+    one_machine = world > 1 and given.get("LOCAL_WORLD_SIZE") == str(world)
+    if one_machine:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     timeout = timedelta(seconds=deadline_seconds)
-    with waiting_for("who takes part", rank):
+    with waiting_for("who takes part", rank), _gloo_on_loopback() if one_machine else nullcontext():
         if world == 1:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         else:
@@ -179,6 +182,20 @@ def start_ranks(
         background = dist.new_group(backend="gloo", timeout=timeout)
         background_mesh = DeviceMesh.from_group(background, "cpu", mesh_dim_names=(SHARD_DIMENSION,))
     return Ranks(rank, world, local_rank, here, mesh, background, background_mesh)
+
+
+@contextmanager
+def _gloo_on_loopback() -> Iterator[None]:
+    """Groups of the ranks of one machine listen on loopback: they unpickle what they get. Groups made later, with other islands, do not."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
