@@ -54,6 +54,14 @@ ISLAND_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="IslandGroup",
+        expression="!has(self.exposure.tlsSecret)",
+        message="is not possible: a lighthouse does not speak TLS",
+        field="exposure.tlsSecret",
+        good={"exposure": _EXPOSED},
+        bad={"exposure": {**_EXPOSED, "tlsSecret": "meet-tls"}},
+    ),
+    Rule(
+        model="IslandGroup",
         expression="self.name == oldSelf.name",
         message="cannot change once the run exists: what islands signed is of their group; start a new run instead",
         field="name",
