@@ -205,7 +205,7 @@ def test_an_island_that_comes_alone_knows_that_nobody_else_is_training(crowd: Cr
     assert not alone.company
 
 
-def test_a_lighthouse_that_is_killed_is_not_heard_any_more() -> None:
+def test_a_lighthouse_that_is_killed_is_not_heard_any_more_nor_waited_for_long() -> None:
     command = [sys.executable, "-m", "shoal.islands.lighthouse", HOST, "0", "10"]
     lighthouse = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -224,6 +224,24 @@ def test_a_lighthouse_that_is_killed_is_not_heard_any_more() -> None:
     while members.heard:
         assert time.monotonic() < deadline, "a lighthouse that is gone is still heard"
         time.sleep(0.05)
+    waited = []
+    for _ in range(2):
+        began = time.monotonic()
+        notice = IslandNotice(
+            run=RUN,
+            island="island-0",
+            round=0,
+            digest="0" * 64,
+            live=True,
+            store="127.0.0.1:1",
+            terms=ISLAND_SHARED_TERMS,
+        )
+        with structlog.testing.capture_logs() as logs:
+            assert members.meet(notice, began + 600.0, lambda: None) is None
+        assert "does not answer" in logs[-1]["reason"]
+        waited.append(time.monotonic() - began)
+    assert max(waited) < 300.0, "a lighthouse that is gone was waited for as long as islands are"
+    assert waited[1] < waited[0], "what is known to be gone is waited for anew"
     members.stop()
 
 

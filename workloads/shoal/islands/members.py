@@ -23,6 +23,8 @@ from shoal.contracts.islands import IslandNotice, IslandSharedTerms
 BEAT_SECONDS = 1.0
 """Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
 CONNECT_SECONDS = 5.0
+UNHEARD_SECONDS, LISTEN_SECONDS = 15.0, 3.0
+"""A lighthouse that nobody has heard for so long is not waited for: who asks listens for some beats more, and trains on."""
 RENEWALS = 4
 """Times that a question is asked anew within one wait: stragglers are waited for three quarters of it at least."""
 POLL_SECONDS = 0.05
@@ -55,6 +57,8 @@ class Members:
         self._wait_seconds = wait_seconds
         self.heard = False
         """Whether the lighthouse took the last sign of life."""
+        self._lost_at = float("inf")
+        """Since when it does not; without meaning while it is heard."""
         self._differing: dict[str, IslandSharedTerms] = {}
         self._due = float("inf")
         self._stopped = threading.Event()
@@ -62,6 +66,7 @@ class Members:
 
     def start(self) -> None:
         """Begin to tell the lighthouse that this island is alive."""
+        self._lost_at = time.monotonic()
         self._thread = threading.Thread(target=self._beat, name="island-beat", daemon=True)
         self._thread.start()
 
@@ -78,15 +83,20 @@ class Members:
         return time.monotonic() > self._due
 
     def meet(self, notice: IslandNotice, deadline: float, beat: Callable[[], None]) -> Meeting | None:
-        """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out."""
+        """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out, its absence
+        for `UNHEARD_SECONDS` in all."""
         self._due = float("inf")  # it is here: heard for as long as it waits
         asks: list[_Asked] = []
         problem = "this island was not among those that met"
         # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks anew beside its first
         # question, or a joiner that has waited for minutes would cut short the wait for everybody else.
         again = self._wait_seconds / RENEWALS
-        ask_at, first = time.monotonic(), self._wait_seconds if notice.live else again
+        began = ask_at = time.monotonic()
+        first = self._wait_seconds if notice.live else again
         while (now := time.monotonic()) < deadline:
+            if not self.heard and now - self._lost_at > UNHEARD_SECONDS and now - began > LISTEN_SECONDS:
+                problem = f"the lighthouse at {self._lighthouse} does not answer"
+                break
             if now >= ask_at:
                 patience = min(deadline - now, first + 2 * again)
                 asks.append(_Asked(self._lighthouse, self._island, sign(notice, self._key), patience))
@@ -156,6 +166,7 @@ class Members:
                 client.heartbeat(self._island, timedelta(seconds=CONNECT_SECONDS))
                 self.heard = True
             except (RuntimeError, TimeoutError, OSError):
+                self._lost_at = time.monotonic() if self.heard else self._lost_at
                 self.heard, client = False, None  # it is away or starts again; `meet` says so when that matters
                 self._stopped.wait(BEAT_SECONDS)
 
