@@ -1,7 +1,9 @@
 """What a trainer's membership waits for: all islands before the run begins, and the last exchange before it ends. Each wait has its end."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.islands.lighthouse import serve
+from shoal.islands.setting import IslandSettings
 from shoal.training import islands
 from shoal.training.islands import Membership, OwnIsland
 from shoal.training.model import load_policy
@@ -129,3 +132,35 @@ def test_a_last_exchange_that_is_never_made_is_given_up_with_an_error(
     assert [line["event"] for line in said] == [
         "the last exchange did not come about; this island ends with weights of its own"
     ]
+
+
+STEP_SECONDS = 9.0
+
+
+def test_runs_whose_steps_are_longer_than_a_meeting_waits_meet_all_the_same(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(islands, "IslandSettings", partial(IslandSettings, connect_seconds=1.0))
+    reef.terms = reef.terms.model_copy(
+        update={
+            "peers": {name: ISLAND_KEYS[name].public for name in NAMES[:2]},
+            "settings": reef.terms.settings.model_copy(update={"wait_seconds": 1}),
+            "group": "both",
+        }
+    )
+    reef.config = reef.config.model_copy(update={"islands": reef.terms})
+    two = [reef.member(name) for name in NAMES[:2]]
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in two))
+    began, made = time.monotonic(), {}
+
+    def step(member: Membership, offset: float) -> None:
+        """One that comes `offset` seconds after the other, every time: the other's question is over by then, after three seconds."""
+        time.sleep(began + offset + STEP_SECONDS - time.monotonic())
+        learnt(member)
+        made[member] = member.exchange(1)
+
+    reef.ended(
+        *(reef.begun(lambda member=member, at=at: step(member, at)) for member, at in zip(two, (0.0, 7.0), strict=True))
+    )
+    assert [made[member] for member in two] == [True, True]
+    assert [member._island.shared.meta.round for member in two] == [1, 1]

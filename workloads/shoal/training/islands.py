@@ -39,6 +39,8 @@ JOIN_DEADLINE_SECONDS = 2 * 3600.0
 So long one that begins the run also waits for all islands: one that starts later finds its rows of the first rounds gone by."""
 GATHER_SECONDS = 600.0
 """How long the first runs of a group wait for the others before their first step. Whoever comes later copies what they share, and loses nothing."""
+LONGEST_PATIENCE_SECONDS = 3600.0
+"""That a run of a group waits for the others between two steps, however long its own take."""
 FINISH_DEADLINE_SECONDS = 3600.0
 """How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
@@ -132,6 +134,9 @@ class Membership:
         self._beat = beat
         self._fresh = True
         """Nothing was learnt since the last round."""
+        self._step_began = time.monotonic()
+        self._step_seconds = 0.0
+        """Of the last updates that were counted, whatever they waited for."""
 
     @property
     def position(self) -> int:
@@ -160,18 +165,34 @@ class Membership:
 
     def due(self, updates: int = 1) -> bool:
         """Updates were made; whether it is time to exchange."""
+        now = time.monotonic()
+        self._step_seconds, self._step_began = now - self._step_began, now
         self._fresh = False
         return self._island.due(updates)
 
     def exchange(self, step: int) -> bool:
-        """Make a round after an update of step `step`; whether it came about."""
+        """Make a round after an update of step `step`; whether it came about.
+
+        Runs of a group come at times of their own. Each waits for the others, if any are alive, as long as its last step took: of two, the one
+        with the longer steps then waits for longer than the other is away to train, so that they meet.
+        """
+        deadline = time.monotonic() + (min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated else 0.0)
+        while not (made := self._exchange_once(step)):
+            waits_on = self._island.company and time.monotonic() < deadline
+            if not self._ranks.broadcast(waits_on, "whether to wait on for other runs"):
+                break
+            self._pause()
+        self._step_began = time.monotonic()
+        return made
+
+    def _exchange_once(self, step: int) -> bool:
         return self._timed(lambda: self._island.exchange(step)) is not None
 
     def finish(self, step: int) -> None:
         """After the last update of the run: exchange until it comes about, unless nothing was learnt since the last round. Then what this island
         learnt is part of what all have; past the deadline its result is its own, and the log says so."""
         deadline = time.monotonic() + FINISH_DEADLINE_SECONDS
-        while not self._fresh and not self.exchange(step):
+        while not self._fresh and not self._exchange_once(step):
             if not self._ranks.broadcast(time.monotonic() < deadline, "whether to try the last exchange again"):
                 telemetry.get_logger().error(
                     "the last exchange did not come about; this island ends with weights of its own",
