@@ -7,7 +7,10 @@ from protocol_stack import GROUP_SIZE, GROUPS, NEEDED, RUN, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
+from shoal.contracts import keys
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.seeds import draw_submission
+from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.protocol.leases import TOGETHER, lease_seconds
@@ -18,6 +21,7 @@ from shoal.transport.server import Problem
 VINE = VineSettings(segments=3, continuations=2)
 COMPLETIONS = GROUPS * GROUP_SIZE
 ROWS = COMPLETIONS * 5
+TASKS = 50
 
 
 @pytest.fixture
@@ -71,9 +75,15 @@ def test_the_batch_counts_all_rows_of_a_file_and_its_groups_by_prompt(run: Orche
     for _ in range(NEEDED // GROUPS):
         run.hand_in(node)
         run.judge(found(run, [1.0, 0.0, 1.0, 0.0], [0.5] * (ROWS - COMPLETIONS)))
-    batch = run.state.seal_if_full(0)
-    assert batch is None  # the last verdict sealed it
-    assert 0 in run.state.view.sealed
+    assert 0 in run.state.view.sealed, "the last verdict seals the step"
+    batch = StepBatch.from_json(run.store.get(keys.step_batch(0)))
+    assert (batch.groups, [file.rows for file in batch.files]) == (NEEDED, [ROWS] * (NEEDED // GROUPS))
+    for file in batch.files:
+        drawn = draw_submission(
+            beacon=bytes.fromhex(batch.beacon), run=batch.run, step=0, node=file.node, submission=file.submission,
+            task_count=TASKS, groups=GROUPS, group_size=GROUP_SIZE, targets=None,
+        )  # fmt: skip
+        assert file.prompt_indices == [group.prompt_index for group in drawn]
 
 
 def test_nodes_are_told_which_continuations_to_make(run: Orchestrator) -> None:
