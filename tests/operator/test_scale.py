@@ -9,7 +9,8 @@ from run_story import put, replicas, running
 from shoal.contracts.run import RunConfig
 from shoal_operator.children.scale import RESUME_REPLICAS, TEMPLATE_REPLICAS, Scale, decide_scale
 from shoal_operator.engine.apply import template_hash
-from shoal_operator.reconcile.common import unscaled
+from shoal_operator.engine.cluster import Object
+from shoal_operator.reconcile.training_run import reconcile_training_run
 
 
 def live(replicas: int, **annotations: str) -> dict[str, Any]:
@@ -25,14 +26,14 @@ STOPPED_AT_5 = live(0, **{TEMPLATE_REPLICAS: "2", RESUME_REPLICAS: "5"})
     [
         (2, None, True, Scale(2, 2, 2)),
         (2, None, False, Scale(0, 2, 2)),
-        (2, SCALED_TO_5, True, Scale(5, 5, 2)),
+        (2, SCALED_TO_5, True, Scale(5, 5, 2, asked=False)),
         (3, SCALED_TO_5, True, Scale(3, 3, 3)),
         (2, SCALED_TO_5, False, Scale(0, 5, 2)),
         (2, STOPPED_AT_5, False, Scale(0, 5, 2)),
         (2, STOPPED_AT_5, True, Scale(5, 5, 2)),
         (3, STOPPED_AT_5, True, Scale(3, 3, 3)),
         (2, live(7), True, Scale(2, 2, 2)),
-        (2, live(4, **{TEMPLATE_REPLICAS: "2", RESUME_REPLICAS: "many"}), True, Scale(4, 4, 2)),
+        (2, live(4, **{TEMPLATE_REPLICAS: "2", RESUME_REPLICAS: "many"}), True, Scale(4, 4, 2, asked=False)),
     ],
     ids=[
         "new", "new without work", "scaled by others", "the template changed", "stopped", "still stopped", "resumed",
@@ -80,11 +81,57 @@ def test_what_was_scaled_stands_when_something_else_of_the_template_changes(clus
     assert replicas(cluster)["sums-pool"] == 6
 
 
-def test_a_number_that_stands_is_not_written_again_with_what_changed() -> None:
-    pool = {"kind": "InferencePool", "metadata": {}, "spec": {"replicas": 5, "weightsSize": "40Gi"}}
-    assert unscaled(pool, {"spec": {"replicas": 5}})["spec"] == {"weightsSize": "40Gi"}
-    assert unscaled(pool, {"spec": {"replicas": 2}}) == pool
-    assert unscaled(pool, None) == pool
+@pytest.mark.parametrize("read", range(1, 5))
+@pytest.mark.parametrize("template", [{"replicas": 2}, {"replicas": 2, "weightsSize": "40Gi"}], ids=["same", "edited"])
+def test_a_number_written_while_a_reconcile_is_under_way_stands(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, template: dict[str, Any], read: int
+) -> None:
+    """An autoscaler writes right after the `read`-th time that the pool was looked at."""
+    running(cluster)
+    scale(cluster, "InferencePool", "sums-pool", 5)
+    put(cluster, inferencePools=[{"name": "pool", **template}])
+    plain, reads = cluster.get, 0
+
+    def get(kind: str, name: str) -> Object | None:
+        nonlocal reads
+        found = plain(kind, name)
+        if (kind, name) == ("InferencePool", "sums-pool"):
+            reads += 1
+            if reads == read:
+                assert found is not None
+                cluster.objects.apply({**found, "spec": {**found["spec"], "replicas": 1}})
+        return found
+
+    monkeypatch.setattr(cluster, "get", get)
+    cluster.settle()
+    assert reads >= read
+    assert replicas(cluster)["sums-pool"] == 1
+
+
+def test_a_pool_deleted_while_a_reconcile_is_under_way_is_made_with_the_templates_number(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(cluster)
+    scale(cluster, "InferencePool", "sums-pool", 5)
+    put(cluster, inferencePools=[{"name": "pool", "replicas": 2, "weightsSize": "40Gi"}])
+    plain, reads = cluster.get, 0
+
+    def get(kind: str, name: str) -> Object | None:
+        nonlocal reads
+        found = plain(kind, name)
+        if (kind, name) == ("InferencePool", "sums-pool"):
+            reads += 1
+            if reads == 1:
+                cluster.objects.remove(kind, name)
+        return found
+
+    monkeypatch.setattr(cluster, "get", get)
+    reconcile_training_run(cluster, "sums")
+    assert cluster.objects.get("InferencePool", "sums-pool") is None, "made without a number of the run's"
+    reconcile_training_run(cluster, "sums")
+    made = cluster.objects.get("InferencePool", "sums-pool")
+    assert made is not None
+    assert made["spec"]["replicas"] == 2
 
 
 def test_another_number_in_the_template_wins(cluster: MemoryCluster) -> None:

@@ -72,6 +72,9 @@ def own_kinds(run: TrainingRun, scales: Mapping[str, Scale], hashes: Mapping[str
     for kind, child_name, component, content in templates:
         replicas = content["replicas"]
         scale = scales.get(child_name, Scale(replicas if work else 0, replicas, replicas))
+        content |= {"replicas": scale.replicas}
+        if not scale.asked:
+            del content["replicas"]
         metadata = {
             "name": child_name,
             "labels": names.labels(run.metadata.name, component),
@@ -83,7 +86,7 @@ def own_kinds(run: TrainingRun, scales: Mapping[str, Scale], hashes: Mapping[str
                 "apiVersion": API_VERSION,
                 "kind": kind,
                 "metadata": metadata,
-                "spec": {"run": name, **content, "replicas": scale.replicas},
+                "spec": {"run": name, **content},
             }
         )
     return made

@@ -22,6 +22,8 @@ class Scale:
     replicas: int
     working: int
     template: int
+    asked: bool = True
+    """Whether the run sets the number now. If not, it is what we found: it is not written, as others may have written another since we looked."""
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -38,12 +40,13 @@ def decide_scale(template: int, live: Object | None, *, work: bool) -> Scale:
         live: the child as it is, or None.
         work: whether the run has work for it.
     """
-    working = template
+    working, asked = template, True
     annotations = (live or {}).get("metadata", {}).get("annotations", {})
     if live is not None and annotations.get(TEMPLATE_REPLICAS) == str(template):
         remembered = _number(annotations, RESUME_REPLICAS)
         working = int(live["spec"].get("replicas", template)) if remembered is None else remembered
-    return Scale(working if work else 0, working, template)
+        asked = not work or remembered is not None
+    return Scale(working if work else 0, working, template, asked)
 
 
 def _number(annotations: Mapping[str, str], key: str) -> int | None:

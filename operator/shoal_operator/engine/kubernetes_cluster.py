@@ -146,8 +146,8 @@ class KubernetesCluster:
         try:
             live = self._api.call("get", _known(kind), self.namespace, name)
         except ApiError as error:
-            if error.status != 404:
-                raise
+            if error.status != 404 or asked is None:
+                raise  # without a number nothing is made: whoever asks finds out that it is gone, and says one
             # The first apply creates it with its number; that the main manager owns it for now does no harm, as the next apply finds out.
             made = self._patch(kind, name, wanted)
             return made if asked is None else self._scale(kind, name, asked)

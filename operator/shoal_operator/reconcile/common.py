@@ -92,10 +92,12 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
         if live is not None:
             refuse_anothers(live, owner)
             wanted = without(not_smaller(wanted, live), CREATION_ONLY)
+        elif kind in SCALED_KINDS and "replicas" not in wanted["spec"]:
+            continue  # deleted since its number was looked at; we are called again for that, and then it is made as a new one
         try:
             match decide(wanted, live):
                 case Action.APPLY:
-                    cluster.apply(with_hash(unscaled(wanted, live)))
+                    cluster.apply(with_hash(wanted))
                 case Action.REPLACE:
                     cluster.delete(kind, name, orphan=pods_go_on(wanted, live or {}))
         except ClusterError as error:
@@ -108,15 +110,6 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
     if failed is not None:
         raise failed
     return refused
-
-
-def unscaled(wanted: Object, live: Object | None) -> Object:
-    """One of our own kinds without replicas, where they are as wanted: whoever scales it may have written another number since we looked."""
-    if live is None or wanted["kind"] not in SCALED_KINDS:
-        return wanted
-    if wanted["spec"].get("replicas") != live["spec"].get("replicas"):
-        return wanted
-    return {**wanted, "spec": {key: value for key, value in wanted["spec"].items() if key != "replicas"}}
 
 
 def not_smaller(wanted: Object, live: Object) -> Object:

@@ -137,6 +137,14 @@ def test_replicas_of_an_autoscaler_are_left_alone(rig: Rig) -> None:
     assert [body["spec"] for _, body in rig.patches(POOLS)] == [{"run": "sums"}]
 
 
+def test_a_scaled_object_that_is_gone_is_not_made_without_a_number(rig: Rig) -> None:
+    rig.hostile.script(POOLS, lambda asked: rig.echo(asked) if asked.body else refusal(404, "NotFound"))
+    with pytest.raises(ClusterError) as refused:
+        rig.cluster.apply(pool())
+    assert refused.value.passing
+    assert rig.patches(POOLS) == []
+
+
 def test_a_job_that_waits_in_a_queue_goes_on_waiting_when_it_is_applied_again() -> None:
     wanted = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"backoffLimit": 1}}
     assert keeping(wanted, {"spec": {"suspend": True}})["spec"] == {"backoffLimit": 1, "suspend": True}
