@@ -133,6 +133,8 @@ def test_a_leader_that_cannot_renew_is_told_that_it_lost(hostile: ScriptedApi) -
     store.away = True
     assert replica.lost.wait(10)
     assert not replica.holder.leads()
+    store.away = False
+    replica.holder.release()
 
 
 def test_a_leader_whose_lease_was_taken_is_told_that_it_lost(hostile: ScriptedApi) -> None:
@@ -147,6 +149,7 @@ def test_a_leader_whose_lease_was_taken_is_told_that_it_lost(hostile: ScriptedAp
             "spec": {"holderIdentity": "thief", "leaseDurationSeconds": 60},
         }
     assert replica.lost.wait(10)
+    replica.holder.release()
 
 
 # The whole engine.
