@@ -1,6 +1,7 @@
 """The program as a person meets it: help with examples, one line a mistake, exit codes."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -46,6 +47,16 @@ def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
     result = CliRunner().invoke(app, [verb, "--help"])
     assert result.exit_code == 0
     assert f"Example: shoal {verb}" in result.output
+
+
+@pytest.mark.parametrize("group", [[], ["env"], ["ledger"], ["node"]], ids=" ".join)
+def test_a_list_of_verbs_ends_every_summary_with_its_sentence(group: list[str]) -> None:
+    result = CliRunner().invoke(app, [*group, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    _, _, listed = result.output.partition("Commands:\n")
+    summaries = re.split(r"\n(?=  \w)", listed.rstrip())
+    assert len(summaries) >= 3
+    assert all(summary.endswith(".") and "..." not in summary for summary in summaries)
 
 
 def test_help_lists_every_verb_and_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """The math environment: gold answers score 1, broken ones 0, and what cannot be decided is nobody's zero."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from shoal.contracts.tasks import ChatMessage, Task, read_tasks, write_tasks
@@ -75,6 +79,18 @@ def test_the_digest_pins_the_judge_and_the_versions_of_what_it_uses(monkeypatch:
     monkeypatch.setattr(Math, "sources", ("shoal.no_such_module",))
     with pytest.raises(ValueError, match=r"its source shoal.no_such_module is not there to pin"):
         digest(Math())
+
+
+def test_the_digest_has_the_version_of_every_package_that_judging_loads() -> None:
+    judges = (
+        "import json, sys\nfrom importlib.metadata import packages_distributions as found\nfrom shoal.rewards.math.worker import _load\n"
+        "before = {*sys.modules}\nassert _load()([['1/2', '0.5']])[0] == 'equal'\nof = found()\n"
+        "print(json.dumps([each for name in {*sys.modules} - before for each in of.get(name, ())]))"
+    )
+    done = subprocess.run([sys.executable, "-c", judges], capture_output=True, text=True, check=True, timeout=120)
+    loaded = {name.replace("_", "-") for name in json.loads(done.stdout)}
+    assert "sympy" in loaded
+    assert loaded <= set(Math.requires)
 
 
 def test_nothing_is_missing_here() -> None:

@@ -17,6 +17,7 @@ from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT
 from shoal.cli.eval import evaluate
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
+from shoal.cli.summaries import whole_summaries
 
 app = typer.Typer(
     name="shoal",
@@ -341,6 +342,9 @@ def calibrate(
 
     effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
     measure(model, environment, dtype, max_length, effort, output, typer.echo, targets=target or (), engine=engine)
+
+
+whole_summaries(app)
 
 
 def _print(text: str) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.harness_names import Wanted
-from shoal.environments.math import problem_text
+from shoal.environments.math import Math, problem_text
 from shoal.rewards.harness import NoValue, shared_harness_judge
 from shoal.rewards.harness.scoring import TERMS
 
@@ -31,7 +31,7 @@ class Harness:
         "shoal.rewards.cpu_time",
         "shoal.rewards.sandbox.inside",
     )
-    requires = ("lm-eval", "math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy")
+    requires = ("lm-eval", *Math.requires)
     extra = "lm-eval"
 
     def __init__(self, wanted: str | None = None) -> None:

@@ -28,7 +28,7 @@ class Math:
     name = "math"
     version = "1"
     sources = ("shoal.rewards.math", "shoal.rewards.judging", "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside")
-    requires = ("math-verify", "latex2sympy2-extended", "sympy")
+    requires = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy", "mpmath")
     extra = "rewards"
 
     def tasks(self, count: int, seed: int) -> list[Task]:
@@ -81,7 +81,8 @@ class Math:
 
     def problems(self) -> list[str]:
         """What this machine lacks."""
-        missing = [name for name in ("math_verify", "latex2sympy2_extended", "sympy") if find_spec(name) is None]
+        wanted = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy")
+        missing = [name for name in wanted if find_spec(name) is None]
         return [f"{name} cannot be imported; install the extra `rewards` of shoal" for name in missing]
 
 

@@ -145,12 +145,13 @@ class Judges:
     def __init__(self, worker: Worker, workers: int | None = None, question_seconds: float = QUESTION_SECONDS) -> None:
         self._worker = worker
         self._seconds = question_seconds
-        self._free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        """Places of the pool. None: its process could not be started; the question that takes it tries again."""
         self._lock = threading.Lock()
         self._closed = False
         self._all: set[_Process] = set()
         for _ in range((workers or min(4, len(os.sched_getaffinity(0)))) + 1):
-            self._start()
+            self._fill()
 
     def ask(self, question: object, loads: str | None = None) -> Any | NoReply:
         """The reply to a question (JSON both); `loads` is asked before, once a process. Never raises for what the question contains."""
@@ -158,12 +159,15 @@ class Judges:
             json.dumps(question)
         except (TypeError, ValueError, RecursionError) as error:  # of a data set in Parquet: dates, bytes
             return NoReply(f"the question is no JSON: {error}"[:300])
+        if self._closed:
+            return NoReply(f"{self._worker.name}: its pool is closed")
         failure = ""
         for _ in range(TRIES):
             process = self._free.get()
             try:
+                process = process or self._started()
                 reply = process.ask(question, self._seconds, loads)
-            except WorkerFailed as error:
+            except (WorkerFailed, OSError) as error:  # OSError: the machine has no process or memory to spare
                 failure = str(error)
                 self._replace(process)
                 continue
@@ -187,18 +191,37 @@ class Judges:
         for process in processes:
             process.close()
 
-    def _start(self) -> None:
+    def _started(self) -> _Process:
+        """A new process. OSError when there is none to be had, WorkerFailed when the pool is closed."""
         process = _Process(self._worker)
         with self._lock:
-            self._all.add(process)
-        self._free.put(process)
+            if not self._closed:
+                self._all.add(process)
+                return process
+        process.close()
+        raise WorkerFailed(f"{self._worker.name}: its pool is closed")
 
-    def _replace(self, process: _Process) -> None:
+    def _fill(self) -> None:
+        """One more place, empty where no process can be started now: the question that takes it says why."""
+        fresh = None
+        try:
+            fresh = self._started()
+        except (WorkerFailed, OSError):
+            pass
+        finally:
+            self._free.put(fresh)
+
+    def _replace(self, process: _Process | None) -> None:
+        """Another process in the place of one that is gone."""
+        if process is None:
+            self._free.put(None)
+            return
         with self._lock:
             self._all.discard(process)
-        process.close()
-        if not self._closed:
-            self._start()
+        try:
+            process.close()
+        finally:
+            self._fill()
 
 
 def lock_in(writable: Sequence[str] = ()) -> None:
