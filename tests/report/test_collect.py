@@ -6,7 +6,7 @@ from run_documents import NODE, RunFolder, sample, step_metrics, verdict
 from shoal.contracts import keys
 from shoal.contracts.canonical import sign
 from shoal.contracts.ledger import GENESIS, LedgerEntry
-from shoal.report.collect import ReportData, collect, utilisation
+from shoal.report.collect import ReportData, collect, first_and_last, utilisation
 from shoal.report.facts import StoreFacts, read_store
 from shoal.report.records import SessionRecord, samples_of
 
@@ -28,11 +28,27 @@ def test_reward_start_is_the_mean_of_the_first_three_steps_and_reward_end_of_the
     assert data.reward_end == pytest.approx((0.5 + 0.6 + 0.7 + 0.8 + 0.9) / 5)
 
 
-def test_a_run_too_short_for_both_means_says_that_they_share_steps() -> None:
-    data = report(found=facts(4))
-    assert data.reward_start == pytest.approx(0.1)
-    assert data.reward_end == pytest.approx(0.15)
-    assert any("only 4 steps" in note for note in data.notes)
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([], (None, None)),
+        ([0.5], (0.5, 0.5)),
+        ([0.2, 0.6], (0.2, 0.6)),
+        ([0.0, 0.2, 0.4], (0.0, 0.3)),
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], (0.1, 0.45)),
+        ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], (0.1, 0.6)),
+    ],
+)
+def test_a_short_run_is_parted_in_its_middle(rewards: list[float], expected: tuple[float | None, float | None]) -> None:
+    found = first_and_last(rewards)
+    assert found == (pytest.approx(expected[0]), pytest.approx(expected[1]))
+
+
+def test_a_run_of_one_step_says_that_its_first_is_its_last() -> None:
+    data = report(found=facts(1))
+    assert data.reward_start == data.reward_end
+    assert any("only one step" in note for note in data.notes)
+    assert not any("step" in note for note in report(found=facts(2)).notes)
 
 
 def test_a_run_without_steps_has_no_reward_and_says_so() -> None:

@@ -29,9 +29,9 @@ from shoal.report.records import (
 )
 
 REWARD_START_STEPS = 3
-"""`reward_start` is the mean task reward of so many first steps: before the policy has moved much."""
+"""`reward_start` is the mean task reward of so many first steps, at most: before the policy has moved much."""
 REWARD_END_STEPS = 5
-"""`reward_end` is the mean task reward of so many last steps."""
+"""`reward_end` is the mean task reward of so many last steps, at most."""
 UTILISATION_BIN_SECONDS = 15.0
 """Three readings: shorter bins show the rhythm of the readings, not of the parts."""
 
@@ -159,15 +159,25 @@ def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def first_and_last(rewards: Sequence[float]) -> tuple[float | None, float | None]:
+    """Means over the first and the last steps. A run too short for both windows is parted in its middle, so that they share no step.
+
+    Args:
+        rewards: one mean reward a step, in order.
+
+    Returns:
+        Both None for no step; of a single step its reward, twice.
+    """
+    first = min(REWARD_START_STEPS, max(1, len(rewards) // 2))
+    last = min(REWARD_END_STEPS, max(1, len(rewards) - first))
+    return mean(rewards[:first]), mean(rewards[-last:])
+
+
 def _rewards(data: ReportData) -> None:
     rewards = [metrics.task_reward for metrics in data.steps if metrics.trained and not metrics.supervised]
-    data.reward_start = mean(rewards[:REWARD_START_STEPS])
-    data.reward_end = mean(rewards[-REWARD_END_STEPS:])
-    if 0 < len(rewards) < REWARD_START_STEPS + REWARD_END_STEPS:
-        data.notes.append(
-            f"only {len(rewards)} steps: the first {REWARD_START_STEPS} and the last {REWARD_END_STEPS} overlap, "
-            "so reward_start and reward_end share steps"
-        )
+    data.reward_start, data.reward_end = first_and_last(rewards)
+    if len(rewards) == 1:
+        data.notes.append("only one step: reward_start and reward_end are both its reward")
     data.completion_tokens = sum(metrics.completion_tokens for metrics in data.steps)
 
 
@@ -183,8 +193,7 @@ def _sampled_rewards(data: ReportData, facts: StoreFacts) -> None:
             sampled.setdefault(verdict.step, []).extend(rewards)
     means = [mean(sampled[metrics.step]) for metrics in data.steps if sampled.get(metrics.step)]
     known = [value for value in means if value is not None]
-    data.sampled_reward_start = mean(known[:REWARD_START_STEPS])
-    data.sampled_reward_end = mean(known[-REWARD_END_STEPS:])
+    data.sampled_reward_start, data.sampled_reward_end = first_and_last(known)
 
 
 def _files(data: ReportData, facts: StoreFacts) -> None:
