@@ -20,7 +20,7 @@ LIGHTHOUSE = "meet.example.com:29510"
 
 
 def put_group(cluster: MemoryCluster, **group: Any) -> None:
-    where = {} if "serveLighthouse" in group else {"lighthouse": LIGHTHOUSE}
+    where = {} if {"serveLighthouse", "lighthouse"} & group.keys() else {"lighthouse": LIGHTHOUSE}
     put(cluster, trainer={"islands": {"innerSteps": 20, "group": {"name": "both", **where, **group}}})
     cluster.settle()
 
@@ -87,6 +87,35 @@ def test_the_run_that_serves_the_lighthouse_says_where_it_is(cluster: MemoryClus
     assert terms is not None
     assert terms.lighthouse == f"http://{status(cluster)['lighthouse']}"
     assert status(cluster)["lighthouse"].endswith(":29510")
+
+
+def test_the_address_that_a_cluster_chooses_for_the_lighthouse_is_known_before_the_members_are(
+    cluster: MemoryCluster,
+) -> None:
+    served = {"serveLighthouse": True, "exposure": {"type": "NodePort", "nodeAddress": "192.0.2.7"}}
+    put_group(cluster, **served)
+    service = cluster.get("Service", "sums-lighthouse-public")
+    assert service is not None
+    service["spec"]["ports"][0]["nodePort"] = 31510  # an API server gives it
+    cluster.objects.apply(service)
+    cluster.settle()
+    assert status(cluster)["lighthouse"] == "192.0.2.7:31510"
+    assert cluster.get("StatefulSet", "sums-lighthouse") is None
+    put_group(cluster, **served, members={"sums": own_key(cluster), "products": OTHER})
+    running(cluster)
+    assert status(cluster)["lighthouse"] == "192.0.2.7:31510"
+    assert cluster.get("StatefulSet", "sums-lighthouse") is not None
+
+
+def test_a_trainer_may_reach_a_lighthouse_at_a_port_of_a_node_of_its_own_cluster(cluster: MemoryCluster) -> None:
+    """Policies see the packet when its target is the pod already, at the port at which it listens."""
+    put_group(cluster, lighthouse="192.0.2.7:31510")
+    members = {"sums": own_key(cluster), "products": OTHER}
+    put_group(cluster, lighthouse="192.0.2.7:31510", members=members)
+    policy = cluster.get("NetworkPolicy", "sums-trainer")
+    assert policy is not None
+    anywhere = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    assert [{"protocol": "TCP", "port": 29510}, {"protocol": "TCP", "port": 31510}] in anywhere
 
 
 def test_a_run_that_meets_elsewhere_has_no_lighthouse(cluster: MemoryCluster) -> None:

@@ -105,6 +105,17 @@ def island_children(run: TrainingRun, config_hash: str, *, work: bool) -> list[O
     return made
 
 
+def lighthouse_way_in(run: TrainingRun) -> list[Object]:
+    """The way to the lighthouse from outside. It comes before all else: a cluster chooses its address, which the other runs must know before
+    they have keys to tell this one."""
+    group, owner = group_of(run), run.metadata.name
+    if group is None or not group.serve_lighthouse:
+        return []
+    way = (LIGHTHOUSE, names.PORTS[LIGHTHOUSE])
+    public = names.public(names.lighthouse(owner))
+    return way_in(public, owner, LIGHTHOUSE, group.exposure, names.selector(owner, LIGHTHOUSE), way)
+
+
 def _lighthouse(run: TrainingRun, *, work: bool) -> list[Object]:
     owner, name, islands = run.metadata.name, names.lighthouse(run.metadata.name), run.spec.trainer.islands
     if islands is None:
@@ -123,14 +134,10 @@ def _lighthouse(run: TrainingRun, *, work: bool) -> list[Object]:
     template = pod_template(
         owner, LIGHTHOUSE, [container], grace_seconds=5, placement=placement, images=run.spec.images
     )
-    made = [
+    return [
         headless_service(name, owner, LIGHTHOUSE, {LIGHTHOUSE: port}),
         stateful_set(name, owner, LIGHTHOUSE, int(work), template, claims={}),
     ]
-    if islands.group is not None:
-        selector, way = names.selector(owner, LIGHTHOUSE), (LIGHTHOUSE, port)
-        made += way_in(names.public(name), owner, LIGHTHOUSE, islands.group.exposure, selector, way)
-    return made
 
 
 def _island(run: TrainingRun, island: str, config_hash: str, *, work: bool) -> list[Object]:

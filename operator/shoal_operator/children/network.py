@@ -150,7 +150,9 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     if component == "relay" and relays.sources:
         rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
     if component == "trainer" and (group := group_of(run)) is not None and group.lighthouse is not None:
-        rules.append({"ports": [_port(int(group.lighthouse.rsplit(":", 1)[1]))]})  # a policy knows no names
+        # A policy knows no names. A port of a node, or of a load balancer, of this cluster is the pod's own by the time that a policy sees it.
+        numbers = {int(group.lighthouse.rsplit(":", 1)[1]), names.PORTS["lighthouse"]}
+        rules.append({"ports": [_port(number) for number in sorted(numbers)]})
     if component == "prepare" and _asks_a_hub(run):
         rules.append({"ports": [_port(HTTPS_PORT)]})
     if rules:

@@ -14,7 +14,7 @@ from shoal.contracts.run import Addresses, NodeConfig
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
-from shoal_operator.children.islands import island_children
+from shoal_operator.children.islands import island_children, lighthouse_way_in
 from shoal_operator.children.network import network_policies
 from shoal_operator.children.own_kinds import References, own_kinds, relays_of
 from shoal_operator.children.pods import Container, config_map, image_of, pod_template
@@ -82,6 +82,7 @@ def training_run_children(
         *store_claim(name, spec.storage),
         *_trainer_claims(run),
         *network_policies(run, relays_of(run, references)),
+        *lighthouse_way_in(run),
     ]
     if observed.stage != "suspended" or observed.prepared:
         made.append(_prepare(run))

@@ -11,7 +11,7 @@ from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
 from shoal_operator.children.exposure import address_of
-from shoal_operator.children.islands import group_of, group_problem, island_count, serves_lighthouse
+from shoal_operator.children.islands import group_of, group_problem, island_count, lighthouse_way_in, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
@@ -105,15 +105,16 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         scales=scales,
     )
     refused, failed, children = "", None, list[Object]()
+    wanted = lighthouse_way_in(run) if ungrouped else []
     # What has nothing to do stops, whatever it would wait for to go on.
     if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
-        children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
-        try:
-            refused = apply_children(cluster, live, children)
-        except ClusterError as error:
-            if error.passing:
-                raise
-            failed = error
+        wanted = children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
+    try:
+        refused = apply_children(cluster, live, wanted)
+    except ClusterError as error:
+        if error.passing:
+            raise
+        failed = error
     parts = workloads(cluster, run, trainer.remember.number)
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
