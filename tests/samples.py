@@ -17,8 +17,10 @@ from shoal.contracts.islands import (
     CertificateLink,
     IslandAgreement,
     IslandContribution,
+    IslandDifference,
     IslandNotice,
     IslandSharedTerms,
+    IslandsProgress,
     IslandsSettings,
     IslandTerms,
 )
@@ -114,6 +116,15 @@ LEASE = "ab" * 16
 DIGEST = "0123456789abcdef" * 4
 NOW = 1_795_000_000
 ISLAND_SHARED_TERMS = IslandSharedTerms(inner_steps=100, exchange="int8", base=DIGEST, layout=DIGEST, islands=DIGEST)
+ISLANDS_PROGRESS = IslandsProgress(
+    round=4,
+    made_unix=1795000000.5,
+    members=["island-0", "island-1"],
+    missed=2,
+    absent=["island-2"],
+    problem="settings differ",
+    differing=[IslandDifference(island="island-1", setting="innerSteps", values="7 there, 100 here")],
+)
 AGREEMENT = IslandAgreement(run="demo", meeting="3-1795000000-12", round=4, digest=DIGEST, members=["island-0"])
 
 
@@ -263,6 +274,7 @@ DOCUMENTS: list[Contract] = [
     IslandNotice(
         run=RUN, island="island-0", round=4, digest=DIGEST, live=True, terms=ISLAND_SHARED_TERMS, store="10.0.0.1:4000",
         certificate=[CertificateLink(agreement=AGREEMENT, signatures={"island-0": "0" * 128})], refuses=["island-1"],
+        holds=["island-2"], at_unix=NOW,
     ),
     IslandContribution(
         run=RUN, island="island-0", meeting="3-1795000000-12", round=4, rank=0, contributes=True, sha256=DIGEST,
@@ -294,7 +306,9 @@ DOCUMENTS: list[Contract] = [
     SubmissionNotice(node=NODE, lease=LEASE, size=1000, sha256=DIGEST, groups=4),
     SubmissionReceipt(lease=LEASE, sha256=DIGEST, status="queued"),
     VersionAnnouncement(run=RUN, version=7, weights_digest=DIGEST, total_size=2500),
-    TrainerProgress(run=RUN, step=7, phase="update", metrics=METRICS),
+    TrainerProgress(run=RUN, step=7, phase="update", metrics=METRICS, islands=ISLANDS_PROGRESS),
+    ISLANDS_PROGRESS,
+    ISLANDS_PROGRESS.differing[0],
     ClaimRequest(validator="arithmetic-validator-0"),
     ValidationJob(
         claim=LEASE, run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, size=1000, beacon=DIGEST,

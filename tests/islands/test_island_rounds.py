@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import structlog
@@ -15,7 +13,6 @@ import torch
 from island_crowd import ALONE, HOST, KEYS, KNOWN, RUN, SETTINGS, Crowd, known
 
 from samples import ISLAND_SHARED_TERMS
-from shoal.contracts.canonical import sign
 from shoal.contracts.islands import IslandNotice
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import main, serve
@@ -157,52 +154,12 @@ def test_without_a_lighthouse_training_goes_on_and_islands_meet_again_at_the_nex
     assert islands[0].shared.meta.round > 0, "what was learnt meanwhile is part of no round"
 
 
-def test_an_island_of_another_layout_does_not_take_part(crowd: Crowd) -> None:
-    crowd.known = known(3)
-    together(crowd, 2)
-    other = crowd.island(2, torch.ones(7), replace(SETTINGS, join_seconds=2.0))
-    learn(crowd, island_0=0.9, island_1=0.8)
-    said = crowd.all(lambda island: island.join() if island is other else island.exchange(1))
-    assert [one and one.islands for one in said[:2]] == [["island-0", "island-1"]] * 2
-    assert crowd.parameters["island-2"].tolist() == [1.0] * 7
-
-
-def test_an_island_of_other_settings_or_another_base_is_refused_with_what_differs(crowd: Crowd) -> None:
-    members = {
-        name: Members(f"http://{HOST}:{crowd.port}", RUN, name, KEYS[name], known(2), 10.0) for name in sorted(known(2))
-    }
-    notices = {
-        name: IslandNotice(
-            run=RUN, island=name, round=0, digest="0" * 64, live=True, store="127.0.0.1:1",
-            terms=ISLAND_SHARED_TERMS.model_copy(update=said),
-        )
-        for name, said in (("island-0", {}), ("island-1", {"inner_steps": 7, "base": "f" * 64}))
-    }  # fmt: skip
-    came: Any = SimpleNamespace(
-        name="1-2-3",
-        participants=[(name, {"notice": sign(one, KEYS[name]).to_json().decode()}) for name, one in notices.items()],
-    )
-    with structlog.testing.capture_logs() as logs:
-        for name in (*notices, *notices):  # a second meeting says nothing new
-            met = members[name]._checked(came, notices[name])
-            assert met is not None
-            assert met.islands == [name], "islands that differ met"
-    first = {"inner_steps": "7 there, 100 here", "base": f"{'f' * 64} there, {ISLAND_SHARED_TERMS.base} here"}
-    assert [(line["island"], line["differs"]) for line in logs if line["log_level"] == "error"] == [
-        ("island-1", first),
-        (
-            "island-0",
-            {"inner_steps": "100 there, 7 here", "base": f"{ISLAND_SHARED_TERMS.base} there, {'f' * 64} here"},
-        ),
-    ]
-
-
 def test_an_island_that_comes_alone_knows_that_nobody_else_is_training(crowd: Crowd) -> None:
     crowd.known = known(3)  # of which one alone can make no round
     alone = crowd.island(0, torch.ones(5), replace(SETTINGS, join_seconds=2.0))
-    assert alone.company, "nobody has looked yet"
+    assert alone.last.company, "nobody has looked yet"
     assert alone.join() is None
-    assert not alone.company
+    assert not alone.last.company
 
 
 def test_a_lighthouse_that_is_killed_is_not_heard_any_more_nor_waited_for_long() -> None:
@@ -235,9 +192,10 @@ def test_a_lighthouse_that_is_killed_is_not_heard_any_more_nor_waited_for_long()
             live=True,
             store="127.0.0.1:1",
             terms=ISLAND_SHARED_TERMS,
+            at_unix=time.time(),
         )
         with structlog.testing.capture_logs() as logs:
-            assert members.meet(notice, began + 600.0, lambda: None) is None
+            assert members.meet(notice, began + 600.0, lambda: None).meeting is None
         assert "does not answer" in logs[-1]["reason"]
         waited.append(time.monotonic() - began)
     assert max(waited) < 300.0, "a lighthouse that is gone was waited for as long as islands are"

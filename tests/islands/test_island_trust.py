@@ -49,6 +49,7 @@ def notice(
     return IslandNotice(
         run=RUN, island=named(island)[0], round=number, digest=state * 64, terms=ISLAND_SHARED_TERMS, store="127.0.0.1:1",
         certificate=list(certificate), live=said.get("live", True), refuses=said.get("refuses", []),
+        holds=said.get("holds", []), at_unix=said.get("at_unix", 0.0),
     )  # fmt: skip
 
 

@@ -77,6 +77,20 @@ class Archipelago:
             assert time.monotonic() < deadline, f"not within 120 s: {what}"
             time.sleep(0.05)
 
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        telemetry.STOP.set()
+        self.until_quiet()
+        assert all(isinstance(error, telemetry.Stopped) for error in self.errors), self.errors
+        self.threads.clear()
+        self.errors.clear()
+        telemetry.STOP.clear()
+
+    def until_quiet(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self.threads), "a trainer does not stop"
+
     def ended(self) -> None:
         self.until("the runs end", lambda: not any(thread.is_alive() for thread in self.threads))
         assert not self.errors, self.errors
@@ -152,6 +166,35 @@ def test_a_run_that_comes_late_copies_the_weights_and_begins_with_its_own_first_
     assert archipelago.same(3, 1), "the version after the copy has other weights than were copied"
     assert archipelago.same(3, 2)
     assert archipelago.same(4, 3), "the last exchange of both did not come about"
+
+
+def test_rows_of_before_a_copy_are_left_out_after_a_restart_too(
+    archipelago: Archipelago, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(islands, "GATHER_SECONDS", 0.5)
+    north, south = archipelago.stores["north"], archipelago.stores["south"]
+    for step in range(2):
+        fill_step(north, step)
+    fill_step(south, 0, 40)
+    archipelago.start(archipelago.trainer("north", steps=6, inner_steps=2))
+    archipelago.until("one run trains alone", lambda: north.exists(keys.step_metrics(1)))
+    late = archipelago.trainer("south", steps=3, inner_steps=2)
+    archipelago.start(late)
+    archipelago.until(
+        "the other joins", lambda: late._progress._phase == "join" and late._member._island._members.heard
+    )
+    fill_step(north, 2)
+    archipelago.until("both have made their steps", lambda: _saved(south, 1) and _saved(north, 3))
+    archipelago.stop()
+    for name, steps in (("north", 6), ("south", 3)):
+        archipelago.start(archipelago.trainer(name, steps=steps, inner_steps=2))
+    fill_step(south, 1, 41)  # sampled by version 0, the base model
+    archipelago.until("the next step is made", lambda: south.exists(keys.step_metrics(1)))
+    assert [(report.rows, report.rows_left_out) for report in archipelago.reports("south", 2)] == [(0, 16), (0, 16)]
+
+
+def _saved(store: Store, version: int) -> bool:
+    return store.exists(keys.trainer_state(version) + "state.json")
 
 
 def test_with_adapters_the_frozen_base_model_is_part_of_what_islands_must_have_alike(tmp_path: Path) -> None:

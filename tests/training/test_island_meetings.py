@@ -11,6 +11,7 @@ import structlog
 import torch
 from sft_rows import sft_config
 from tiny_run import make_store, ranks, write_base
+from torchft.coordination import LighthouseServer
 
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
@@ -43,11 +44,27 @@ class Reef:
         self.members: list[Membership] = []
         self.problems: list[BaseException] = []
 
-    def member(self, name: str) -> Membership:
+    def member(self, name: str, **settings: object) -> Membership:
         policy = load_policy(self.base, self.config.trainer, ranks(), lambda: None)
-        own = OwnIsland(name, ISLAND_KEYS[name], self.terms, self.store)
-        self.members.append(Membership(self.config, own, ranks(), policy, lambda: None))
+        terms = self.terms.model_copy(update={"settings": self.terms.settings.model_copy(update=settings)})
+        own = OwnIsland(name, ISLAND_KEYS[name], terms, self.store)
+        config = self.config.model_copy(update={"islands": terms})
+        self.members.append(Membership(config, own, ranks(), policy, lambda: None))
         return self.members[-1]
+
+    def group_of_two(self, wait_seconds: float) -> None:
+        """From now on members are runs of a group, of two."""
+        peers = {name: ISLAND_KEYS[name].public for name in NAMES[:2]}
+        settings = self.terms.settings.model_copy(update={"wait_seconds": wait_seconds})
+        self.terms = self.terms.model_copy(update={"peers": peers, "settings": settings, "group": "both"})
+        self.config = self.config.model_copy(update={"islands": self.terms})
+
+    def heard(self, *members: Membership) -> None:
+        """The lighthouse knows that they are alive: it lets none meet alone."""
+        deadline = time.monotonic() + 60
+        while not all(member._island._members.heard for member in members):
+            assert time.monotonic() < deadline, "the lighthouse does not hear an island"
+            time.sleep(0.02)
 
     def begun(self, act: Callable[[], object]) -> threading.Thread:
         def go() -> None:
@@ -141,14 +158,7 @@ def test_runs_whose_steps_are_longer_than_a_meeting_waits_meet_all_the_same(
     reef: Reef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(islands, "IslandSettings", partial(IslandSettings, connect_seconds=1.0))
-    reef.terms = reef.terms.model_copy(
-        update={
-            "peers": {name: ISLAND_KEYS[name].public for name in NAMES[:2]},
-            "settings": reef.terms.settings.model_copy(update={"wait_seconds": 1}),
-            "group": "both",
-        }
-    )
-    reef.config = reef.config.model_copy(update={"islands": reef.terms})
+    reef.group_of_two(1)
     two = [reef.member(name) for name in NAMES[:2]]
     reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in two))
     began, made = time.monotonic(), {}
@@ -164,3 +174,83 @@ def test_runs_whose_steps_are_longer_than_a_meeting_waits_meet_all_the_same(
     )
     assert [made[member] for member in two] == [True, True]
     assert [member._island.shared.meta.round for member in two] == [1, 1]
+
+
+def at_one_meeting(reef: Reef, *members: Membership) -> None:
+    """They meet, contribute what each has learnt, and make a round."""
+    reef.ended(*(reef.begun(lambda member=member: member.exchange(1)) for member in members))
+
+
+def test_who_copies_a_state_of_another_lineage_has_jumped_though_its_round_has_the_same_number(reef: Reef) -> None:
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
+    learnt(first)
+    learnt(second)
+    at_one_meeting(reef, first, second)
+    assert [member.jumped for member in (first, second)] == [False, False], "an exchange is no jump"
+    lighthouses, apart = [], []
+    for name, member in zip(NAMES[:2], (first, second), strict=True):  # cut off from one another, both go on
+        member.close()
+        lighthouses.append(serve("127.0.0.1", 0, 1.0, 20.0))
+        reef.terms = reef.terms.model_copy(update={"lighthouse": address_of(lighthouses[-1])})
+        alone = reef.member(name)
+        alone.take_up(member.tensors())
+        learnt(alone)
+        if name == NAMES[1]:
+            learnt(alone)
+        assert alone.exchange(2)
+        apart.append(alone)
+    assert [member._island.shared.meta.round for member in apart] == [2, 2]
+    reef.terms = reef.terms.model_copy(update={"lighthouse": address_of(reef.lighthouse)})
+    again = [reef.member(name) for name in NAMES[:2]]
+    for member, former, lighthouse in zip(again, apart, lighthouses, strict=True):
+        former.close()
+        lighthouse.shutdown()
+        member.take_up(former.tensors())
+    reef.heard(*again)
+    own = [member._island._digest for member in again]
+    assert own[0] != own[1]
+    at_one_meeting(reef, *again)
+    assert sorted(member.jumped for member in again) == [False, True], "one copied what it had no part in"
+    assert len({member._island._digest for member in again}) == 1
+
+
+def address_of(lighthouse: LighthouseServer) -> str:
+    return f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
+
+
+def test_a_run_that_finds_other_settings_trains_on_and_says_who_differs_in_what(reef: Reef) -> None:
+    reef.group_of_two(10.0)
+    mine, other = reef.member(NAMES[0]), reef.member(NAMES[1], inner_steps=7)
+    reef.heard(mine, other)
+    reef.ended(reef.begun(lambda: mine.join(1)), reef.begun(lambda: other.join(1)))
+    learnt(mine)
+    learnt(other)
+    began = time.monotonic()
+    made: list[bool] = []
+    reef.ended(*(reef.begun(lambda member=member: made.append(member.exchange(1))) for member in (mine, other)))
+    assert made == [False, False]
+    assert time.monotonic() - began < 10.0, "it waits for what cannot come about"
+    said = mine.progress()
+    assert [(one.island, one.setting, one.values) for one in said.differing] == [
+        (NAMES[1], "innerSteps", "7 there, 2 here")
+    ]
+    assert (said.round, said.missed, said.members, said.absent, said.problem) == (0, 2, [], [], "settings differ")
+    (metric,) = next(iter(islands.DIFFERS.collect())).samples  # of whoever was told last: both are of this process
+    assert (metric.labels["setting"], metric.value) == ("innerSteps", 1.0)
+    other.close()
+    same = reef.member(NAMES[1])
+    reef.heard(same)
+    reef.ended(reef.begun(lambda: same.join(1)), reef.begun(lambda: mine.exchange(2)))
+    said = mine.progress()
+    assert (said.round, said.missed, said.members, said.differing, said.problem) == (1, 0, [*NAMES[:2]], [], "")
+    assert said.made_unix is not None
+    assert not next(iter(islands.DIFFERS.collect())).samples
+
+
+def test_what_was_left_behind_is_part_of_the_training_state(reef: Reef) -> None:
+    before, after = reef.member(NAMES[0]), reef.member(NAMES[1])
+    before.left_behind = 4
+    after.take_up(before.tensors())
+    assert after.left_behind == 4

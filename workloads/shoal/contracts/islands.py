@@ -22,7 +22,6 @@ MeetingName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}-[0-9]{1,20
 
 StoreAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}$")]
 
-
 MAX_ISLANDS = 16
 """Vectors go from everyone to everyone, so this is for few (docs/diloco.md)."""
 MAX_COUNT = 999_999_999
@@ -89,7 +88,8 @@ class IslandNotice(Contract):
     """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not.
 
     `certificate` ends with the agreement that made the state, and begins with one of at least half of all islands; none at round 0, whose state
-    is the base model, which all have. `refuses` are those whom it would rather not meet: they have just failed to copy the state in time.
+    is the base model, which all have. `refuses` are those whom it would rather not meet: they have just failed to copy the state in time. `holds`
+    are those that it met with other terms not long ago, for whom it makes no round.
     """
 
     run: RunName
@@ -101,6 +101,8 @@ class IslandNotice(Contract):
     store: StoreAddress = Field(description="where the ranks of a meeting find each other, should this island be first")
     certificate: list[CertificateLink] = Field(default_factory=list, max_length=MAX_LINKS)
     refuses: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS)
+    holds: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS)
+    at_unix: float = Field(ge=0, le=1e12, description="when it was signed")
 
 
 class IslandContribution(Contract):
@@ -115,3 +117,29 @@ class IslandContribution(Contract):
     sha256: Sha256Hex = Field(description="of the bytes that follow")
     inner_seconds: float = Field(ge=0, le=1e7, description="time since the round before")
     position: int = Field(ge=0, le=MAX_COUNT, description="how far it is in its training, in the trainer's own count")
+
+
+class IslandDifference(Contract):
+    """A setting in which a member differs from the island that says so."""
+
+    island: IslandName
+    setting: str = Field(min_length=1, max_length=63, description="as the manifest has it")
+    values: str = Field(max_length=200, description="there and here")
+
+
+class IslandsProgress(Contract):
+    """What a trainer says of its exchanges with other islands; goes with its progress to the orchestrator, and from there into the run's status."""
+
+    round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the shared state")
+    made_unix: float | None = Field(default=None, ge=0, description="of the last one since the trainer started")
+    members: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS, description="who stood in it")
+    missed: int = Field(default=0, ge=0, description="exchanges since then that did not come about")
+    differing: list[IslandDifference] = Field(
+        default_factory=list,
+        max_length=8 * MAX_ISLANDS,
+        description="where members have other settings; while there is one, no round is made",
+    )
+    absent: list[IslandName] = Field(
+        default_factory=list, max_length=MAX_ISLANDS, description="members that did not come to the last exchange"
+    )
+    problem: str = Field(default="", max_length=500, description="why the last one did not come about; empty: it did")

@@ -11,6 +11,7 @@ from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
+from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.steps import StepMetrics
@@ -297,6 +298,7 @@ class TrainerProgress(Contract):
     note: str = Field(default="", max_length=500, description="in words, e.g. why it is `paused` and how that ends")
     metrics: StepMetrics | None = None
     dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
+    islands: IslandsProgress | None = Field(default=None, description="of a trainer that is one of several islands")
 
 
 class ClaimRequest(Contract):
@@ -379,4 +381,5 @@ class RunProgress(Contract):
         default_factory=list, max_length=64, description="of versions on benchmarks, the newest ones"
     )
     best_version: BestVersion | None = Field(default=None, description="None: no evaluation is complete")
+    islands: IslandsProgress | None = Field(default=None, description="what the trainer says of its exchanges")
     complete: bool = False

@@ -34,7 +34,7 @@ from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of,
 from shoal.islands.group import Group, Unreachable
 from shoal.islands.head import Head, NoHead, head_of, vouched
 from shoal.islands.judgement import counted, judge_parts, part_of, state_after
-from shoal.islands.members import Meeting, Members
+from shoal.islands.members import Encounter, Meeting, Members
 from shoal.islands.setting import Exchanged, IslandSettings, Place, Ranks
 from shoal.islands.shared import META_BYTES, Meta, Parameters, SharedState
 from shoal.islands.store import MeetingStore
@@ -78,8 +78,8 @@ class Island:
             layout=self._over_ranks(self._parameters.layout()),
             islands=hashlib.sha256(json.dumps(sorted(place.known.items())).encode()).hexdigest(),
         )
-        self.company = True
-        """Whether somebody else may be alive, as of the last meeting: false where this island came alone, or heard no lighthouse."""
+        self.last = Encounter(None, company=True)
+        """What came of the last question for the others; `company` is false where this island came alone, or heard no lighthouse."""
         self._live = False
         self._refuses: list[str] = []
         self._updates = 0
@@ -117,11 +117,13 @@ class Island:
         self._digest = self._over_ranks(shared.digest())
 
     def join(self, position: int = 0) -> Exchanged | None:
-        """Before the first update: meet the others and copy what they share. None when no round came about within `join_seconds`."""
+        """Before the first update: meet the others and copy what they share. None when no round came about within `join_seconds`, or a
+        member has other terms."""
         deadline = time.monotonic() + self._settings.join_seconds
         while True:
             made = self._exchange(position, deadline, learnt=False)
-            left = self._ranks.broadcast(time.monotonic() + AGAIN_SECONDS < deadline, "whether there is time to join")
+            left = time.monotonic() + AGAIN_SECONDS < deadline and not self.last.held
+            left = self._ranks.broadcast(left, "whether there is time to join")
             if made is not None or not left:
                 return made
             until = time.monotonic() + AGAIN_SECONDS
@@ -148,8 +150,8 @@ class Island:
         now = self._parameters.read()
         gradient = self.shared.weights - now if learnt else None
         for attempt in range(ATTEMPTS):
-            meeting, self.company = self._ranks.broadcast(self._meet(deadline), "which islands met")
-            if meeting is None:
+            self.last = self._ranks.broadcast(self._meet(deadline), "which islands met")
+            if (meeting := self.last.meeting) is None:
                 break
             before = self._group.sent_bytes
             try:
@@ -157,6 +159,7 @@ class Island:
             except Unreachable as error:
                 self._group.leave()
                 telemetry.get_logger().warning("islands' round failed", attempt=attempt, reason=str(error))
+                self.last = replace(self.last, problem=str(error))
                 if isinstance(error, TooFew):
                     break
                 continue
@@ -166,10 +169,10 @@ class Island:
         self._expect()
         return None
 
-    def _meet(self, deadline: float) -> tuple[Meeting | None, bool]:
-        """On the leader; the others get its answer: the meeting, and whether there is somebody else to meet."""
+    def _meet(self, deadline: float) -> Encounter:
+        """On the leader; the others get its answer."""
         if self._members is None:
-            return None, True
+            return self.last
         notice = IslandNotice(
             run=self._place.run,
             island=self._place.island,
@@ -180,10 +183,10 @@ class Island:
             store=self._store.address,
             certificate=list(self.certificate),
             refuses=self._refuses,
+            holds=self._members.holds,
+            at_unix=time.time(),
         )
-        met = self._members.meet(notice, deadline, self._beat)
-        # Whoever waited in vain waited for somebody who is alive, unless there was no lighthouse to say so.
-        return met, self._members.heard if met is None else len(met.islands) > 1
+        return self._members.meet(notice, deadline, self._beat)
 
     def _round(
         self, meeting: Meeting, gradient: Float[Tensor, " values"] | None, position: int, started: float

@@ -1,6 +1,7 @@
 """Who takes part in a round: islands meet at torchft's lighthouse, each with a signed notice.
 
-In: this island's notice. Out: a `Meeting` with the notices of all who came, the same on each of them, or None after a bounded wait. While it
+In: this island's notice. Out: an `Encounter`: a `Meeting` with the notices of all who came, the same on each of them, or why there is none, after a
+bounded wait. Where a member has other terms nobody makes a round (`differences`). While it
 trains, an island tells the lighthouse that it is alive; one that is later than the last round's usual time and the wait allow falls silent by
 itself, so that two islands, too, go on without the slow one (the lighthouse waits for all whom it hears unless most are there). Called by `island`,
 on the leader.
@@ -9,7 +10,7 @@ on the leader.
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -18,7 +19,8 @@ from torchft.coordination import LighthouseClient
 from shoal import telemetry
 from shoal.contracts.canonical import BadSignature, Signed, sign
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import IslandNotice, IslandSharedTerms
+from shoal.contracts.islands import IslandNotice
+from shoal.islands.differences import Differing
 
 BEAT_SECONDS = 1.0
 """Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
@@ -44,6 +46,18 @@ class Meeting:
         return [notice.island for notice in self.notices]
 
 
+@dataclass(frozen=True)
+class Encounter:
+    """What came of asking who is there. `company`: whether somebody else may be alive; `held`: for whom no round is made, and what differs there by
+    field; `came`: who was met, with the same terms or others; `problem`: why there is no meeting, in words."""
+
+    meeting: Meeting | None
+    company: bool
+    held: dict[str, dict[str, str]] = field(default_factory=dict)
+    came: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
 class Members:
     """This island's place among the others. `known` are the public keys of all islands by name; `lighthouse` is a URL."""
 
@@ -59,7 +73,8 @@ class Members:
         """Whether the lighthouse took the last sign of life."""
         self._lost_at = float("inf")
         """Since when it does not; without meaning while it is heard."""
-        self._differing: dict[str, IslandSharedTerms] = {}
+        self._differing = Differing(known)
+        self._usual_seconds: float | None = None
         self._due = float("inf")
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,15 +89,23 @@ class Members:
         self._stopped.set()
 
     def expect_within(self, seconds: float | None) -> None:
-        """A round begins, and usually takes so long; None when nobody knows yet."""
-        self._due = float("inf") if seconds is None else time.monotonic() + seconds + self._wait_seconds
+        """A round begins, and usually takes so long; None when nobody knows yet. Where rounds are held up nobody goes on without anybody, so this
+        island does not fall silent."""
+        self._usual_seconds = seconds
+        silent = seconds is not None and not self.holds
+        self._due = time.monotonic() + (seconds or 0.0) + self._wait_seconds if silent else float("inf")
+
+    @property
+    def holds(self) -> list[str]:
+        """For whom this island makes no round, as of now: members that it met with other terms."""
+        return list(self._differing.remembered())
 
     @property
     def late(self) -> bool:
         """Whether the others go on without this island by now."""
         return time.monotonic() > self._due
 
-    def meet(self, notice: IslandNotice, deadline: float, beat: Callable[[], None]) -> Meeting | None:
+    def meet(self, notice: IslandNotice, deadline: float, beat: Callable[[], None]) -> Encounter:
         """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out, its absence
         for `UNHEARD_SECONDS` in all."""
         self._due = float("inf")  # it is here: heard for as long as it waits
@@ -103,46 +126,33 @@ class Members:
                 ask_at, first = now + first, again
             for asked in [one for one in asks if one.done.is_set()]:
                 asks.remove(asked)
-                if asked.error is None and (met := self._checked(asked, notice)) is not None:
+                if asked.error is None and (met := self._met(asked, notice)) is not None:
                     return met
                 problem = asked.error or problem
                 ask_at = min(ask_at, now + BEAT_SECONDS) if not asks else ask_at
             beat()
             self._stopped.wait(POLL_SECONDS)
         telemetry.get_logger().warning("islands did not meet", reason=problem)
-        return None
+        # Whoever waited in vain waited for somebody who is alive, unless there was no lighthouse to say so.
+        return Encounter(None, self.heard, self._differing.remembered(), [self._island], problem)
 
-    def _checked(self, asked: "_Asked", mine: IslandNotice) -> Meeting | None:
+    def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
+        """What the lighthouse's answer is worth; None when this island's own notice is not in it, which is to be asked for anew."""
         found: dict[str, IslandNotice] = {}
         for island, data in asked.participants:
             try:
-                notice = self._read(island, data)
+                found[island] = self._read(island, data)
             except (ValidationError, BadSignature, ValueError) as error:
                 telemetry.get_logger().warning("a notice is left out", island=island[:64], reason=str(error)[:200])
-                continue
-            if notice.terms != mine.terms:
-                self._say_what_differs(island, notice.terms, mine.terms)
-                continue
-            found[island] = notice
         if found.get(self._island) != mine:
             return None
-        return Meeting(asked.name, [found[island] for island in sorted(found)])
-
-    def _say_what_differs(self, island: str, theirs: IslandSharedTerms, mine: IslandSharedTerms) -> None:
-        """Once, until it changes: it is refused at every meeting."""
-        if self._differing.get(island) == theirs:
-            return
-        self._differing[island] = theirs
-        differs = {
-            name: f"{value} there, {getattr(mine, name)} here"
-            for name, value in theirs.model_dump().items()
-            if value != getattr(mine, name)
-        }
-        telemetry.get_logger().error(
-            "an island is refused: its settings, its base model or its list of islands are not the ones here",
-            island=island,
-            differs=differs,
-        )
+        held = self._differing.who_holds_up(found, mine, self._usual_seconds)
+        came = sorted(found)
+        if held:
+            telemetry.get_logger().warning("no round is made while settings differ", came=came, differs=held)
+            return Encounter(None, True, held, came, "settings differ")
+        notices = [found[island] for island in came if found[island].terms == mine.terms]
+        return Encounter(Meeting(asked.name, notices), len(notices) > 1, {}, came)
 
     def _read(self, island: str, data: object) -> IslandNotice:
         """The notice of a participant. Raises ValueError, of which the other two are kinds."""

@@ -50,6 +50,7 @@ def run_progress(state: RunState) -> RunProgress:
         dataset=state.trainer.dataset if state.trainer is not None else None,
         evaluations=evaluations.progress(state),
         best_version=evaluations.best(state),
+        islands=state.trainer.islands if state.trainer is not None else None,
         complete=state.complete,
     )
 

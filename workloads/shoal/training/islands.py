@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.islands import CertificateLink, IslandTerms
+from shoal.contracts.islands import CertificateLink, IslandDifference, IslandsProgress, IslandTerms
 from shoal.contracts.run import RunConfig, bind_address, home
 from shoal.islands.contributions import padded, unpadded
 from shoal.islands.island import Island
@@ -54,7 +54,16 @@ PREFIX = "island/"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 ROUND = Gauge("shoal_island_round", "Rounds that made the shared state of this island.")
-ROUNDS = Counter("shoal_island_rounds_total", "Exchanges that came about (made) or did not (missed).", ["outcome"])
+ROUNDS = Counter(
+    "shoal_island_rounds_total",
+    "Exchanges that came about (made), did not (missed), or were not made because a member has other settings (held).",
+    ["outcome"],
+)
+DIFFERS = Gauge(
+    "shoal_island_differs",
+    "1 for each setting in which a member differs from this island, as of the last exchange; while there is one, no round is made.",
+    ["island", "setting"],
+)
 ROUND_SECONDS = Gauge("shoal_island_round_seconds", "Time of the last exchange, waits for other islands included.")
 WAITED = Counter("shoal_island_exchange_seconds_total", "Time that training stood still for exchanges.")
 SENT = Counter("shoal_island_sent_bytes_total", "Bytes sent to other islands.")
@@ -108,8 +117,15 @@ class Membership:
         self.shares, self.share = (1, 0) if self.federated else (len(names), names.index(own.name))
         """Into how many parts the run's rows go, and which of them this island learns."""
         self.jumped = False
-        """The weights were replaced by a state some rounds ahead: what was sampled before is of no use to them."""
+        """The weights were replaced by a state that others had come to: what was sampled before is of no use to them."""
+        self.left_behind = -1
+        """Versions up to this one are of before such a jump. Part of the training state, since their rollouts may come after a restart."""
         self._count = len(names)
+        self._names = names
+        self._last_made: tuple[float, list[str]] | None = None
+        """When the last round of this process was made, Unix time, and who stood in it."""
+        self._missed = 0
+        """Exchanges since then."""
         self._ranks = ranks
         self._key = f"{ranks.rank:05d}-of-{ranks.world:05d}"
 
@@ -146,14 +162,15 @@ class Membership:
     def join(self, step: int) -> None:
         """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here. Where nobody has
         anything yet, the run begins with all islands, or with those that came until the deadline. A run of a group does not wait for the others'
-        round when it finds itself alone."""
+        round when it finds itself alone, or a member with other settings."""
         began = time.monotonic()
         while True:
             said = self._timed(lambda: self._island.join(step))
             if said is not None and (step > 0 or said.round > 0 or len(said.islands) == self._count):
                 return
             seconds = JOIN_DEADLINE_SECONDS
-            if self.federated and (said is not None or not self._island.company):
+            last = self._island.last
+            if self.federated and (said is not None or last.held or not last.company):
                 seconds = GATHER_SECONDS if step == 0 else 0.0
             if not self._ranks.broadcast(time.monotonic() < began + seconds, "whether to wait for other islands"):
                 here = [] if said is None else said.islands
@@ -174,16 +191,39 @@ class Membership:
         """Make a round after an update of step `step`; whether it came about.
 
         Runs of a group come at times of their own. Each waits for the others, if any are alive, as long as its last step took: of two, the one
-        with the longer steps then waits for longer than the other is away to train, so that they meet.
+        with the longer steps then waits for longer than the other is away to train, so that they meet. Nobody is waited for where a member has other
+        settings: no round would come of it.
         """
         deadline = time.monotonic() + (min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated else 0.0)
         while not (made := self._exchange_once(step)):
-            waits_on = self._island.company and time.monotonic() < deadline
+            waits_on = self._island.last.company and not self.held and time.monotonic() < deadline
             if not self._ranks.broadcast(waits_on, "whether to wait on for other runs"):
                 break
             self._pause()
         self._step_began = time.monotonic()
         return made
+
+    @property
+    def held(self) -> bool:
+        """Whether the last exchange did not come about because a member has other settings."""
+        return bool(self._island.last.held)
+
+    def progress(self) -> IslandsProgress:
+        """What there is to say of exchanges, for the run's status."""
+        last, (made, members) = self._island.last, self._last_made or (None, [])
+        return IslandsProgress(
+            round=self._island.shared.meta.round,
+            made_unix=made,
+            members=members,
+            missed=self._missed,
+            differing=[
+                IslandDifference(island=island, setting=setting, values=values)
+                for island, found in last.held.items()
+                for setting, values in found.items()
+            ],
+            absent=sorted(set(self._names) - set(last.came)) if last.came else [],
+            problem=last.problem[:500] if self._missed else "",
+        )
 
     def _exchange_once(self, step: int) -> bool:
         return self._timed(lambda: self._island.exchange(step)) is not None
@@ -221,7 +261,8 @@ class Membership:
         """The shared state for a training state. A round makes new vectors, so these are not changed later."""
         shared = self._island.shared
         links = [json.loads(link.to_json()) for link in self._island.certificate]
-        said = json.dumps({"meta": shared.meta.to_bytes().decode(), "certificate": links}).encode()
+        found = {"meta": shared.meta.to_bytes().decode(), "certificate": links, "left_behind": self.left_behind}
+        said = json.dumps(found).encode()
         return dict(zip(self._keys(), (shared.weights, shared.momentum, padded(said, SAID_BYTES)), strict=True))
 
     def empty(self) -> dict[str, Tensor]:
@@ -246,9 +287,11 @@ class Membership:
             said = json.loads(unpadded(text))
             meta = Meta.from_bytes(said["meta"].encode())
             certificate = TypeAdapter(list[CertificateLink]).validate_python(said["certificate"])
+            left_behind = int(said.get("left_behind", -1))  # absent in states of before there was such a thing
         except (ValueError, ValidationError, KeyError, TypeError, AttributeError) as error:
             telemetry.get_logger().error("the islands' shared state cannot be read", reason=str(error)[:300])
             return
+        self.left_behind = left_behind
         self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)
 
     def _keys(self) -> list[str]:
@@ -261,15 +304,23 @@ class Membership:
             time.sleep(0.1)
 
     def _timed(self, act: Callable[[], Exchanged | None]) -> Exchanged | None:
-        started, before = time.monotonic(), self._island.shared.meta.round
+        started = time.monotonic()
         said = act()
+        held = self._island.last.held
         WAITED.inc(time.monotonic() - started)
-        ROUNDS.labels("missed" if said is None else "made").inc()
+        ROUNDS.labels("made" if said is not None else "held" if held else "missed").inc()
+        DIFFERS.clear()
+        for island, found in held.items():
+            for setting in found:
+                DIFFERS.labels(island, setting).set(1)
         if said is None:
+            self._missed += 1
             ROUND_SECONDS.set(math.nan)
             return None
+        self._missed, self._last_made = 0, (time.time(), said.islands)
         self._fresh = said.joined or bool(said.contributors)
-        self.jumped |= said.joined and said.round > before + 1
+        # Who copies lacked the state that the others began with, be it of a later round or of a lineage of its own.
+        self.jumped |= said.joined
         ROUND.set(said.round)
         ROUND_SECONDS.set(said.seconds)
         SENT.inc(said.sent_bytes)

@@ -82,6 +82,8 @@ class Trainer:
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
         # What the islands share at the beginning are the base model's weights, which the policy has now.
         self._member = None if island is None else Membership(config, island, ranks, self._policy, liveness.progress)
+        if self._member is not None:
+            progress.islands = self._member.progress
         self._method = method_of(
             Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy, self._member)
         )

@@ -6,7 +6,7 @@ orchestrator that is away is told again with the next phase. Of several ranks th
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge
 
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
@@ -129,6 +130,8 @@ class Progress:
         self._inner_seconds: list[float] = []
         """Of each phase that is open, the outermost first: how long others inside of it have taken."""
         self.last = last
+        self.islands: Callable[[], IslandsProgress | None] = lambda: None
+        """What to say of exchanges with other islands; set by whoever makes the membership."""
         self.utilisation = Utilisation()
 
     def begin(self, step: int) -> None:
@@ -251,7 +254,12 @@ class Progress:
         if self._orchestrator is None:
             return
         said = TrainerProgress(
-            run=self._run, step=self._step, phase=self._phase, note=self._note[:NOTE_LENGTH], metrics=self.last
+            run=self._run,
+            step=self._step,
+            phase=self._phase,
+            note=self._note[:NOTE_LENGTH],
+            metrics=self.last,
+            islands=self.islands(),
         )
         try:
             self._orchestrator.call("POST", "/v1/progress", said, deadline_seconds=TELL_DEADLINE_SECONDS)

@@ -48,8 +48,6 @@ class Reinforcement:
         self._member = place.membership
         self._owes = False
         """An exchange is overdue: it is tried after each step until it comes about."""
-        self._left_behind = -1
-        """Versions up to this one are of before a jump to weights that other islands had come to."""
 
     def begin(self, tools: Tools) -> None:
         place = self._place
@@ -67,11 +65,13 @@ class Reinforcement:
         with progress.phase("wait"):
             batch = self._wait_for_batch(step)
         with progress.phase("read"):
-            rows = sampled_after(self._read(batch), self._left_behind)
+            left_behind = -1 if self._member is None else self._member.left_behind
+            rows = sampled_after(self._read(batch), left_behind)
             self._prefetch.start(step + 1)
             plan = self._plan(rows, step)
         if plan is None:
             self._finish_if_last(step)
+            self._look_for_a_jump(step)
             weights = f"the weights of version {step}" if self._member is None else "what its island holds"
             return Untrained(
                 f"nothing of the batch could be trained on; version {step + 1} has {weights}", rows.left_out
@@ -113,7 +113,8 @@ class Reinforcement:
             return
         if member.due(updates) or self._owes:
             with progress.phase("exchange", "with the other islands"):
-                self._owes = not member.exchange(step + 1)
+                # Where a member has other settings, the next try is when the next exchange is due.
+                self._owes = not member.exchange(step + 1) and not member.held
         self._finish_if_last(step)
         self._look_for_a_jump(step)
 
@@ -126,7 +127,7 @@ class Reinforcement:
         """Whether the weights have been replaced by others' since the last look; what up to `version` sampled is not trained on then."""
         if self._member is not None and self._member.jumped:
             self._member.jumped = False
-            self._left_behind = version
+            self._member.left_behind = version
             telemetry.get_logger().warning(
                 "rows of before a copy of other islands' weights are left out", up_to=version
             )
