@@ -355,7 +355,7 @@ DOCUMENTS: list[Contract] = [
         task_count=4096, base_pass_rate=0.31,
     ),
     BENCHMARK, EVALUATION, BestVersion(version=6, benchmark="sums", value=0.62),
-    EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, ended=True),
+    EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, low=0.5, high=0.73, ended=True),
     Verdict(
         run=RUN, node=NODE, lease=LEASE, step=1_000_024, submission=2, sha256=DIGEST, policy_version=6, outcome="accept",
         rewards=[RowReward(task_reward=1.0, length_penalty=0.0, reward=1.0)], rows=1, completion_tokens=4,

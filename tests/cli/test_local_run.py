@@ -96,6 +96,30 @@ def test_the_newest_pass_rate_of_the_warm_start_is_read_from_prepare_s_log(tmp_p
     assert warm_start(tmp_path) == 0.125
 
 
+def test_all_that_stands_against_a_run_here_is_told_at_once(tmp_path: Path) -> None:
+    manifest, secret = tmp_path / "run.yaml", tmp_path / "store.yaml"
+    manifest.write_text(
+        MISTAKEN.replace("environment: arithmetik", "environment: 'lm-eval:/nowhere/task.yaml'")
+        + "  trainer: {replicas: 2}\n  validatorRef: shared\n"
+    )
+    secret.write_text("kind: Pod")
+    with pytest.raises(InputWrong) as caught:
+        open_local_run(read_manifest(manifest, [secret]), tmp_path / "runs")
+    told = [line.removeprefix(f"{manifest}: ") for line in caught.value.lines]
+    assert told[1] == (
+        "spec.evaluation.benchmarks[0].tasks.environment: lm-eval:/nowhere/task.yaml: there is no such file on this machine; "
+        "allowed: the absolute path of a task's YAML"
+    )
+    assert [line.partition(":")[0] for line in told] == [
+        "spec.tasks.environment", "spec.evaluation.benchmarks[0].tasks.environment", "spec.model.path", "spec.trainer.replicas",
+        "spec.validatorRef",
+    ]  # fmt: skip
+    manifest.write_text(MISTAKEN.replace("nonsense", "math").replace("arithmetik", "'lm-eval:a@c'"))
+    with pytest.raises(InputWrong, match="'c' is no revision") as caught:
+        open_local_run(read_manifest(manifest, [secret]), tmp_path / "runs")
+    assert caught.value.lines[-1] == f"{secret}: must hold one object of kind Secret with metadata.name"
+
+
 def test_the_operator_s_words_for_preparing_are_those_that_the_pass_rate_is_put_behind() -> None:
     assert PREPARING in Path(run_status.__file__).read_text()
 

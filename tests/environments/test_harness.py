@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_files import SUMS, write_harness_task
 
+from harness_files import SUMS, write_harness_task
 from samples import run_config
 from shoal import environments
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks

@@ -107,7 +107,7 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
          'spec.trainer.resources.requests.memory: given "4GB"; allowed: a quantity such as 500m, 2 or 4Gi'),
         ("spec.inferencePools", [{"name": "much-too-long-a-name"}],
          'spec.inferencePools[0].name: given "much-too-long-a-name"; allowed: text, at most 11 characters, matching {...}'),
-        ("spec.trainer.podTemplate.tolerations", [{"effect": "noexecute"}],
+        ("spec.trainer.podTemplate.tolerations", [{"key": "gpu", "effect": "noexecute"}],
          'spec.trainer.podTemplate.tolerations[0].effect: given "noexecute"; allowed: one of NoSchedule, PreferNoSchedule, NoExecute; '
          "did you mean NoExecute?"),
         ("spec.trainer.gpuCount", 8, "spec.trainer.gpuCount: unknown key; allowed keys: replicas, gpu, {...}"),
@@ -180,36 +180,36 @@ def test_every_rule_belongs_to_a_model_that_a_manifest_has() -> None:
     assert used == {rule.expression for rule in RULES}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "line"),
-    [
-        ("spec.recipe.clipDelta", 1.1, "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
-        ("spec.recipe.optimizerSteps", 3,
-         "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps"),
-        ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated, run"),
-        ("spec.model", {"huggingFace": "a/b"},
-         "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow"),
-        ("spec.sampling.maxCompletionTokens", 32768,
-         "spec.sampling.maxCompletionTokens: given 32768; must be less than recipe.maxSequenceLength, which counts the prompt too"),
-        ("spec.lengthReward.targets", [99999],
-         "spec.lengthReward.targets: given a list of 1; must all be at most sampling.maxCompletionTokens"),
-        ("spec.inferencePools", [{"name": "fast"}, {"name": "fast"}],
-         "spec.inferencePools: given a list of 2; must have names that differ"),
-        ("spec.inferencePools", [{"name": "relay"}],
-         'spec.inferencePools[0].name: given "relay"; must not be the name of another part of the run'),
-        ("spec.inferencePools", [{"name": "runner"}],
-         'spec.inferencePools[0].name: given "runner"; must not be the name of another part of the run'),
-        ("spec.inferencePools", [{"engine": {"tensorParallelSize": 2}}],
-         "spec.inferencePools[0].engine.tensorParallelSize: given 2; must be at most gpu.count: "
-         "an engine spreads over the GPUs of its own pod"),
-        ("spec.trainer.resources.limits", {"nvidia.com/gpu": 1},
-         "spec.trainer.resources: must not name nvidia.com/gpu: gpu.count asks for GPUs"),
-        ("spec.rollBack", {"toVersion": 3, "atStep": 2},
-         "spec.rollBack.toVersion: given 3; must be at most atStep: later versions do not exist yet when that step begins"),
-        ("spec.relayServer.exposure", {"type": "Ingress"},
-         "spec.relayServer.exposure.domain: missing; must be given with type Ingress, and only with it"),
-    ],
-)  # fmt: skip
+BROKEN = [
+    ("spec.recipe.clipDelta", 1.1, "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
+    ("spec.recipe.optimizerSteps", 3,
+     "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps"),
+    ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated, run"),
+    ("spec.model", {"huggingFace": "a/b"},
+     "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow"),
+    ("spec.sampling.maxCompletionTokens", 32768,
+     "spec.sampling.maxCompletionTokens: given 32768; must be less than recipe.maxSequenceLength, which counts the prompt too"),
+    ("spec.lengthReward.targets", [99999],
+     "spec.lengthReward.targets: given a list of 1; must all be at most sampling.maxCompletionTokens"),
+    ("spec.inferencePools", [{"name": "fast"}, {"name": "fast"}],
+     "spec.inferencePools: given a list of 2; must have names that differ"),
+    ("spec.inferencePools", [{"name": "relay"}],
+     'spec.inferencePools[0].name: given "relay"; must not be the name of another part of the run'),
+    ("spec.inferencePools", [{"name": "runner"}],
+     'spec.inferencePools[0].name: given "runner"; must not be the name of another part of the run'),
+    ("spec.inferencePools", [{"engine": {"tensorParallelSize": 2}}],
+     "spec.inferencePools[0].engine.tensorParallelSize: given 2; must be at most gpu.count: "
+     "an engine spreads over the GPUs of its own pod"),
+    ("spec.trainer.resources.limits", {"nvidia.com/gpu": 1},
+     "spec.trainer.resources: must not name nvidia.com/gpu: gpu.count asks for GPUs"),
+    ("spec.rollBack", {"toVersion": 3, "atStep": 2},
+     "spec.rollBack.toVersion: given 3; must be at most atStep: later versions do not exist yet when that step begins"),
+    ("spec.relayServer.exposure", {"type": "Ingress"},
+     "spec.relayServer.exposure.domain: missing; must be given with type Ingress, and only with it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "line"), BROKEN)
 def test_a_broken_rule_is_said_at_its_field(path: str, value: Any, line: str) -> None:
     assert mistakes(changed(path, value)) == [f"run.yaml: {line}"]
 
@@ -222,3 +222,98 @@ def test_what_a_run_was_made_from_cannot_change_but_its_length_can() -> None:
     assert list(broken_rules(other, old)) == [
         ("spec.tasks", "cannot change once the run exists; start a new run instead")
     ]
+
+
+# Several mistakes of one document.
+
+
+def with_mistakes(**paths: Any) -> list[str]:
+    """Paths of the lines for the good manifest with several values set; `__` stands for the dot."""
+    manifest = copy.deepcopy(GOOD)
+    for path, value in paths.items():
+        *parents, last = path.split("__")
+        at = manifest
+        for part in parents:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return [line.removeprefix("run.yaml: ").split(": ")[0] for line in mistakes(manifest)]
+
+
+def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
+    manifest = changed("spec.recipe.learningRate", "fast")
+    manifest["spec"]["recipe"] |= {"optimizerSteps": 3, "clipDelta": 1.1}
+    manifest["spec"]["inferencePools"] = [{"name": "relay", "replicas": -1}, {"name": "relay"}]
+    manifest["spec"]["asynclevel"] = 2
+    manifest["spec"]["model"] = {"path": "/models/base", "huggingFace": "a/b"}
+    told = mistakes(manifest)
+    assert {line.removeprefix("run.yaml: ").partition(":")[0] for line in told[:3]} == {
+        "spec.recipe.learningRate", "spec.inferencePools[0].replicas", "spec.asynclevel",
+    }  # fmt: skip
+    relay = 'given "relay"; must not be the name of another part of the run'
+    assert sorted(line.removeprefix("run.yaml: ") for line in told[3:]) == [
+        "spec.inferencePools: given a list of 2; must have names that differ",
+        f"spec.inferencePools[0].name: {relay}",
+        f"spec.inferencePools[1].name: {relay}",
+        "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow",
+        "spec.model: must have exactly one of huggingFace, path, generated, run",
+        "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)",
+        "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "told"),
+    [
+        ({"spec__recipe__promptsPerStep": "8", "spec__recipe__optimizerSteps": 3}, ["spec.recipe.promptsPerStep"]),
+        ({"spec__recipe__groupsize": 3, "spec__recipe__optimizerSteps": 3}, ["spec.recipe.groupsize"]),
+        ({"spec__groupSize": 3, "spec__recipe__optimizerSteps": 3}, ["spec.groupSize"]),
+        ({"spec__recipe": "fast", "spec__sampling": {"maxCompletionTokens": 32768}}, ["spec.recipe"]),
+        ({"spec__model": None, "spec__asyncLevel": 9}, ["spec.model", "spec.asyncLevel"]),
+        ({"spec__tasks": {}, "spec__recipe__clipDelta": 1.1}, ["spec.tasks.environment", "spec.recipe.clipDelta"]),
+        ({"metadata__name": "Sums", "spec__model": {}}, ["metadata.name", "spec.model"]),
+        ({"spec__inferencePools": [[[]]], "spec__model": {}}, ["spec.inferencePools[0]", "spec.model"]),
+    ],
+)  # fmt: skip
+def test_a_rule_that_reads_a_mistaken_field_waits_until_that_is_right(paths: dict[str, Any], told: list[str]) -> None:
+    assert with_mistakes(**paths) == told
+
+
+@pytest.mark.parametrize(
+    ("paths", "told"),
+    [
+        (
+            {"apiVersion": "v1", "spec__asyncLevel": 9, "spec__model": {}},
+            ["apiVersion", "spec.asyncLevel", "spec.model"],
+        ),
+        ({"kind": "Trainingrun", "spec__recipe__clipDelta": 1.1}, ["kind", "spec.recipe.clipDelta"]),
+        ({"kind": "Pod", "spec__asyncLevel": 9}, ["kind"]),
+    ],
+)
+def test_the_kind_that_is_meant_is_checked_when_apiversion_or_kind_are_wrong(
+    paths: dict[str, Any], told: list[str]
+) -> None:
+    assert with_mistakes(**paths) == told
+
+
+@pytest.mark.parametrize(("path", "value", "line"), BROKEN)
+def test_a_broken_rule_is_said_the_same_beside_a_mistake_that_it_does_not_read(
+    path: str, value: Any, line: str
+) -> None:
+    manifest = changed(path, value)
+    manifest["spec"]["zzz"] = 1
+    unknown, *others = mistakes(manifest)
+    assert unknown.startswith("run.yaml: spec.zzz: unknown key")
+    assert others == [f"run.yaml: {line}"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_mistake_in_a_shipped_example_is_the_only_one(path: Path) -> None:
+    documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+    documents[0].setdefault("spec", {})["zzz"] = 1
+    [line] = mistakes(yaml.safe_dump_all(documents))
+    assert "spec.zzz: unknown key" in line
+
+
+def test_a_document_that_nests_without_end_is_refused_in_lines() -> None:
+    text = yaml.safe_dump(changed("spec.asyncLevel", 9)) + "  deep: " + "[" * 60 + "]" * 60 + "\n"
+    assert len(mistakes(text)) == 2

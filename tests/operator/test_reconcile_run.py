@@ -7,6 +7,7 @@ from memory_cluster import MemoryCluster
 from run_story import at_version, holds, prepared, put, replicas, running, said, status
 
 import samples
+from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.identity import ROLES, PrivateKey
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import DatasetProgress, RunProgress
@@ -278,6 +279,27 @@ def test_a_step_at_the_cap_on_sampling_is_a_condition_that_says_what_to_do(clust
     reconcile(cluster, "TrainingRun", "sums")
     assert "Ready" in holds(cluster)
     assert "StalledOnSignal" not in holds(cluster)
+
+
+def test_the_status_has_the_newest_score_of_each_benchmark_with_its_interval(cluster: MemoryCluster) -> None:
+    def scored(version: int, benchmark: str, value: float | None) -> EvaluationProgress:
+        bounds = {} if value is None else {"avg_at_k": value, "low": value - 0.1, "high": value + 0.1, "ended": True}
+        return EvaluationProgress(version=version, benchmark=benchmark, slices=2, slices_done=2, **bounds)
+
+    told = [scored(2, "sums", 0.5), scored(0, "sums", 0.25), scored(0, "aime", 0.125), scored(2, "aime", None)]
+    running(cluster)
+    before = cluster.progress
+    assert before is not None
+    cluster.progress = before.model_copy(update={"evaluations": told})
+    cluster.settle()
+    wanted = [
+        {"benchmark": "aime", "version": 0, "score": 0.125, "low": 0.025, "high": 0.225},
+        {"benchmark": "sums", "version": 2, "score": 0.5, "low": 0.4, "high": 0.6},
+    ]
+    assert status(cluster)["scores"] == wanted
+    cluster.progress = before.model_copy(update={"evaluations": []})
+    cluster.settle()
+    assert status(cluster)["scores"] == wanted
 
 
 def test_a_run_that_generates_is_complete_when_its_orchestrator_said_so_once(cluster: MemoryCluster) -> None:

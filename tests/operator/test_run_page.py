@@ -217,7 +217,7 @@ def test_more_parts_than_the_page_lists_are_cut() -> None:
 
 def test_on_one_machine_the_program_is_the_page() -> None:
     run = TrainingRun.model_validate({**MANIFEST, "spec": MANIFEST["spec"] | {"ui": {}}})
-    assert for_one_machine(run, "run.yaml").spec.ui is None
+    assert for_one_machine(run).spec.ui is None
 
 
 @pytest.mark.parametrize(

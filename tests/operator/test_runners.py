@@ -56,8 +56,8 @@ def test_a_run_whose_environment_judges_programs_has_runners(changes: dict[str, 
 
 
 def test_on_one_machine_there_are_runners_only_if_they_are_asked_for() -> None:
-    assert runner_count(for_one_machine(run(**CODE), "run.yaml")) == 0
-    assert runner_count(for_one_machine(run(**CODE, runner={"replicas": 2}), "run.yaml")) == 2
+    assert runner_count(for_one_machine(run(**CODE))) == 0
+    assert runner_count(for_one_machine(run(**CODE, runner={"replicas": 2}))) == 2
 
 
 def test_validators_and_the_runs_own_pools_are_told_and_strangers_are_not(cluster: MemoryCluster) -> None:

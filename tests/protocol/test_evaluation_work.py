@@ -161,6 +161,8 @@ def test_every_task_is_asked_once_and_the_record_says_what_came_of_it(scored: Or
     told = progress.run_progress(scored.state)
     assert told.best_version == best
     assert [(each.version, each.slices_done, each.ended) for each in told.evaluations] == [(0, SLICES, True)]
+    [shown] = told.evaluations
+    assert (shown.avg_at_k, shown.low, shown.high) == (estimate.value, estimate.low, estimate.high)
 
 
 def test_evaluation_is_credit_in_the_ledger_and_no_part_of_a_step(scored: Orchestrator) -> None:

@@ -93,6 +93,9 @@ def test_an_evaluation_that_ended_is_a_line() -> None:
     assert events(before, snapshot(progress=progress(evaluations=[told(avg_at_k=0.625)]))) == [
         "version 6 on sums: 62.5 % right"
     ]
+    assert events(before, snapshot(progress=progress(evaluations=[told(avg_at_k=0.625, low=0.5, high=0.75)]))) == [
+        "version 6 on sums: 62.5 % right (95 % interval 50.0 % to 75.0 %)"
+    ]
     assert events(before, snapshot(progress=progress(evaluations=[told(slices_done=2)]))) == [
         "version 6 on sums: not scored in full"
     ]
@@ -106,6 +109,7 @@ def test_a_record_cannot_have_more_slices_than_its_benchmark() -> None:
 def test_the_last_words_of_a_run_have_the_scores_of_its_first_and_newest_version_and_the_best_one() -> None:
     newer = EVALUATION.model_copy(update={"version": 24})
     assert score_lines([UNASKED, newer, EVALUATION], BEST) == [
-        "on sums: version 6: 50.0 % right; version 24: 50.0 % right; best: version 6 with 50.0 %; not scored in full: version 12"
+        "on sums: version 6: 50.0 % right (5.5 % to 94.5 %); version 24: 50.0 % right (5.5 % to 94.5 %); best: version 6 with 50.0 %; "
+        "not scored in full: version 12"
     ]
     assert score_lines([UNASKED], None) == ["on sums: not scored in full: version 12"]

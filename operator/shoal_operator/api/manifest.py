@@ -1,7 +1,8 @@
 """Reads a manifest: YAML text in, checked objects out, or one clear line for every mistake. Pure: the caller reads the file.
 
 Called by `shoal up` and `shoal render`. What passes here passes on an API server with our CRDs: keys and types are strict, unknown keys are
-refused, and the CEL rules of `rules.py` are evaluated after defaulting.
+refused, and the CEL rules of `rules.py` are evaluated after defaulting. All mistakes that can be told are told at once: where the schema finds some,
+so are the rules that read none of the fields concerned.
 """
 
 import difflib
@@ -13,8 +14,11 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from shoal_operator.api import API_VERSION, KINDS, CustomObject
+from shoal_operator.api.half_right import Mistaken, rules_broken_beside
+from shoal_operator.api.rule import Rule
 from shoal_operator.api.rules import holds, rules_of
 from shoal_operator.api.schema import Schema, describe, schema_at, structural_schema
 
@@ -119,20 +123,36 @@ def check(document: Any) -> tuple[CustomObject | None, list[tuple[str, str]]]:
     if not isinstance(document, dict):
         return None, [("", f"given {_shown(document)}; allowed is a mapping with apiVersion, kind, metadata, spec")]
     mistakes = _type_mistakes(document)
-    if mistakes:
+    kind = document.get("kind")
+    meant = kind if kind in KINDS else _nearest(str(kind), list(KINDS))
+    if not isinstance(meant, str):
         return None, mistakes
-    model = KINDS[document["kind"]]
+    model, checked = KINDS[meant], document | {"apiVersion": API_VERSION, "kind": meant}
     try:
-        found = model.model_validate(document, strict=True, by_alias=True, by_name=False)
+        found = model.model_validate(checked, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        schema = _object_schema(document["kind"])
-        return None, [_explain(model, schema, dict(details)) for details in error.errors()]
-    broken = list(broken_rules(found))
-    return (None, broken) if broken else (found, [])
+        return None, [*mistakes, *_schema_mistakes(model, checked, error)]
+    mistakes += broken_rules(found)
+    return (None, mistakes) if mistakes else (found, [])
 
 
-def _object_schema(kind: str) -> Schema:
-    return structural_schema(KINDS[kind])
+def _schema_mistakes(
+    model: type[CustomObject], document: Mapping[str, Any], error: ValidationError
+) -> Iterator[tuple[str, str]]:
+    """Every mistake that the schema finds, then every rule that is broken whatever is written in their place."""
+    schema = structural_schema(model)
+    places: list[Path] = []
+    names: set[str] = set()
+    for details in error.errors():
+        place = _place(schema, details)
+        if details["type"] == "extra_forbidden":
+            key, known = str(place[-1]), _known_keys(schema, place)
+            names |= {key, _nearest(key, known) or key}
+        else:
+            places.append(place)
+        yield _explain(schema, place, details)
+    for place, value, rule in rules_broken_beside(document, schema, Mistaken(places, names)):
+        yield _broken(place, value, rule)
 
 
 def _type_mistakes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -141,26 +161,32 @@ def _type_mistakes(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         given = document.get(key)
         if given not in allowed:
             shown = "missing" if key not in document else f"given {_shown(given)}"
-            mistakes.append((key, f"{shown}; allowed: {', '.join(allowed)}{_nearest(str(given), allowed)}"))
+            mistakes.append((key, f"{shown}; allowed: {', '.join(allowed)}{_did_you_mean(str(given), allowed)}"))
     return mistakes
 
 
-def _explain(model: type[BaseModel], schema: Schema, error: dict[str, Any]) -> tuple[str, str]:
-    """One Pydantic error as (path, problem)."""
+def _place(schema: Schema, error: ErrorDetails) -> Path:
     location: Path = tuple(error["loc"])
-    if error["type"] == "extra_forbidden":
-        parent = schema_at(schema, location[:-1]) or {}
-        known = list(parent.get("properties", {}))
-        key = str(location[-1])
-        return _dotted(location), f"unknown key; allowed keys: {', '.join(known)}{_nearest(key, known)}"
-    while location and (schema_at(schema, location)) is None:
+    while error["type"] != "extra_forbidden" and location and schema_at(schema, location) is None:
         location = location[:-1]  # Pydantic adds the member of a union to the path
-    field = schema_at(schema, location) or {}
+    return location
+
+
+def _known_keys(schema: Schema, place: Path) -> list[str]:
+    return list((schema_at(schema, place[:-1]) or {}).get("properties", {}))
+
+
+def _explain(schema: Schema, place: Path, error: ErrorDetails) -> tuple[str, str]:
+    """One Pydantic error as (path, problem)."""
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(schema, place)
+        return _dotted(place), f"unknown key; allowed keys: {', '.join(known)}{_did_you_mean(str(place[-1]), known)}"
+    field = schema_at(schema, place) or {}
     allowed = describe(field)
     if error["type"] == "missing":
-        return _dotted(location), f"missing; required is {allowed}"
-    suggestion = _nearest(str(error["input"]), [str(value) for value in field.get("enum", [])])
-    return _dotted(location), f"given {_shown(error['input'])}; allowed: {allowed}{suggestion}"
+        return _dotted(place), f"missing; required is {allowed}"
+    suggestion = _did_you_mean(str(error["input"]), [str(value) for value in field.get("enum", [])])
+    return _dotted(place), f"given {_shown(error['input'])}; allowed: {allowed}{suggestion}"
 
 
 def _dotted(location: Path) -> str:
@@ -183,15 +209,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _nearest(given: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` where a known word is close, whatever the case and the underscores."""
+def _nearest(given: str, known: Sequence[str]) -> str | None:
+    """A known word that is close, whatever the case and the underscores."""
 
     def plain(word: str) -> str:
         return word.replace("_", "").replace("-", "").lower()
 
     by_plain = {plain(word): word for word in known}
     close = difflib.get_close_matches(plain(given), list(by_plain), n=1, cutoff=0.6)
-    return f"; did you mean {by_plain[close[0]]}?" if close else ""
+    return by_plain[close[0]] if close else None
+
+
+def _did_you_mean(given: str, known: Sequence[str]) -> str:
+    nearest = _nearest(given, known)
+    return f"; did you mean {nearest}?" if nearest is not None else ""
 
 
 def broken_rules(found: BaseModel, old: BaseModel | None = None) -> Iterator[tuple[str, str]]:
@@ -204,8 +235,7 @@ def _broken_below(model: BaseModel, old: BaseModel | None, path: Path) -> Iterat
     before = None if old is None else old.model_dump(mode="json", by_alias=True, exclude_none=True)
     for rule in rules_of(type(model).__name__):
         if not holds(rule, value, before):
-            location = _dotted((*path, *(rule.field.split(".") if rule.field else ())))
-            yield location, _rule_problem(value, rule.field, rule.message)
+            yield _broken(path, value, rule)
     for name, field in type(model).model_fields.items():
         child, key = getattr(model, name), field.alias or name
         if name == "status":
@@ -219,6 +249,12 @@ def _broken_below(model: BaseModel, old: BaseModel | None, path: Path) -> Iterat
             for number, item in enumerate(child):
                 if isinstance(item, BaseModel):
                     yield from _broken_below(item, None, (*path, key, number))
+
+
+def _broken(path: Path, value: Mapping[str, Any], rule: Rule) -> tuple[str, str]:
+    """A broken rule as (path, problem); `value` is what is at `path`."""
+    location = _dotted((*path, *(rule.field.split(".") if rule.field else ())))
+    return location, _rule_problem(value, rule.field, rule.message)
 
 
 def _rule_problem(value: Mapping[str, Any], field: str, message: str) -> str:

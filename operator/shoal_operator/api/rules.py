@@ -330,6 +330,11 @@ def holds(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) 
 
     An expression that cannot be evaluated does not pass, as on an API server; a rule of updates passes where there is no old value.
     """
+    return evaluated(rule, value, old) is True
+
+
+def evaluated(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) -> bool | None:
+    """What the rule's expression says of `value`; None where it cannot be evaluated."""
     if rule.of_updates and old is None:
         return True
     variables = {"self": json_to_cel(value)}
@@ -338,4 +343,4 @@ def holds(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) 
     try:
         return bool(_program(rule.expression).evaluate(variables))
     except CELEvalError:
-        return False
+        return None

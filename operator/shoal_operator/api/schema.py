@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from shoal_operator.api.rule import Rule
 from shoal_operator.api.rules import rules_of
 
 Schema = dict[str, Any]
@@ -89,9 +90,12 @@ def _convert_object(node: Schema, out: Schema, definitions: Mapping[str, Schema]
         properties[name] = child
     out["properties"] = properties
     if rules := rules_of(node.get("title", "")):
-        out["x-kubernetes-validations"] = [
-            {"rule": rule.expression, "message": f"{rule.field} {rule.message}".strip()} for rule in rules
-        ]
+        out["x-kubernetes-validations"] = [{"rule": rule.expression, "message": schema_message(rule)} for rule in rules]
+
+
+def schema_message(rule: Rule) -> str:
+    """What an API server says when the rule is broken."""
+    return f"{rule.field} {rule.message}".strip()
 
 
 def _resolve(node: Schema, definitions: Mapping[str, Schema], where: str) -> tuple[Schema, bool]:

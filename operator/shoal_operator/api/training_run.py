@@ -220,9 +220,25 @@ class ProofStatus(SpecModel):
     controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
 
 
+class VersionScore(SpecModel):
+    """The newest version that was scored in full on a benchmark."""
+
+    benchmark: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Name of the benchmark.")
+    version: int = Field(..., ge=0, description="Policy version.")
+    score: float = Field(..., ge=0, le=1, description="Mean task reward (avg@k).")
+    low: float | None = Field(None, ge=0, le=1, description="Lower end of its 95 % interval over tasks.")
+    high: float | None = Field(None, ge=0, le=1, description="Upper end of it.")
+
+
 Components = Annotated[
     list[ComponentStatus],
     Field(max_length=128, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+]
+Scores = Annotated[
+    list[VersionScore],
+    Field(
+        max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["benchmark"]}
+    ),
 ]
 Time = Annotated[str, StringConstraints(max_length=64)]
 
@@ -250,6 +266,7 @@ class TrainingRunStatus(SpecModel):
         None, ge=0, description="Version with the best score on the benchmark that decides (spec.evaluation)."
     )
     best_score: float | None = Field(None, ge=0, le=1, description="Its mean task reward there.")
+    scores: Scores | None = Field(None, description="Scores of the newest version, by benchmark (spec.evaluation).")
     accepted: int | None = Field(None, ge=0, description="Files accepted by validators.")
     rejected: int | None = Field(None, ge=0, description="Files rejected by validators.")
     slashed: int | None = Field(None, ge=0, description="Nodes that were evicted or banned.")

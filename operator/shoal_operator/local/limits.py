@@ -6,12 +6,12 @@ images, exposure, NetworkPolicies, disruption budgets, sizes of volumes.
 """
 
 from shoal_operator.api import TrainingRun
-from shoal_operator.api.manifest import ManifestError, Mistake
+from shoal_operator.api.manifest import Mistake
 from shoal_operator.api.runner import RunnerTemplate
 
 
-def for_one_machine(run: TrainingRun, source: str) -> TrainingRun:
-    """The run without what is left out here; raises `ManifestError` with a line for each thing that cannot be had."""
+def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
+    """What of the run cannot be had here."""
     spec = run.spec
     mistakes = []
     if spec.trainer.replicas > 1:
@@ -28,10 +28,13 @@ def for_one_machine(run: TrainingRun, source: str) -> TrainingRun:
     ):
         if given:
             mistakes.append((f"spec.{field}", "one machine has no objects of others; write the template into the run"))
-    if mistakes:
-        raise ManifestError([Mistake(source, 0, path, problem) for path, problem in mistakes])
+    return [Mistake(source, 0, path, problem) for path, problem in mistakes]
+
+
+def for_one_machine(run: TrainingRun) -> TrainingRun:
+    """The run without what is left out here."""
     # Without runners of its own a run has its programs judged where they are scored: all pods are processes of one user here.
-    runner = spec.runner or RunnerTemplate(replicas=0)
+    runner = run.spec.runner or RunnerTemplate(replicas=0)
     left_out = {"ttl_seconds_after_finished": None, "queue_name": None, "ui": None}
-    kept = spec.model_copy(update=left_out | {"runner": runner})
+    kept = run.spec.model_copy(update=left_out | {"runner": runner})
     return run.model_copy(update={"spec": kept})

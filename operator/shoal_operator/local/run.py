@@ -19,7 +19,7 @@ from shoal_operator.engine.conditions import is_true
 from shoal_operator.local.addresses import Subnet, lock_subnet
 from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.local.guardian import Guardian
-from shoal_operator.local.limits import for_one_machine
+from shoal_operator.local.limits import beyond_one_machine, for_one_machine
 from shoal_operator.local.objects import Objects
 from shoal_operator.local.pods import PodView
 from shoal_operator.local.processes import ProcessTable
@@ -41,15 +41,17 @@ class LocalRun:
             raise ValueError(
                 f"{manifest_path}: one machine runs exactly one TrainingRun, which makes the other kinds itself"
             )
-        self._wanted = for_one_machine(runs[0], str(manifest_path))
+        self._wanted = for_one_machine(runs[0])
+        self.run_dir = runs_dir / self._wanted.metadata.name
+        source = str(manifest_path)
+        if mistakes := [*beyond_one_machine(runs[0], source), *changes(self._wanted, self.run_dir, source)]:
+            raise ManifestError(mistakes)
         self._secrets = [read_secret(path) for path in secrets]
         self.name = self._wanted.metadata.name
         self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
         generated = self._wanted.spec.model.generated
         self.warm_start_pass_rate = generated.warm_start_pass_rate if generated is not None else None
         """With which the making of a generated model ends; None: the model is not made here."""
-        self.run_dir = runs_dir / self.name
-        refuse_changes(self._wanted, self.run_dir, str(manifest_path))
         self._next_reconcile = 0.0
         self._problem = ""
         self._subnet: Subnet | None = None
@@ -145,17 +147,15 @@ class LocalRun:
             self._subnet = None
 
 
-def refuse_changes(wanted: TrainingRun, run_dir: Path, source: str) -> None:
-    """Hold a manifest against the run that is in the folder already: what an API server would refuse to change is refused (`ManifestError`)."""
+def changes(wanted: TrainingRun, run_dir: Path, source: str) -> list[Mistake]:
+    """Hold a manifest against the run that is in the folder already: what an API server would refuse to change."""
     live = Objects(run_dir / "objects.json").get("TrainingRun", wanted.metadata.name)
     if live is None:
-        return
+        return []
     old = TrainingRun.model_validate({key: value for key, value in live.items() if key != "status"})
-    mistakes = [
+    return [
         Mistake(source, 0, path, f"{problem} (this one is in {run_dir})") for path, problem in broken_rules(wanted, old)
     ]
-    if mistakes:
-        raise ManifestError(mistakes)
 
 
 def clean_up(run_dir: Path) -> list[str]:

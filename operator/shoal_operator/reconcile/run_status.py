@@ -1,10 +1,11 @@
 """The status of a TrainingRun from what was observed: figures from the orchestrator, the conditions of the whole, and one a component. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.contracts.datasets import Mode
+from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.children.training_run import Stage
@@ -35,6 +36,7 @@ FIGURES = (
     "dataset",
     "bestVersion",
     "bestScore",
+    "scores",
     "accepted",
     "rejected",
     "slashed",
@@ -101,6 +103,17 @@ class Findings:
         return [name for name in needed if not component_state(name, self.parts).ready]
 
 
+def _scores(evaluations: Iterable[EvaluationProgress]) -> list[dict[str, Any]]:
+    """The newest version that is scored in full, of each benchmark."""
+    newest: dict[str, dict[str, Any]] = {}
+    for each in sorted(evaluations, key=lambda found: found.version):
+        if each.avg_at_k is not None:
+            figures = {"score": each.avg_at_k, "low": each.low, "high": each.high}
+            rounded = {name: round(value, 6) for name, value in figures.items() if value is not None}
+            newest[each.benchmark] = {"benchmark": each.benchmark, "version": each.version, **rounded}
+    return [newest[name] for name in sorted(newest)]
+
+
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the status. While the orchestrator does not answer, those of before stand."""
     status = {key: before.get(key) for key in FIGURES}
@@ -127,6 +140,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             }
         if (best := progress.best_version) is not None:
             status |= {"bestVersion": best.version, "bestScore": round(best.value, 6)}
+        if scores := _scores(progress.evaluations):
+            status["scores"] = scores
         if (last := progress.last_step) is not None:
             status |= {"gradientNorm": last.gradient_norm, "etaSeconds": eta_seconds(progress)}
             if last.supervised:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from shoal.cli.snapshot import Part, Snapshot
 from shoal.cli.view import History, Model, time_left, waiting_for
+from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.report.text import count, duration, number, percent, plain
@@ -62,8 +63,7 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
     ended = {(each.version, each.benchmark) for each in before.evaluations if each.ended}
     for scored in after.evaluations:
         if scored.ended and (scored.version, scored.benchmark) not in ended:
-            what = f"{percent(scored.avg_at_k)} right" if scored.avg_at_k is not None else "not scored in full"
-            lines.append(f"version {scored.version} on {plain(scored.benchmark, 40)}: {what}")
+            lines.append(f"version {scored.version} on {plain(scored.benchmark, 40)}: {_scored_text(scored)}")
     for reason, times in after.reject_reasons.items():
         new = times - before.reject_reasons.get(reason, 0)
         if new > 0:
@@ -73,6 +73,14 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
     if after.complete and not before.complete:
         lines.append(f"run complete: {after.steps_total} steps")
     return lines
+
+
+def _scored_text(scored: EvaluationProgress) -> str:
+    """`31.2 % right (95 % interval 22.0 % to 42.1 %)`."""
+    if scored.avg_at_k is None:
+        return "not scored in full"
+    within = "" if scored.low is None else f" (95 % interval {percent(scored.low)} to {percent(scored.high)})"
+    return f"{percent(scored.avg_at_k)} right{within}"
 
 
 def step_line(metrics: StepMetrics, steps_total: int) -> str:

@@ -74,16 +74,17 @@ def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
     from shoal.report.access import has_orchestrator
     from shoal_operator.local.run import LocalRun
 
-    if not has_orchestrator(runs_dir / manifest.name) and (lines := lacking(manifest.run.spec)):
-        raise InputWrong(*(f"{manifest.path}: {line}" for line in lines))
+    known = has_orchestrator(runs_dir / manifest.name)
+    lines = [] if known else [f"{manifest.path}: {line}" for line in lacking(manifest.run.spec)]
     try:
-        return OperatorRun(LocalRun(manifest.path, runs_dir, manifest.secrets))
+        local = LocalRun(manifest.path, runs_dir, manifest.secrets)
     except OSError as error:
-        raise InputWrong(
-            f"{error.filename}: cannot be read: {error.strerror}; give the path of a Secret's manifest"
-        ) from None
+        lines.append(f"{error.filename}: cannot be read: {error.strerror}; give the path of a Secret's manifest")
     except ValueError as error:
-        raise InputWrong(str(error)) from None
+        lines += str(error).splitlines()
+    if lines:
+        raise InputWrong(*lines)
+    return OperatorRun(local)
 
 
 def clean_up(run_dir: Path) -> int:

@@ -1,4 +1,4 @@
-"""What `shoal up` can tell of a manifest before it starts anything: environments and models that are not on this machine.
+"""What `shoal up` can tell of a manifest before it starts anything: environments, tasks and models that are not on this machine.
 
 prepare would find the same, minutes later and after several tries. Called for runs that are not prepared yet.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.environments.base import installed
+from shoal.environments.harness_names import BadHarnessTask, Wanted
 
 if TYPE_CHECKING:
     from shoal_operator.api.training_run import TrainingRunSpec
@@ -17,17 +18,31 @@ if TYPE_CHECKING:
 
 def lacking(spec: TrainingRunSpec) -> list[str]:
     """A line for everything that is not here."""
-    names = ", ".join(sorted(installed()))
     lines = [
-        f"{field}: environment {name!r} is not installed here; installed: {names}"
+        f"{field}: {problem}"
         for field, name in _environments(spec)
-        if name.partition(":")[0] not in installed()
+        if (problem := _problem_of_environment(name)) is not None
     ]
     for field, path in _models(spec):
         if path.is_absolute() and not (path / "config.json").is_file():
             what = "has no config.json" if path.is_dir() else "is no folder on this machine"
             lines.append(f"{field}: {path} {what}; wanted is a folder with a Hugging Face checkpoint")
     return lines
+
+
+def _problem_of_environment(name: str) -> str | None:
+    package, _, part = name.partition(":")
+    if package not in installed():
+        return f"environment {name!r} is not installed here; installed: {', '.join(sorted(installed()))}"
+    if package != "lm-eval" or not part:
+        return None
+    try:
+        wanted = Wanted.parse(part)
+    except BadHarnessTask as error:
+        return str(error)
+    if wanted.is_file and not (Path(wanted.task).is_absolute() and Path(wanted.task).is_file()):
+        return f"{name}: there is no such file on this machine; allowed: the absolute path of a task's YAML"
+    return None
 
 
 def _environments(spec: TrainingRunSpec) -> Iterator[tuple[str, str]]:

@@ -103,16 +103,22 @@ def score_lines(evaluations: Sequence[VersionEvaluation], best: BestVersion | No
             (each for each in evaluations if each.benchmark.name == benchmark), key=lambda each: each.version
         )
         scored = [
-            (each.version, value) for each in of_it if each.complete and (value := each.short.avg_at_k) is not None
+            (each.version, value, each.short.interval)
+            for each in of_it
+            if each.complete and (value := each.short.avg_at_k) is not None
         ]
         ends = dict.fromkeys((*scored[:1], *scored[-1:]))
-        told = [f"version {version}: {percent(value)} right" for version, value in ends]
+        told = [f"version {version}: {percent(value)} right{_within(interval)}" for version, value, interval in ends]
         if best is not None and best.benchmark == benchmark:
             told.append(f"best: version {best.version} with {percent(best.value)}")
         if unfinished := [str(each.version) for each in of_it if not each.complete]:
             told.append(f"not scored in full: version {', '.join(unfinished[-5:])}")
         lines.append(f"on {plain(benchmark, 40)}: {'; '.join(told) or 'nothing could be scored'}")
     return lines
+
+
+def _within(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({percent(interval[0])} to {percent(interval[1])})"
 
 
 def last_words(report: Report) -> list[str]:

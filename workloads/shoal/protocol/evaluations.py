@@ -283,13 +283,17 @@ def progress(state: RunState) -> list[EvaluationProgress]:
     for version in plan.due(state.view.versions)[-SHOWN:]:
         for each in plan.benchmarks:
             made = state.evaluations.get((version, each.name))
+            scored = made if made is not None and made.complete else None
+            low, high = scored.interval if scored is not None and scored.interval is not None else (None, None)
             found.append(
                 EvaluationProgress(
                     version=version,
                     benchmark=each.name,
                     slices=each.slices,
                     slices_done=sum(number in evaluated for number in plan.numbers(version, each.name)),
-                    avg_at_k=made.avg_at_k if made is not None and made.complete else None,
+                    avg_at_k=scored.avg_at_k if scored is not None else None,
+                    low=low,
+                    high=high,
                     ended=made is not None,
                 )
             )
