@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.contracts.rollouts import ROLLOUT_SCHEMA, BadRollouts, Rollout, RolloutMetadata, write_rollouts
-from shoal.validation.parsing import parse_file
+from shoal.validation import parsing
+from shoal.validation.parsing import BASE_MEMORY_BYTES, parse_file, reading_memory, reading_seconds
 
 METADATA = RolloutMetadata("model", "aa" * 32, "bb" * 32, "0.1.0")
 ROW = Rollout(
@@ -139,8 +141,10 @@ if __name__ == "__main__":
 """
 
 
-def test_reading_a_large_file_takes_memory_in_proportion_to_its_tokens(tmp_path: Path) -> None:
-    count = 20_000
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A file whose rows have as little in common as those of a policy, and its tokens."""
+    count, rows = 20_000, 12
     random = np.random.default_rng(0)
     row = replace(
         ROW,
@@ -149,13 +153,52 @@ def test_reading_a_large_file_takes_memory_in_proportion_to_its_tokens(tmp_path:
         completion_mask=[True] * count,
         proofs=random.bytes(count // 32 * 258),
     )
-    path, script = tmp_path / "file", tmp_path / "reader.py"
-    path.write_bytes(write_rollouts([row] * 12, METADATA))
+    path = tmp_path_factory.mktemp("large") / "file"
+    path.write_bytes(write_rollouts([row] * rows, METADATA))
+    return path, rows * count
+
+
+@pytest.mark.parametrize("most_tokens", [64 * 32_768, 15_000_000])
+def test_a_large_file_is_read_whatever_the_limit_above_it(large: tuple[Path, int], most_tokens: int) -> None:
+    # The first is the default recipe's. A reader of all rows at once, with Arrow's own allocator, found no room under its limit.
+    rows, metadata = parse_file(large[0], most_tokens, 32_768)
+    assert sum(len(row.completion_tokens) for row in rows) == large[1]
+    assert metadata == METADATA
+
+
+def test_readers_do_not_reserve_addresses_that_their_limit_counts() -> None:
+    asked = "__import__('pyarrow').default_memory_pool().backend_name"
+    with parsing._PROCESSES.Pool(1) as pool:
+        assert pool.apply_async(eval, (asked,)).get(timeout=60) == "system"
+
+
+def test_rows_are_read_within_the_memory_of_the_longest_and_not_of_all(large: tuple[Path, int]) -> None:
+    path, tokens = large
+    assert reading_memory(tokens, 20_002) < BASE_MEMORY_BYTES + 25_000_000
+    assert len(parse_file(path, tokens + 24, 20_002)[0]) == 12
+
+
+def test_a_reader_has_time_for_what_it_may_have_to_read(tmp_path: Path) -> None:
+    assert reading_seconds(1000) == reading_seconds(2_000_000) == 60.0
+    assert reading_seconds(10_000_000) == 5 * reading_seconds(2_000_000)
+    path = tmp_path / "file"
+    os.mkfifo(path)
+    said: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "WORD_SECONDS", 0.2)
+        with pytest.raises(BadRollouts, match=r"took more than 1 s"):
+            parse_file(path, 1000, deadline_seconds=1.0, progress=lambda: said.append(time.monotonic()))
+    assert 4 <= len(said) <= 12, "progress is told while a reader may take its time, and by neither of two for longer"
+
+
+def test_reading_a_large_file_takes_memory_in_proportion_to_its_tokens(large: tuple[Path, int], tmp_path: Path) -> None:
+    path, tokens = large
+    script = tmp_path / "reader.py"
     script.write_text(READER)
     done = subprocess.run(
-        [sys.executable, str(script), str(path), str(12 * count + 100)], capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), str(path), str(tokens + 100)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["tokens"] == 12 * count
-    assert 0 < found["grown"] < 250 * found["tokens"]
+    assert found["tokens"] == tokens
+    assert 0 < found["grown"] < 150 * tokens

@@ -5,7 +5,8 @@ from dataclasses import fields
 import pyarrow as pa
 from tools.docs.tables import GENERATED, table
 
-from shoal.contracts.rollouts import FINISH_REASONS, MAX_FILE_BYTES, ROLLOUT_SCHEMA, RolloutMetadata
+from shoal.contracts.file_size import MAX_FILE_BYTES
+from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, RolloutMetadata
 from shoal.contracts.sft_data import PROBLEM_SCHEMA, TRACE_SCHEMA
 from shoal.contracts.sft_rows import SFT_SCHEMA
 from shoal.contracts.tasks import TASKS_SCHEMA

@@ -13,6 +13,7 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from shoal_operator.api.evaluation_rules import EVALUATION_RULES
+from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
@@ -303,6 +304,7 @@ RULES: tuple[Rule, ...] = (
     *UI_RULES,
     *VALIDATOR_RULES,
     *VINE_RULES,
+    *FILE_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),
     immutable("run", "sums", "other", "RelayServerSpec"),

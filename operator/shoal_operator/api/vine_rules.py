@@ -9,14 +9,19 @@ from shoal_operator.api.rule import Rule
 MOST_ROWS = 65_536
 """Rows of a file with continuations: workers hold them all, and validators read and score every one before a proof is looked at."""
 
-_DEFAULT = VineSettings().rows_each
-_ROWS_EACH = (
-    "(has(self.recipe.vineppo) ? 1 + (self.recipe.vineppo.segments - 1) * self.recipe.vineppo.continuations "
-    f": {_DEFAULT})"
+MOST_TOKENS = 16 << 20
+"""Tokens of such a file if every sequence is as long as allowed: as many as the default file of another algorithm has with sequences of 262,144. A
+validator's reader takes 1 GB of memory for so many and 500 seconds at most; a lease lasts no longer than an hour and two rounds of decoding."""
+
+ROWS_EACH = (
+    "(self.recipe.algorithm != 'vineppo' ? 1 : has(self.recipe.vineppo) ? "
+    f"1 + (self.recipe.vineppo.segments - 1) * self.recipe.vineppo.continuations : {VineSettings().rows_each})"
 )
+"""Rows of a file for each completion, in CEL."""
+_ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
 
 
-def _run(groups: int, size: int, segments: int, continuations: int) -> dict[str, Any]:
+def _run(groups: int, size: int, segments: int, continuations: int, longest: int = 64) -> dict[str, Any]:
     return {
         "sampling": {"groupsPerSubmission": groups},
         "recipe": {
@@ -24,6 +29,7 @@ def _run(groups: int, size: int, segments: int, continuations: int) -> dict[str,
             "promptsPerStep": 256,
             "groupSize": size,
             "optimizerSteps": 8,
+            "maxSequenceLength": longest,
             "vineppo": {"segments": segments, "continuations": continuations},
         },
     }
@@ -40,12 +46,21 @@ VINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="self.recipe.algorithm != 'vineppo' || "
-        f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {_ROWS_EACH} <= {MOST_ROWS}",
+        expression=f"self.recipe.algorithm != 'vineppo' || {_ROWS} <= {MOST_ROWS}",
         message=f"groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations), the rows of a file, must be at most {MOST_ROWS}",
         field="recipe.vineppo",
         good=_run(groups=4, size=8, segments=8, continuations=9),
         bad=_run(groups=64, size=32, segments=9, continuations=4),
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression=f"self.recipe.algorithm != 'vineppo' || {_ROWS} * self.recipe.maxSequenceLength <= {MOST_TOKENS}",
+        message="groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations) rows of maxSequenceLength tokens must be at most "
+        f"{MOST_TOKENS} tokens, which validators can read: lower groupsPerSubmission, segments or continuations, or maxSequenceLength to what "
+        "prompts and completions need",
+        field="recipe.vineppo",
+        good=_run(groups=4, size=8, segments=4, continuations=4, longest=32_768),
+        bad=_run(groups=4, size=8, segments=4, continuations=9, longest=32_768),
     ),
     Rule(
         model="TrainingRunSpec",

@@ -7,13 +7,17 @@ With algorithm `vineppo` rows that continue completions follow on all of them (`
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from shoal.contracts.file_size import MAX_FILE_BYTES
 
 SCHEMA_VERSION = "1"
 FINISH_REASONS = ("stop", "length", "unanswered")
@@ -46,8 +50,8 @@ ROLLOUT_SCHEMA = pa.schema(
     ]
 )
 
-MAX_FILE_BYTES = 1 << 30
-"""A file above this is refused unread; at the paper's size (16 x 10k tokens a group) a submission is some tens of megabytes."""
+BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
+"""What is read at a time: entries of the four lists together, and rows."""
 
 
 class BadRollouts(ValueError):
@@ -124,9 +128,18 @@ def read_rollouts(data: bytes) -> tuple[list[Rollout], RolloutMetadata]:
 
     The caller bounds memory: hostile files are parsed in a process that can be killed (validators do).
     """
+    metadata, batches = read_batches(data)
+    return [row for batch in batches for row in batch], metadata
+
+
+def read_batches(data: bytes) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]:
+    """The same without all rows at once: metadata, and the rows a few at a time, `BATCH_TOKENS` or one that is longer.
+
+    Rows take fifteen times the memory of the table that they are in.
+    """
     if len(data) > MAX_FILE_BYTES:
         raise BadRollouts(f"file has {len(data)} bytes, allowed are {MAX_FILE_BYTES}")
-    try:
+    with _unreadable():
         # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
         parquet = pq.ParquetFile(pa.BufferReader(data))
         metadata = _metadata(parquet.schema_arrow.metadata or {})
@@ -135,43 +148,76 @@ def read_rollouts(data: bytes) -> tuple[list[Rollout], RolloutMetadata]:
             raise BadRollouts(f"file has {parquet.metadata.num_row_groups} row groups, allowed is one")
         table = parquet.read(use_threads=False)
         table.validate(full=True)
-        raw = table.to_pylist()
+    if table.num_rows == 0:
+        raise BadRollouts("file has no rows")
+    return metadata, _batches(table)
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """Whatever a reader raises is a refusal of the file: pyarrow raises many kinds on hostile bytes, all of them mean the same here."""
+    try:
+        yield
     except BadRollouts:
         raise
-    except Exception as error:  # pyarrow raises many kinds on hostile bytes, all of them mean the same here
+    except Exception as error:
         raise BadRollouts(f"not a readable Parquet file: {type(error).__name__}: {str(error)[:200]}") from error
-    for number, row in enumerate(raw):
-        _check_nulls(number, row)
-    rows = [Rollout(**row) for row in raw]
-    check_shapes(rows)
-    return rows, metadata
+
+
+def _batches(table: pa.Table) -> Iterator[list[Rollout]]:
+    first, start = None, 0
+    while start < table.num_rows:
+        with _unreadable():
+            count = _fitting(table.slice(start, BATCH_ROWS))
+            raw = table.slice(start, count).to_pylist()
+        for number, row in enumerate(raw, start):
+            _check_nulls(number, row)
+        batch = [Rollout(**row) for row in raw]
+        first = first or batch[0]
+        for number, row in enumerate(batch, start):
+            _check_row(number, row, first)
+        yield batch
+        start += count
+
+
+def _fitting(rows: pa.Table) -> int:
+    """How many of these rows have at most `BATCH_TOKENS` tokens together; 1 at least."""
+    tokens, count = 0, 0
+    lists = [
+        rows.column(name) for name in ("prompt_tokens", "completion_tokens", "completion_logprobs", "completion_mask")
+    ]
+    for lengths in zip(*(pc.list_value_length(each).to_pylist() for each in lists), strict=True):
+        tokens += sum(length or 0 for length in lengths)
+        if tokens > BATCH_TOKENS and count:
+            break
+        count += 1
+    return count
 
 
 def check_shapes(rows: Sequence[Rollout]) -> None:
     """What every reader relies on: rows of one submission, equal list lengths, known finish reasons. Raises `BadRollouts` with the row."""
     if not rows:
         raise BadRollouts("file has no rows")
-    first = rows[0]
     for number, row in enumerate(rows):
-        for name in ("run", "step", "policy_version", "node", "submission"):
-            if getattr(row, name) != getattr(first, name):
-                raise BadRollouts(
-                    f"row {number}: {name} differs from row 0; a file holds one submission of one policy version"
-                )
-        length = len(row.completion_tokens)
-        for name in ("completion_logprobs", "completion_mask"):
-            if len(getattr(row, name)) != length:
-                raise BadRollouts(
-                    f"row {number}: {name} has {len(getattr(row, name))} entries, completion_tokens {length}"
-                )
-        if length == 0:
-            raise BadRollouts(f"row {number}: completion_tokens is empty")
-        if not row.prompt_tokens:
-            raise BadRollouts(f"row {number}: prompt_tokens is empty")
-        if row.finish_reason not in FINISH_REASONS:
+        _check_row(number, row, rows[0])
+
+
+def _check_row(number: int, row: Rollout, first: Rollout) -> None:
+    for name in ("run", "step", "policy_version", "node", "submission"):
+        if getattr(row, name) != getattr(first, name):
             raise BadRollouts(
-                f"row {number}: finish_reason is {row.finish_reason[:40]!r}, allowed are {FINISH_REASONS}"
+                f"row {number}: {name} differs from row 0; a file holds one submission of one policy version"
             )
+    length = len(row.completion_tokens)
+    for name in ("completion_logprobs", "completion_mask"):
+        if len(getattr(row, name)) != length:
+            raise BadRollouts(f"row {number}: {name} has {len(getattr(row, name))} entries, completion_tokens {length}")
+    if length == 0:
+        raise BadRollouts(f"row {number}: completion_tokens is empty")
+    if not row.prompt_tokens:
+        raise BadRollouts(f"row {number}: prompt_tokens is empty")
+    if row.finish_reason not in FINISH_REASONS:
+        raise BadRollouts(f"row {number}: finish_reason is {row.finish_reason[:40]!r}, allowed are {FINISH_REASONS}")
 
 
 def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:

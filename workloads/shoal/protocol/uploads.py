@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
-from shoal.contracts.rollouts import MAX_FILE_BYTES
 from shoal.contracts.run import RunConfig
 from shoal.contracts.verdicts import Outcome, Verdict
 from shoal.protocol.leases import is_open, upload_seconds
@@ -23,16 +23,9 @@ from shoal.storage.grants import make_grant
 from shoal.telemetry import get_logger
 from shoal.transport.server import Problem
 
-BYTES_A_TOKEN = 4 + 4 + 1
-"""Token id, log-prob and mask in the rollout schema, uncompressed."""
-PROOF_BYTES, PROOF_TOKENS = 258, 32  # DESIGN section 4, TOPLOC proof
-ROW_BYTES = 4096
-"""Everything else in a row, with room to spare."""
 HOUR_SECONDS = 3600
 FILES_AN_HOUR = 1200
 """Of one node: a file every three seconds, far more than an engine makes; a node cannot fill the store faster than this."""
-FILE_BYTES = 1 << 20
-"""Parquet's own structures and the file's metadata."""
 
 _STATUS: dict[Outcome, str] = {
     "accept": "accepted",
@@ -44,13 +37,11 @@ _STATUS: dict[Outcome, str] = {
 
 def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
     """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
-    tokens = config.recipe.max_sequence_length
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
-    proofs = -(-longest // PROOF_TOKENS) * PROOF_BYTES
     of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
     of_a_step = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
     rows = max([of_a_step, *of_slices])
-    return min(MAX_FILE_BYTES, FILE_BYTES + rows * (tokens * BYTES_A_TOKEN + proofs + ROW_BYTES))
+    return min(MAX_FILE_BYTES, largest_bytes(rows, config.recipe.max_sequence_length, longest))
 
 
 def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:

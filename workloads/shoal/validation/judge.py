@@ -57,7 +57,8 @@ def judge(
     """Check the file at `path`, whose digest the caller has compared with the job's.
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
-    `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified.
+    `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified, and
+    while the file is read.
     """
     watch = Stopwatch()
     file: File | None = None
@@ -66,7 +67,8 @@ def judge(
     try:
         facts = facts.of(job.step)
         with watch("parse"):
-            file = File(job, *parse_file(path, facts.rows * facts.max_sequence_length))
+            longest = facts.max_sequence_length
+            file = File(job, *parse_file(path, facts.rows * longest, longest, progress=progress))
         finding = cheap_finding(file, facts, watch)
         if finding is None:
             with watch("reward"):

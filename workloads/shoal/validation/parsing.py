@@ -2,64 +2,114 @@
 
 In: a path and the greatest size that an honest file can have. Out: rows and metadata, or `BadRollouts`, which is a
 reject. A Parquet file can ask its reader for any amount of memory, and readers have had memory bugs; so the file is
-read in a process that may die, and what it sends back is JSON, which cannot run anything here. Children are forked
-from a server process that has imported pyarrow already: some milliseconds each.
+read in a process that may die, and what it sends back, some rows at a time, is JSON, which cannot run anything here.
+Children are forked from a server process that has imported pyarrow already: some milliseconds each.
 """
 
 import base64
 import json
 import math
 import multiprocessing
+import os
 import resource
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata, read_rollouts
+from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata, read_batches
 
-BYTES_PER_TOKEN = 400
-"""Memory of a token while it is read: Python numbers and list slots of three columns, their JSON and share of the
-proofs. Half a million tokens were read within 250 bytes each."""
+BYTES_PER_TOKEN = 60
+"""Memory of a token while it is read: three columns and its share of the proofs, in the file, unpacked and in the table. Two million tokens were
+read within 20 bytes each."""
+ROW_BYTES_PER_TOKEN = 400
+"""The same in the longest row, which is made of Python's numbers and then of JSON: half a million were read within 250 bytes each."""
 BASE_MEMORY_BYTES = 256 << 20
 CHARACTERS_PER_TOKEN = 64
 """Longest JSON of a token's id, log-probability, mask and share of the proofs."""
 DEADLINE_SECONDS = 60.0
-"""Half a million tokens take 3 to 7 seconds on a busy core."""
+"""Of the smallest files."""
+SECONDS_A_TOKEN = 30e-6
+"""Half a million tokens take 3 to 7 seconds on a busy core: twice that where a file may have more than two million."""
+WORD_SECONDS = 10.0
+"""Between two signs of progress while a reader is within its deadline."""
 
+# For the server and its children. Arrow's other allocators reserve 1 GiB of addresses at once: of a limit a little above that, as the default
+# recipe's is, next to nothing would be left for the file.
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
+def reading_memory(max_tokens: int, row_tokens: int) -> int:
+    """Bytes that the reader of a file may take beyond what it begins with: for so many tokens in all, and in its longest row."""
+    return BASE_MEMORY_BYTES + BYTES_PER_TOKEN * max_tokens + ROW_BYTES_PER_TOKEN * row_tokens
+
+
+def reading_seconds(max_tokens: int) -> float:
+    """How long one reader of a file that may have so many tokens has, by the clock and of a processor."""
+    return max(DEADLINE_SECONDS, SECONDS_A_TOKEN * max_tokens)
+
+
 def parse_file(
-    path: Path, max_tokens: int, *, deadline_seconds: float = DEADLINE_SECONDS
+    path: Path,
+    max_tokens: int,
+    row_tokens: int | None = None,
+    *,
+    deadline_seconds: float | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Rollout], RolloutMetadata]:
-    """Rows and metadata of a file in which prompts and completions together have at most `max_tokens` tokens.
+    """Rows and metadata of a file in which prompts and completions together have at most `max_tokens` tokens, and each
+    row's `row_tokens`.
 
     Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1, and for one whose reading dies, takes too
-    much memory or too long. A reader that died or took too long is followed by one more: this machine may have been
-    short of memory or time, and a reject for this reason is final.
+    much memory or longer than `deadline_seconds` (by default `reading_seconds`). A reader that died or took too long is
+    followed by one more: this machine may have been short of memory or time, and a reject for this reason is final.
+    `progress` is called every `WORD_SECONDS` while a reader is waited for: the wait is bounded.
     """
+    deadline = reading_seconds(max_tokens) if deadline_seconds is None else deadline_seconds
+    memory = reading_memory(max_tokens, max_tokens if row_tokens is None else row_tokens)
     try:
-        return _parse(path, max_tokens, deadline_seconds)
+        return _parse(path, max_tokens, memory, deadline, progress)
     except _ReaderLost:
-        return _parse(path, max_tokens, deadline_seconds)
+        return _parse(path, max_tokens, memory, deadline, progress)
 
 
 class _ReaderLost(BadRollouts):
     """The reader gave no answer."""
 
 
-def _parse(path: Path, max_tokens: int, deadline_seconds: float) -> tuple[list[Rollout], RolloutMetadata]:
+def _parse(
+    path: Path, max_tokens: int, memory: int, deadline_seconds: float, progress: Callable[[], None]
+) -> tuple[list[Rollout], RolloutMetadata]:
     """Start one reader and wait for what it says."""
     receiver, sender = _PROCESSES.Pipe(duplex=False)
-    memory = BASE_MEMORY_BYTES + BYTES_PER_TOKEN * max_tokens
-    child = _PROCESSES.Process(target=_read_in_child, args=(str(path), memory, sender), daemon=True)
+    child = _PROCESSES.Process(target=_read_in_child, args=(str(path), memory, deadline_seconds, sender), daemon=True)
     child.start()
     sender.close()
     try:
-        if not receiver.poll(deadline_seconds):
-            raise _ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
-        answer = json.loads(receiver.recv_bytes(maxlength=(1 << 20) + CHARACTERS_PER_TOKEN * max_tokens))
+        ends = time.monotonic() + deadline_seconds
+        room = (1 << 20) + CHARACTERS_PER_TOKEN * max_tokens
+        rows: list[Rollout] = []
+        metadata: RolloutMetadata | None = None
+        while True:
+            while not receiver.poll(max(0.0, min(WORD_SECONDS, ends - time.monotonic()))):
+                if time.monotonic() >= ends:
+                    raise _ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
+                progress()
+            data = receiver.recv_bytes(maxlength=room)
+            room -= len(data)
+            answer = json.loads(data)
+            if "refused" in answer:
+                raise BadRollouts(answer["refused"])
+            if "metadata" in answer:
+                metadata = RolloutMetadata(**answer["metadata"])
+            elif metadata is not None and "rows" in answer:
+                rows += [Rollout(**(row | {"proofs": base64.b64decode(row["proofs"])})) for row in answer["rows"]]
+            else:
+                break
     except (EOFError, OSError) as error:  # OSError: the answer is longer than any honest file's
         child.join(5.0)
         raise _ReaderLost(
@@ -69,26 +119,29 @@ def _parse(path: Path, max_tokens: int, deadline_seconds: float) -> tuple[list[R
         child.kill()
         child.join()
         receiver.close()
-    if "refused" in answer:
-        raise BadRollouts(answer["refused"])
-    rows = [Rollout(**(row | {"proofs": base64.b64decode(row["proofs"])})) for row in answer["rows"]]
-    return rows, RolloutMetadata(**answer["metadata"])
+    if metadata is None:
+        raise _ReaderLost("reading the file gave no metadata")
+    return rows, metadata
 
 
-def _read_in_child(path: str, memory_bytes: int, answers: Connection) -> None:
+def _read_in_child(path: str, memory_bytes: int, deadline_seconds: float, answers: Connection) -> None:
     """Runs in the child: read, and send JSON."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(DEADLINE_SECONDS), math.ceil(DEADLINE_SECONDS)))
+    seconds = math.ceil(deadline_seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        rows, metadata = read_rollouts(Path(path).read_bytes())
-        # `asdict` copies every token by itself, which took as long as all the rest.
-        plain = [vars(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
-        answer = json.dumps({"rows": plain, "metadata": asdict(metadata)})
+        metadata, batches = read_batches(Path(path).read_bytes())
+        answers.send_bytes(json.dumps({"metadata": asdict(metadata)}).encode())
+        for rows in batches:
+            # `asdict` copies every token by itself, which took as long as all the rest.
+            plain = [vars(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
+            answers.send_bytes(json.dumps({"rows": plain}).encode())
+        answer: dict[str, Any] = {"end": True}
     except BadRollouts as error:
-        answer = json.dumps({"refused": str(error)[:1000]})
+        answer = {"refused": str(error)[:1000]}
     except MemoryError:
-        answer = json.dumps({"refused": f"reading the file needs more than {memory_bytes} bytes of memory"})
-    answers.send_bytes(answer.encode())
+        answer = {"refused": f"reading the file needs more than {memory_bytes} bytes of memory"}
+    answers.send_bytes(json.dumps(answer).encode())

@@ -1,0 +1,65 @@
+"""The CEL rules about the size of rollout files: what no worker could hand in is refused with the run, not after the work. Part of `rules.RULES`."""
+
+from typing import Any
+
+from shoal.contracts.file_size import (
+    BYTES_A_TOKEN,
+    FILE_BYTES,
+    MAX_FILE_BYTES,
+    PROOF_BYTES,
+    PROOF_TOKENS,
+    ROW_BYTES,
+    largest_bytes,
+)
+from shoal_operator.api.prime_rules import group_size_of
+from shoal_operator.api.rule import Rule
+from shoal_operator.api.vine_rules import ROWS_EACH
+
+# As `file_size.largest_bytes` counts. A completion may be nearly as long as its sequence.
+_ROW = (
+    f"(self.recipe.maxSequenceLength * {BYTES_A_TOKEN} + "
+    f"(self.recipe.maxSequenceLength + {PROOF_TOKENS - 1}) / {PROOF_TOKENS} * {PROOF_BYTES} + {ROW_BYTES})"
+)
+_ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
+_ROOM = MAX_FILE_BYTES - FILE_BYTES
+_DEFAULT = {"algorithm": "grpo", "maxSequenceLength": 32_768}
+_FEW, _MANY = 1800, 2000
+assert largest_bytes(_FEW, 32_768, 32_768) < MAX_FILE_BYTES < largest_bytes(_MANY, 32_768, 32_768)
+
+
+def _scored(samples: int) -> dict[str, Any]:
+    """A run whose benchmark's slices have one task and so many rows."""
+    benchmark = {"name": "sums", "tasks": {"environment": "arithmetic"}, "samples": samples}
+    recipe = {"algorithm": "grpo", "maxSequenceLength": 524_288}
+    return {"sampling": {"groupsPerSubmission": 4}, "recipe": recipe, "evaluation": {"benchmarks": [benchmark]}}
+
+
+FILE_RULES: tuple[Rule, ...] = (
+    Rule(
+        model="TrainingRunSpec",
+        expression=f"self.mode == 'SFT' || {_ROWS} * {_ROW} <= {_ROOM}",
+        message=f"groupsPerSubmission x groupSize sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a "
+        "file may have, at some 17 bytes a token: lower groupsPerSubmission, or maxSequenceLength to what prompts and completions need",
+        field="sampling.groupsPerSubmission",
+        good={
+            "mode": "Train",
+            "sampling": {"groupsPerSubmission": _FEW // 10},
+            "recipe": {**_DEFAULT, "groupSize": 10},
+        },
+        bad={
+            "mode": "Train",
+            "sampling": {"groupsPerSubmission": _MANY // 10},
+            "recipe": {**_DEFAULT, "groupSize": 10},
+        },
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        # A slice has as many rows as a file of a step at most, but one task in any case.
+        expression=f"!has(self.evaluation) || self.evaluation.benchmarks.all(b, b.samples * {_ROW} <= {_ROOM})",
+        message=f"samples sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a file may have, at some 17 "
+        "bytes a token: lower samples or maxSequenceLength",
+        field="evaluation.benchmarks",
+        good=_scored(64),
+        bad=_scored(256),
+    ),
+)
