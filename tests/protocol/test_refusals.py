@@ -8,6 +8,7 @@ import httpx
 import pytest
 from protocol_stack import GROUP_SIZE, GROUPS, RUN, Node, Stack, post, publish, refused, sha, verdict_on
 
+from samples import ISLANDS_PROGRESS
 from servers import Loopback
 from shoal.contracts.canonical import sign
 from shoal.contracts.http_signatures import sign_request
@@ -126,6 +127,13 @@ def test_roles_are_kept_apart(stack: Stack, member: Node) -> None:
         answer = refused(lambda client=client, path=path, body=body: client.call("POST", path, body))  # type: ignore[misc]
         assert (answer.status, answer.title) == (403, "Wrong role"), path
         assert f"for the {role} of this run" in answer.detail
+
+
+def test_what_a_trainer_says_of_its_exchanges_is_part_of_the_runs_progress(stack: Stack) -> None:
+    assert stack.progress().islands is None
+    said = TrainerProgress(run=RUN, step=0, phase="exchange", islands=ISLANDS_PROGRESS)
+    stack.trainer.call("POST", "/v1/progress", said)
+    assert stack.progress().islands == ISLANDS_PROGRESS
 
 
 def test_a_wrong_body_is_named_field_by_field(stack: Stack, member: Node) -> None:

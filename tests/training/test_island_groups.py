@@ -138,6 +138,9 @@ def test_runs_of_a_group_exchange_after_a_step_and_their_versions_hold_what_came
         )
         assert ["exchange" in report.phase_seconds for report in reports] == [False, True, True]
         assert archipelago.stores[name].exists(keys.trainer_state(3) + "state.json")
+        said = archipelago.orchestrators[name].told[-1].islands
+        assert said is not None, "its orchestrator does not learn of exchanges"
+        assert (said.round, said.members, said.missed, said.differing) == (2, ["north", "south"], 0, [])
 
 
 def test_a_run_that_comes_late_copies_the_weights_and_begins_with_its_own_first_step(

@@ -14,6 +14,9 @@ GROUP = "shoal.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+Time = Annotated[str, StringConstraints(max_length=64)]
+"""A moment in a status, RFC 3339."""
+
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 """Non-negative Kubernetes quantities as people write them; exponents and signs are left out on purpose."""
 

@@ -73,6 +73,8 @@ COLUMNS = {
         _column("Rejected", "integer", ".status.rejected", 1),
         _column("Slashed", "integer", ".status.slashed", 1),
         _column("Endpoint", "string", ".status.endpoint", 1),
+        _column("Round", "integer", ".status.islands.round", 1),
+        _column("Exchanging", "string", ".status.conditions[?(@.type=='Exchanging')].status", 1),
     ],
     "InferencePool": [*_SCALED_COLUMNS, _column("Open", "boolean", ".spec.open", 1)],
     "RelayServer": [*_SCALED_COLUMNS, _column("Exposure", "string", ".spec.exposure.type", 1)],

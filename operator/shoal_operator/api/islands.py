@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import NodeId, RunName, SpecModel
 from shoal.contracts.islands import MAX_ISLANDS, IslandsSettings
+from shoal_operator.api.base import Time
 from shoal_operator.api.exposure import Exposure
 
 HostAndPort = Annotated[
@@ -64,4 +65,32 @@ class IslandsSpec(IslandsSettings):
     )
     group: IslandGroup | None = Field(
         None, description="The group of runs of which this run is one island; modes Train and SFT."
+    )
+
+
+Member = Annotated[str, StringConstraints(max_length=63)]
+Members = Annotated[list[Member], Field(max_length=MAX_ISLANDS)]
+
+
+class IslandDifferenceStatus(SpecModel):
+    """A setting in which a member of the group differs from this run."""
+
+    member: Member = Field(..., description="The run that differs.")
+    setting: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Which setting.")
+    values: Annotated[str, StringConstraints(max_length=200)] = Field(..., description="There and here.")
+
+
+class IslandsStatus(SpecModel):
+    """What the trainer says of its exchanges with other islands (docs/diloco.md)."""
+
+    round: int = Field(0, ge=0, description="Rounds that made the state that islands share.")
+    round_time: Time | None = Field(None, description="When the last one was made since the trainer started, RFC 3339.")
+    members: Members = Field([], description="Who stood in it.")
+    missed: int = Field(0, ge=0, description="Exchanges since then that did not come about.")
+    differing: Annotated[list[IslandDifferenceStatus], Field(max_length=8 * MAX_ISLANDS)] = Field(
+        [], description="Members with other settings; while there is one, no round is made."
+    )
+    absent: Members = Field([], description="Members that did not come to the last exchange.")
+    problem: Annotated[str, StringConstraints(max_length=500)] | None = Field(
+        None, description="Why the last exchange did not come about."
     )

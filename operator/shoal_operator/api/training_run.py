@@ -21,10 +21,10 @@ from shoal.contracts.recipe import (
     TrainerSettings,
 )
 from shoal.contracts.sft import SftSettings
-from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources
+from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources, Time
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
-from shoal_operator.api.islands import IslandsSpec
+from shoal_operator.api.islands import IslandsSpec, IslandsStatus
 from shoal_operator.api.pods import Gpus, Images, LabelValue, PodTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
@@ -240,7 +240,6 @@ Scores = Annotated[
         max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["benchmark"]}
     ),
 ]
-Time = Annotated[str, StringConstraints(max_length=64)]
 
 
 class TrainingRunStatus(SpecModel):
@@ -282,6 +281,7 @@ class TrainingRunStatus(SpecModel):
         description="`host:port` of the lighthouse that this run serves to its group, from outside if it is exposed.",
     )
     trainer: TrainerStatus | None = Field(None, description="The trainer's current attempt.")
+    islands: IslandsStatus | None = Field(None, description="Exchanges with other islands, if the run has any.")
     proofs: ProofStatus | None = Field(None, description="Thresholds of proofs in force and their error rates.")
     components: Components = Field(default_factory=list, description="Ready and desired pods by part.")
     conditions: Conditions = Field(default_factory=list, description="Conditions, one of each type.")

@@ -19,10 +19,12 @@ from shoal_operator.engine.kinds import EVENT
 
 log = logging.getLogger(__name__)
 
-REPORTED = ("Ready", "Prepared", "Suspended", "Paused", "Stable", "Complete", "Failed")
+REPORTED = ("Ready", "Prepared", "Suspended", "Paused", "Stable", "Exchanging", "Complete", "Failed")
 """Conditions of the whole object. Those of single components change too often, and are in the status anyway."""
 
-BAD_WHEN: Mapping[str, str] = {"Ready": "False", "Stable": "False", "Failed": "True", "Paused": "True"}
+BAD_WHEN: Mapping[str, str] = {
+    "Ready": "False", "Stable": "False", "Exchanging": "False", "Failed": "True", "Paused": "True",
+}  # fmt: skip
 SERIES_SECONDS = 1800.0
 MAX_WAITING = 256
 NOTE_LENGTH = 1000  # the API server takes 1,024 bytes; conditions are ASCII but for names that people chose

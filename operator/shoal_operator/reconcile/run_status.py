@@ -21,6 +21,7 @@ from shoal_operator.reconcile.components import (
     component_state,
 )
 from shoal_operator.reconcile.decisions import Attempt
+from shoal_operator.reconcile.island_status import exchanging, islands_status
 
 FIGURES = (
     "step",
@@ -43,6 +44,7 @@ FIGURES = (
     "nodes",
     "etaSeconds",
     "proofs",
+    "islands",
 )
 WORK: Mapping[Mode, str] = {"Train": "Training", "Generate": "Generating", "SFT": "Training"}
 PAUSED = "paused"
@@ -80,6 +82,8 @@ class Findings:
     endpoint: str | None
     island_key: str | None = None
     lighthouse: str | None = None
+    has_islands: bool = False
+    group_problem: str = ""
 
     @property
     def steps_total(self) -> int:
@@ -129,6 +133,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             "slashed": nodes.get("Evicted", 0) + nodes.get("Banned", 0),
             "nodes": nodes.get("Healthy", 0),
         }
+        if progress.islands is not None:
+            status |= {"islands": islands_status(progress.islands)}
         if progress.proofs is not None:
             status |= {"proofs": proof_status(progress.proofs)}
         if (dataset := progress.dataset) is not None:
@@ -234,6 +240,7 @@ def run_conditions(findings: Findings) -> list[Condition]:
         _stalled(findings),
         _stable(findings),
         _prepared(findings),
+        *_exchanging(findings),
         *component_conditions(findings.parts),
     ]
 
@@ -283,11 +290,21 @@ def _progressing(findings: Findings) -> Condition:
 
 def _doing(findings: Findings) -> str:
     progress = findings.progress
-    if progress is None:
-        return ""
-    if progress.waiting_for:
-        return progress.waiting_for
-    return f"step {progress.open_step} of {findings.steps_total}" if progress.open_step is not None else ""
+    doing = ""
+    if progress is not None:
+        step = f"step {progress.open_step} of {findings.steps_total}" if progress.open_step is not None else ""
+        doing = progress.waiting_for or step
+    # It trains on without exchanging, and nothing else in `kubectl get` would say so.
+    apart = [each["message"] for each in _exchanging(findings) if each["status"] == "False"]
+    return "; ".join(filter(None, [doing, *apart]))
+
+
+def _exchanging(findings: Findings) -> list[Condition]:
+    """Of a run whose trainer is one of several islands."""
+    if not findings.has_islands:
+        return []
+    said = findings.progress.islands if findings.progress is not None else None
+    return [exchanging(said, findings.group_problem, running=findings.stage == "running")]
 
 
 def _prepare_text(findings: Findings) -> str:

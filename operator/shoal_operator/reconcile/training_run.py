@@ -145,6 +145,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         endpoint=_endpoint(cluster, run),
         island_key=own_key,
         lighthouse=_lighthouse(cluster, run),
+        has_islands=island_count(run) > 0,
+        group_problem=ungrouped,
     )
     write_status(cluster, live, run_status(findings, before), run_conditions(findings))
     if finished:

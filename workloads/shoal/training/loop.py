@@ -81,7 +81,7 @@ class Trainer:
         self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
         # What the islands share at the beginning are the base model's weights, which the policy has now.
-        self._member = None if island is None else Membership(config, island, ranks, self._policy, liveness.progress)
+        self._member = None if island is None else Membership(config, island, ranks, self._policy, self._alive)
         if self._member is not None:
             progress.islands = self._member.progress
         self._method = method_of(
@@ -135,6 +135,11 @@ class Trainer:
             if self._member is not None:
                 self._member.close()
         telemetry.get_logger().info("run trained", version=self.version)
+
+    def _alive(self) -> None:
+        """While other islands are waited for: for hours, so that the orchestrator is told now and then, too."""
+        self._liveness.progress()
+        self._progress.beat()
 
     def live(self) -> None:
         """`run`, for a pod: an island that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done, and
