@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import yaml
 from doc_pages import Block, blocks, page_names
 
 from servers import ROOT, lacking
+from shoal.environments.harness import Harness
 from shoal_operator.api import API_VERSION, KINDS, TrainingRun
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.api.training_run import TrainingRunSpec
@@ -33,6 +35,9 @@ def read(document: dict[str, Any]) -> str:
     if "scrape_configs" in document:
         prometheus(document)
         return "configuration of Prometheus"
+    if "output_type" in document:
+        harness_task(document)
+        return "task of lm-evaluation-harness"
     if version in KUBERNETES:
         assert document.get("kind"), "a Kubernetes object without a kind"
         return "kubernetes"
@@ -69,6 +74,20 @@ def prometheus(document: dict[str, Any]) -> None:
         command = [str(program), "check", "config", "--syntax-only", file.name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def harness_task(document: dict[str, Any]) -> None:
+    """Fail unless the task, on a document like the page's, is asked and scored as the page says."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, task = Path(folder) / "test.jsonl", Path(folder) / "task.yaml"
+        data.write_text('{"question": "12+34=", "answer": "46"}\n')
+        assert set(document["dataset_kwargs"]["data_files"]) == {"test"}
+        task.write_text(yaml.safe_dump(document | {"dataset_kwargs": {"data_files": {"test": str(data)}}}))
+        environment = Harness(str(task))
+        [asked] = environment.tasks(1, 0)
+    assert environment.prompt(asked, None) == "12+34=\n"
+    answers = (environment.gold(asked), "<2+4+0=6,1+3+0=4>46", "<2+4+0=6,1+3+0=4>47")
+    assert [environment.score(asked, each).task_reward for each in answers] == [1.0, 1.0, 0.0]  # type: ignore[union-attr]
 
 
 def manifest(given: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +133,7 @@ def test_there_are_manifests_to_check() -> None:
         "operator: {replica: 2}",
         "scrape_configs: [{job_name: runs, static_config: []}]",
         "inferencePools: [{name: a, replica: 2}]",
+        "{output_type: generate_until, task: sums, dataset_path: json, dataset_kwargs: {data_files: {test: a}}, doc_to_text: '{{q}}'}",
     ],
 )
 def test_a_wrong_block_would_be_found(wrong: str) -> None:

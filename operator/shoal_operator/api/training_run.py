@@ -25,7 +25,7 @@ from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.islands import IslandsSpec, IslandsStatus
-from shoal_operator.api.pods import Gpus, Images, LabelValue, PodTemplate
+from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
 from shoal_operator.api.ui import UiTemplate
@@ -114,6 +114,11 @@ class TrainingRunSpec(SpecModel):
         2, ge=0, le=4, description="How many versions behind rollouts may be; 0 is synchronous (paper section 4.2)."
     )
     storage: StorageSpec = Field(default_factory=StorageSpec, description="Object store: a folder, or S3-compatible.")
+    data_claim: ObjectRef | None = Field(
+        None,
+        description="PersistentVolumeClaim of yours that prepare mounts at /shoal/data and only reads: what `path` fields and tasks of"
+        " lm-evaluation-harness in files point to. Without effect on one machine, whose own paths are read.",
+    )
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
     broadcast: Broadcast = Field(default_factory=Broadcast, description="How policy versions are cut.")
     inference_pools: list[InferencePoolTemplate] = Field(

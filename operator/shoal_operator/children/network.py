@@ -191,9 +191,22 @@ def _other_islands(run: TrainingRun) -> list[Object]:
 
 
 def _asks_a_hub(run: TrainingRun) -> bool:
-    """Whether prepare fetches the model or the tasks from a Hugging Face hub."""
-    dataset = run.spec.tasks.dataset
-    return run.spec.model.hugging_face is not None or (dataset is not None and dataset.hugging_face is not None)
+    """Whether prepare fetches the model, tasks or benchmarks from a Hugging Face hub."""
+    spec = run.spec
+    sources = [(spec.tasks.dataset, spec.tasks.environment)]
+    if spec.evaluation is not None:
+        sources += [(each.tasks.dataset, each.tasks.environment) for each in spec.evaluation.benchmarks]
+    return spec.model.hugging_face is not None or any(
+        dataset.hugging_face is not None if dataset is not None else _is_of_a_hub(environment)
+        for dataset, environment in sources
+    )
+
+
+def _is_of_a_hub(environment: str) -> bool:
+    """A task of lm-evaluation-harness has its data on a hub unless it is a file of the admin's that names no commit of a data set."""
+    package, _, part = environment.partition(":")
+    name, commit, _ = part.partition("@")
+    return package == "lm-eval" and (bool(commit) or not name.partition(",")[0].endswith((".yaml", ".yml")))
 
 
 def store_ports(storage: StorageSpec) -> list[int]:

@@ -43,6 +43,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         length_reward=spec.length_reward,
         generate=GenerateSettings(dataset=FILTER_DATASET, traces_per_problem=1),
         storage=spec.storage,
+        data_claim=spec.data_claim,
         trainer=spec.trainer.model_copy(
             update={
                 "replicas": 1,

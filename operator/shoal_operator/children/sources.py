@@ -1,4 +1,4 @@
-"""Other runs whose results a run begins with: which they are, and how prepare reaches what they left. Pure."""
+"""What prepare reads: a volume of the admin's, and other runs whose results a run begins with. Which they are, and how it reaches them. Pure."""
 
 from dataclasses import dataclass
 
@@ -28,6 +28,18 @@ def sources(spec: TrainingRunSpec) -> list[Source]:
     if spec.sft is not None and spec.sft.dataset.run is not None:
         found.append(Source(spec.sft.dataset.run, "sft.dataset.run", ("Generate",)))
     return found
+
+
+DATA_FOLDER = "data"
+"""Where `dataClaim` lies, below `/shoal`."""
+
+
+def data_mounts(spec: TrainingRunSpec) -> tuple[Mount, ...]:
+    """The volume with data of the admin's, to be read."""
+    if spec.data_claim is None:
+        return ()
+    claim = {"persistentVolumeClaim": {"claimName": spec.data_claim, "readOnly": True}}
+    return (Mount(DATA_FOLDER, claim, read_only=True),)
 
 
 def source_mounts(run_name: str, spec: TrainingRunSpec) -> tuple[Mount, ...]:

@@ -21,7 +21,7 @@ from shoal_operator.children.pods import Container, config_map, image_of, pod_te
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_children
 from shoal_operator.children.scale import Scale
-from shoal_operator.children.sources import source_mounts
+from shoal_operator.children.sources import data_mounts, source_mounts
 from shoal_operator.children.storage import role_and_store, store_claim
 from shoal_operator.children.trainer import trainer_job, trainer_services
 from shoal_operator.children.ui import ui_children
@@ -126,6 +126,7 @@ def _prepare(run: TrainingRun) -> Object:
         mounts=(
             config_map(names.config(name)),
             *role_and_store(name, None, run.spec.storage),
+            *data_mounts(run.spec),
             *source_mounts(name, run.spec),
         ),
         resources=trainer.resources,

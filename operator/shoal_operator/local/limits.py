@@ -1,8 +1,8 @@
 """What of a TrainingRun one machine cannot do, in words, and what it leaves out on purpose. Pure; called before anything is started.
 
-Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `ui` (the program `shoal ui` is the page
-here, and knows every pod), runners unless they are asked for. Without effect, as there is one node, one user and one network: placement, priorities,
-images, exposure, NetworkPolicies, disruption budgets, sizes of volumes.
+Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `dataClaim` (paths are the machine's), `ui`
+(the program `shoal ui` is the page here, and knows every pod), runners unless they are asked for. Without effect, as there is one node, one user and
+one network: placement, priorities, images, exposure, NetworkPolicies, disruption budgets, sizes of volumes.
 """
 
 from shoal_operator.api import TrainingRun
@@ -35,6 +35,6 @@ def for_one_machine(run: TrainingRun) -> TrainingRun:
     """The run without what is left out here."""
     # Without runners of its own a run has its programs judged where they are scored: all pods are processes of one user here.
     runner = run.spec.runner or RunnerTemplate(replicas=0)
-    left_out = {"ttl_seconds_after_finished": None, "queue_name": None, "ui": None}
+    left_out = {"ttl_seconds_after_finished": None, "queue_name": None, "ui": None, "data_claim": None}
     kept = run.spec.model_copy(update=left_out | {"runner": runner})
     return run.model_copy(update={"spec": kept})
