@@ -314,6 +314,24 @@ def test_a_mistake_in_a_shipped_example_is_the_only_one(path: Path) -> None:
     assert "spec.zzz: unknown key" in line
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("kind", ["TrainingRun"], ["kind"]),
+        ("kind", {"a": 1}, ["kind"]),
+        ("spec", None, ["spec"]),
+        ("spec", [], ["spec"]),
+        ("spec.recipe.learningRate", 10**400, ["spec.recipe.learningRate"]),
+        ("spec.steps", 2**70, ["spec.steps"]),
+        ("spec.images.trainer", b"\x00", ["spec.images.trainer"]),
+        ("spec.1", 1, ["spec.1"]),
+        ("spec.inferencePools", [None, 3, {"name": 4}], ["spec.inferencePools[0]", "spec.inferencePools[1]", "spec.inferencePools[2].name"]),
+    ],
+)  # fmt: skip
+def test_any_value_is_refused_in_lines(path: str, value: Any, told: list[str]) -> None:
+    assert with_mistakes(**{path.replace(".", "__"): value}) == told
+
+
 def test_a_document_that_nests_without_end_is_refused_in_lines() -> None:
     text = yaml.safe_dump(changed("spec.asyncLevel", 9)) + "  deep: " + "[" * 60 + "]" * 60 + "\n"
     assert len(mistakes(text)) == 2

@@ -5,6 +5,7 @@ does. A rule that reads a field with a mistake, or one that an unknown key may h
 when that field is right. Called by `manifest`.
 """
 
+import contextlib
 import copy
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -83,7 +84,8 @@ def _with_defaults(value: Any, schema: Schema) -> Any:
     if isinstance(value, dict | list):
         return None
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):  # so large that it is a mistake of its own
+            return float(value)
     return value
 
 

@@ -124,8 +124,8 @@ def check(document: Any) -> tuple[CustomObject | None, list[tuple[str, str]]]:
         return None, [("", f"given {_shown(document)}; allowed is a mapping with apiVersion, kind, metadata, spec")]
     mistakes = _type_mistakes(document)
     kind = document.get("kind")
-    meant = kind if kind in KINDS else _nearest(str(kind), list(KINDS))
-    if not isinstance(meant, str):
+    meant = kind if isinstance(kind, str) and kind in KINDS else _nearest(str(kind), list(KINDS))
+    if meant is None:
         return None, mistakes
     model, checked = KINDS[meant], document | {"apiVersion": API_VERSION, "kind": meant}
     try:
