@@ -37,6 +37,7 @@ class Crowd:
 
     def __init__(self, wait_seconds: float = 60.0, silence_seconds: float = 60.0) -> None:
         self.known = KNOWN
+        self.excluded: tuple[str, ...] = ()
         self.lighthouse = serve(HOST, 0, wait_seconds, silence_seconds)
         self.port = int(self.lighthouse.address().rsplit(":", 1)[1])
         self.islands: dict[str, Island] = {}
@@ -51,7 +52,7 @@ class Crowd:
     ) -> Island:
         """Add an island whose parameters begin as `values`."""
         name = f"island-{index}"
-        place = Place(RUN, name, KEYS[name], self.known, f"http://{HOST}:{self.port}", HOST)
+        place = Place(RUN, name, KEYS[name], self.known, f"http://{HOST}:{self.port}", HOST, excluded=self.excluded)
         self.parameters[name] = values.clone()
         self.islands[name] = Island(place, settings, ALONE, {"weight": self.parameters[name]}, beat)
         return self.islands[name]

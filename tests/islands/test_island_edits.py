@@ -155,6 +155,26 @@ def test_a_member_that_is_started_again_with_the_settings_of_all_finds_no_round_
     go_on_from_one_state(crowd)
 
 
+def test_a_member_that_stops_rounds_is_excluded_and_the_others_go_on_from_what_it_has_signed(
+    edited_crowd: Crowd,
+) -> None:
+    begin(edited_crowd, 3, 3)
+    stubborn = edit(edited_crowd, 2, OTHER)
+    train(edited_crowd, of(edited_crowd, 3))
+    assert edited_crowd.exchange(of(edited_crowd, 3)) == [None] * 3
+    edited_crowd.excluded = ("island-2",)
+    edit(edited_crowd, 0, SETTINGS)
+    assert edited_crowd.exchange(of(edited_crowd, 3)) == [None] * 3
+    assert list(of(edited_crowd)[1].last.held) == ["island-0", "island-2"], "it does not know yet who is excluded"
+    edit(edited_crowd, 1, SETTINGS)
+    edited_crowd.all(meet, of(edited_crowd))
+    train(edited_crowd, of(edited_crowd))
+    said = edited_crowd.exchange(of(edited_crowd))
+    assert [one and one.islands for one in said] == [["island-0", "island-1"]] * 2
+    assert [one and one.round for one in said] == [2, 2]
+    assert stubborn.shared.meta.round == 1
+
+
 # ---- who holds a group up, and for how long
 
 
@@ -169,8 +189,13 @@ def held_by(differing: Differing, mine: IslandNotice, *others: IslandNotice) -> 
     return differing.who_holds_up({one.island: one for one in (mine, *others)}, mine, None)
 
 
-def met(mine: IslandNotice, *others: IslandNotice, keys: Mapping[str, PrivateKey] = KEYS) -> Encounter | None:
-    members = Members(f"http://{HOST}:9", RUN, "island-0", KEYS["island-0"], known(3), 10.0)
+def met(
+    mine: IslandNotice,
+    *others: IslandNotice,
+    keys: Mapping[str, PrivateKey] = KEYS,
+    excluded: tuple[str, ...] = (),
+) -> Encounter | None:
+    members = Members(f"http://{HOST}:9", RUN, "island-0", KEYS["island-0"], known(3), 10.0, excluded)
     came: Any = SimpleNamespace(
         name="1-2-3",
         participants=[
@@ -229,6 +254,14 @@ def test_nobody_without_a_listed_key_holds_a_group_up() -> None:
     assert found is not None
     assert found.meeting is not None
     assert (found.held, found.came) == ({}, ["island-0"])
+
+
+def test_who_is_excluded_neither_meets_nor_holds_up_nor_is_held_up_for() -> None:
+    there = (notice("island-1", holds=("island-2",)), notice("island-2", inner_steps=7))
+    found = met(notice("island-0"), *there, excluded=("island-2",))
+    assert found is not None
+    assert found.meeting is not None
+    assert (found.meeting.islands, found.came, found.held) == (["island-0", "island-1"], ["island-0", "island-1"], {})
 
 
 def test_a_member_of_another_layout_holds_its_group_up_with_the_reason() -> None:

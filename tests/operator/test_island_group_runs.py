@@ -150,6 +150,29 @@ def test_a_network_that_is_none_is_waited_for_and_no_policy_is_made_of_it(cluste
     assert cluster.get("NetworkPolicy", "sums-trainer") is None
 
 
+def test_a_member_that_is_excluded_keeps_its_key_in_the_list_and_has_no_way_to_the_trainer(
+    cluster: MemoryCluster,
+) -> None:
+    put_group(cluster)
+    members = {"sums": own_key(cluster), "products": OTHER, "quotients": "cd" * 32}
+    put_group(cluster, members=members)
+    assert let_in(cluster) == {"products", "quotients"}
+    put_group(cluster, members=members, excluded=["quotients"])
+    assert let_in(cluster) == {"products"}
+    terms = told(cluster)
+    assert terms is not None
+    assert (dict(terms.peers), terms.excluded) == (members, ["quotients"])
+
+
+def let_in(cluster: MemoryCluster) -> set[str]:
+    """Runs of this namespace whose trainers may reach this one's."""
+    policy = cluster.get("NetworkPolicy", "sums-trainer")
+    assert policy is not None
+    callers = [caller for rule in policy["spec"]["ingress"] for caller in rule.get("from", [])]
+    chosen = [each for one in callers for each in one.get("podSelector", {}).get("matchExpressions", [])]
+    return {run for each in chosen if each["key"] == "shoal.dev/run" for run in each["values"]}
+
+
 def test_a_list_with_a_mistake_leaves_the_trainer_that_runs_alone(cluster: MemoryCluster) -> None:
     put_group(cluster)
     members = {"sums": own_key(cluster), "products": OTHER}

@@ -5,6 +5,7 @@ from typing import Any
 from shoal_operator.api.rule import Rule
 
 _KEY, _OTHER = "0" * 64, "1" * 64
+_BOTH = {"sums": _KEY, "run-b": _OTHER}
 _DATA = {"dataset": {"path": "/data"}}
 _EXPOSED: dict[str, Any] = {"type": "LoadBalancer"}
 _GROUP = "(has({0}.spec.trainer.islands) && has({0}.spec.trainer.islands.group))"
@@ -80,7 +81,7 @@ ISLAND_RULES: tuple[Rule, ...] = (
     Rule(
         model="IslandGroup",
         expression="oldSelf.members.all(name, name in self.members)",
-        message="cannot lose a member: the signatures of all vouch for what the group shares; start a new group instead",
+        message="cannot lose a member: the signatures of all vouch for what the group shares; name it in excluded instead",
         field="members",
         good={"members": {"sums": _KEY, "run-b": _OTHER}},
         bad={"members": {"sums": _KEY}},
@@ -101,6 +102,14 @@ ISLAND_RULES: tuple[Rule, ...] = (
             "spec": {"trainer": {"islands": _group(members={"sums": _KEY, "run-b": _OTHER})}},
             "status": {"policyVersion": 3},
         },
+    ),
+    Rule(
+        model="IslandGroup",
+        expression="self.excluded.all(name, name in self.members)",
+        message="must name members",
+        field="excluded",
+        good={"members": {"sums": _KEY, "run-b": _OTHER}, "excluded": ["run-b"]},
+        bad={"members": {"sums": _KEY, "run-b": _OTHER}, "excluded": ["run-c"]},
     ),
     Rule(
         model="TrainingRunSpec",
@@ -164,5 +173,17 @@ ISLAND_RULES: tuple[Rule, ...] = (
             "spec": {"trainer": {"islands": _group(members={"sums": _KEY, "run-b": _OTHER})}},
         },
         bad={"metadata": {"name": "sums"}, "spec": {"trainer": {"islands": _group(members={"run-b": _OTHER})}}},
+    ),
+    Rule(
+        model="TrainingRun",
+        expression="!has(self.spec.trainer.islands) || !has(self.spec.trainer.islands.group) || "
+        "!(self.metadata.name in self.spec.trainer.islands.group.excluded)",
+        message="cannot name this run: suspend it, or delete it",
+        field="spec.trainer.islands.group.excluded",
+        good={
+            "metadata": {"name": "sums"},
+            "spec": {"trainer": {"islands": _group(members=_BOTH, excluded=["run-b"])}},
+        },
+        bad={"metadata": {"name": "sums"}, "spec": {"trainer": {"islands": _group(members=_BOTH, excluded=["sums"])}}},
     ),
 )

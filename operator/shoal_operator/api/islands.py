@@ -37,6 +37,11 @@ class IslandGroup(SpecModel):
         description="`status.islandPublicKey` of every run of the group by the run's name, this run's too, the same in all manifests. The run waits"
         " until it is complete.",
     )
+    excluded: list[RunName] = Field(
+        [],
+        max_length=MAX_ISLANDS,
+        description="Members that nobody meets any more, the same in all manifests. Their keys stay in `members`: they vouch for what was shared.",
+    )
     lighthouse: HostAndPort | None = Field(
         None, description="Where the group meets, `host:port`; one lighthouse is of one group."
     )

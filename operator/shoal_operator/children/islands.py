@@ -43,9 +43,9 @@ def group_of(run: TrainingRun) -> IslandGroup | None:
 
 
 def fellow_runs(run: TrainingRun) -> list[str]:
-    """The other runs of its group, ascending."""
+    """The other runs of its group that it meets, ascending."""
     group = group_of(run)
-    return sorted(set(group.members) - {run.metadata.name}) if group is not None else []
+    return sorted(set(group.members) - {run.metadata.name, *group.excluded}) if group is not None else []
 
 
 def serves_lighthouse(run: TrainingRun) -> bool:
@@ -94,6 +94,7 @@ def island_terms(run: TrainingRun, addresses: Addresses, islands: Mapping[str, s
         lighthouse=lighthouse,
         settings=IslandsSettings(inner_steps=spec.inner_steps, exchange=spec.exchange, wait_seconds=spec.wait_seconds),
         group=None if group is None else group.name,
+        excluded=[] if group is None else sorted(set(group.excluded)),
     )
 
 

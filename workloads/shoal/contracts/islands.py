@@ -53,6 +53,11 @@ class IslandTerms(Contract):
     lighthouse: str = Field(pattern=r"^http://[^\s/]{1,255}:[0-9]{1,5}$", description="URL")
     settings: IslandsSettings
     group: RunName | None = Field(default=None, description="name of the group; None: islands of one run")
+    excluded: list[IslandName] = Field(
+        default_factory=list,
+        max_length=MAX_ISLANDS,
+        description="of the peers: their keys vouch, and nobody meets them",
+    )
 
 
 class IslandSharedTerms(Contract):

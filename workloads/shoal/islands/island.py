@@ -76,7 +76,9 @@ class Island:
             exchange=settings.exchange,
             base=self._over_ranks([self._base, beside]),
             layout=self._over_ranks(self._parameters.layout()),
-            islands=hashlib.sha256(json.dumps(sorted(place.known.items())).encode()).hexdigest(),
+            islands=hashlib.sha256(
+                json.dumps([sorted(place.known.items()), sorted(place.excluded)]).encode()
+            ).hexdigest(),
         )
         self.last = Encounter(None, company=True)
         """What came of the last question for the others; `company` is false where this island came alone, or heard no lighthouse."""
@@ -89,7 +91,13 @@ class Island:
         if ranks.leader:
             self._store = MeetingStore(place.bind, place.advertised)
             self._members = Members(
-                place.lighthouse, place.run, place.island, place.key, place.known, settings.wait_seconds
+                place.lighthouse,
+                place.run,
+                place.island,
+                place.key,
+                place.known,
+                settings.wait_seconds,
+                place.excluded,
             )
             self._members.start()
 

@@ -9,7 +9,7 @@ on the leader.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -59,21 +59,30 @@ class Encounter:
 
 
 class Members:
-    """This island's place among the others. `known` are the public keys of all islands by name; `lighthouse` is a URL."""
+    """This island's place among the others. `known` are the public keys of all islands by name, `excluded` those of them whom it
+    does not meet; `lighthouse` is a URL."""
 
     def __init__(
-        self, lighthouse: str, run: str, island: str, key: PrivateKey, known: Mapping[str, str], wait_seconds: float
+        self,
+        lighthouse: str,
+        run: str,
+        island: str,
+        key: PrivateKey,
+        known: Mapping[str, str],
+        wait_seconds: float,
+        excluded: Collection[str] = (),
     ) -> None:
         if known.get(island) != key.public:
             raise ValueError(f"island {island!r} does not hold the key that the others know it by")
         self._lighthouse = lighthouse
         self._run, self._island, self._key, self._known = run, island, key, dict(known)
         self._wait_seconds = wait_seconds
+        self._excluded = frozenset(excluded)
         self.heard = False
         """Whether the lighthouse took the last sign of life."""
         self._lost_at = float("inf")
         """Since when it does not; without meaning while it is heard."""
-        self._differing = Differing(known)
+        self._differing = Differing(known.keys() - self._excluded)
         self._usual_seconds: float | None = None
         self._due = float("inf")
         self._stopped = threading.Event()
@@ -161,6 +170,8 @@ class Members:
             raise ValueError("it carries no notice")
         if island not in self._known:
             raise ValueError("no island of this run has that name")
+        if island in self._excluded:
+            raise ValueError("it is excluded")
         notice = Signed[IslandNotice].from_json(text).verified(self._known[island])
         if (notice.run, notice.island) != (self._run, island):
             raise ValueError(f"it speaks for island {notice.island} of run {notice.run}")

@@ -3,7 +3,7 @@
 Plain values; made by the trainer, read by `island`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -40,7 +40,8 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where an island stands: its name, its key and everybody's, the lighthouse's URL, and the addresses of its own store."""
+    """Where an island stands: its name, its key and everybody's, the lighthouse's URL, and the addresses of its own store. `excluded` are those of
+    the known whom nobody meets any more, and whose signatures vouch for what was shared with them."""
 
     run: str
     island: str
@@ -49,6 +50,7 @@ class Place:
     lighthouse: str
     bind: str
     advertised: str | None = None
+    excluded: Collection[str] = ()
 
 
 @dataclass(frozen=True)

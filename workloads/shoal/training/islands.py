@@ -45,8 +45,9 @@ FINISH_DEADLINE_SECONDS = 3600.0
 """How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
 """How long an island that is done waits for the run's result, and serves the shared state to one that restarted."""
-PAUSE_SECONDS = 2.0
-"""Between two meetings of an island that waits. Alone, a meeting takes no time at all."""
+PAUSE_SECONDS, HELD_PAUSE_SECONDS = 2.0, 15.0
+"""Between two meetings of an island that waits; the longer one where a member has other settings, which takes an edit. Such a meeting, and one of an
+island alone, takes no time at all."""
 SAID_BYTES = 1 << 16
 """Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes some 30 kB."""
 PREFIX = "island/"
@@ -120,8 +121,8 @@ class Membership:
         """The weights were replaced by a state that others had come to: what was sampled before is of no use to them."""
         self.left_behind = -1
         """Versions up to this one are of before such a jump. Part of the training state, since their rollouts may come after a restart."""
-        self._count = len(names)
-        self._names = names
+        self._names = sorted(set(names) - set(terms.excluded))
+        """Who may be met, this island included."""
         self._last_made: tuple[float, list[str]] | None = None
         """When the last round of this process was made, Unix time, and who stood in it."""
         self._missed = 0
@@ -136,7 +137,16 @@ class Membership:
 
         bind = bind_address()
         self._island = Island(
-            Place(terms.group or config.run, own.name, own.key, terms.peers, terms.lighthouse, bind, _reached_at(bind)),
+            Place(
+                terms.group or config.run,
+                own.name,
+                own.key,
+                terms.peers,
+                terms.lighthouse,
+                bind,
+                _reached_at(bind),
+                terms.excluded,
+            ),
             IslandSettings(
                 inner_steps=terms.settings.inner_steps,
                 exchange=terms.settings.exchange,
@@ -166,7 +176,7 @@ class Membership:
         began = time.monotonic()
         while True:
             said = self._timed(lambda: self._island.join(step))
-            if said is not None and (step > 0 or said.round > 0 or len(said.islands) == self._count):
+            if said is not None and (step > 0 or said.round > 0 or len(said.islands) == len(self._names)):
                 return
             seconds = JOIN_DEADLINE_SECONDS
             last = self._island.last
@@ -175,7 +185,7 @@ class Membership:
             if not self._ranks.broadcast(time.monotonic() < began + seconds, "whether to wait for other islands"):
                 here = [] if said is None else said.islands
                 telemetry.get_logger().warning(
-                    "training goes on without having met all islands", islands=here, known=self._count
+                    "training goes on without having met all islands", islands=here, known=len(self._names)
                 )
                 return
             self._pause()
@@ -298,7 +308,7 @@ class Membership:
         return [f"{PREFIX}{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
 
     def _pause(self) -> None:
-        until = time.monotonic() + PAUSE_SECONDS
+        until = time.monotonic() + (HELD_PAUSE_SECONDS if self.held else PAUSE_SECONDS)
         while time.monotonic() < until:
             self._beat()
             time.sleep(0.1)
