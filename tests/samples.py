@@ -40,6 +40,7 @@ from shoal.contracts.protocol import (
     ChallengeAnswer,
     ChallengeRequest,
     ChallengeResult,
+    ClaimRenewal,
     ClaimRequest,
     DatasetAnnouncement,
     DatasetProgress,
@@ -310,6 +311,7 @@ DOCUMENTS: list[Contract] = [
     ISLANDS_PROGRESS,
     ISLANDS_PROGRESS.differing[0],
     ClaimRequest(validator="arithmetic-validator-0"),
+    ClaimRenewal(validator="arithmetic-validator-0", node=NODE, sha256=DIGEST),
     ValidationJob(
         claim=LEASE, run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, size=1000, beacon=DIGEST,
         min_version=5, max_version=7,

@@ -236,3 +236,11 @@ def test_a_warm_start_that_does_not_get_there_says_what_to_change(store: Store, 
     ):
         prepare(config(model=ModelSource(generated=hopeless)), store, tmp_path / "scratch")
     assert not store.exists(keys.PREPARED)
+
+
+def test_the_bound_on_files_is_of_what_is_drawn_where_a_file_has_more_rows_than_are_measured() -> None:
+    plain, vine = run_config(recipe=Recipe(group_size=8)), run_config(recipe=Recipe(algorithm="vineppo", group_size=8))
+    assert proof_calibration.rows_of_a_check(plain) == 4 * 8
+    rows = proof_calibration.rows_of_a_check(vine)
+    assert rows == 4 + 39, "a tenth of 32 completions and of 384 continuations, four of each at least"
+    assert proof_calibration.RUN_SEQUENCES // rows >= 8, "of fewer files no bound would come"

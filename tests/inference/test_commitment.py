@@ -50,7 +50,30 @@ def test_the_steps_left_are_bounded_by_waves_of_the_longest() -> None:
 
 
 def commitment(made: list[Request], shown: StepInfo | None, stop: threading.Event) -> Commitment:
-    return Commitment(tiny_policy.LEASE, made, 8, lambda: shown, stop)
+    return Commitment(tiny_policy.LEASE, [made], 8, lambda: shown, stop)
+
+
+def test_a_round_begins_when_the_one_before_has_ended_whatever_the_engine_has_room_for() -> None:
+    stop = threading.Event()
+    with Commitment(tiny_policy.LEASE, [requests(40), requests(*[30] * 6)], 8, lambda: None, stop) as lease:
+        assert lease._longest_left() == 70
+        for _ in range(10):
+            assert lease.over() is None
+        assert lease._longest_left() == 60
+        lease.begin_next_round(requests(*[20] * 6))
+        assert lease._longest_left() == 20, "what the first round did not take is not counted for the second"
+        assert lease.over() is None
+        assert lease._longest_left() == 19
+
+
+def test_on_leaving_the_rounds_to_come_are_reckoned_with() -> None:
+    for rounds, said in (([requests(30)], None), ([requests(30), requests(*[1_000_000] * 4)], "leaving")):
+        stop = threading.Event()
+        with Commitment(tiny_policy.LEASE, rounds, 8, lambda: None, stop) as lease:
+            assert lease.over() is None
+            time.sleep(0.05)
+            stop.set()
+            assert lease.over() == said
 
 
 def test_a_sealed_step_ends_the_generation(deadline: Deadline) -> None:
@@ -66,7 +89,7 @@ def test_a_newer_version_alone_ends_nothing() -> None:
         asked.set()
         return info(4, 4, latest=9)
 
-    with Commitment(tiny_policy.LEASE, requests(40), 8, ask, threading.Event()) as lease:
+    with Commitment(tiny_policy.LEASE, [requests(40)], 8, ask, threading.Event()) as lease:
         assert asked.wait(20 * POLL_SECONDS)
         assert lease.over() is None
 

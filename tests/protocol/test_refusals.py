@@ -14,6 +14,7 @@ from shoal.contracts.canonical import sign
 from shoal.contracts.http_signatures import sign_request
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
+    ClaimRenewal,
     ClaimRequest,
     Heartbeat,
     Invite,
@@ -116,11 +117,13 @@ def test_a_node_cannot_speak_for_another(stack: Stack, member: Node) -> None:
 def test_roles_are_kept_apart(stack: Stack, member: Node) -> None:
     announcement = VersionAnnouncement(run=RUN, version=9, weights_digest="0" * 64, total_size=1)
     progress = TrainerProgress(run=RUN, step=0, phase="update")
+    renewal = ClaimRenewal(validator="v", node=member.id, sha256="0" * 64)
     calls = [
         (member.orchestrator, "/v1/versions", announcement, "trainer"),
         (stack.validator, "/v1/versions", announcement, "trainer"),
         (member.orchestrator, "/v1/progress", progress, "trainer"),
         (member.orchestrator, "/v1/claims", ClaimRequest(validator="v"), "validator"),
+        (stack.trainer, "/v1/claim-renewals", renewal, "validator"),
         (stack.trainer, "/v1/claims", ClaimRequest(validator="v"), "validator"),
     ]
     for client, path, body, role in calls:

@@ -7,6 +7,7 @@ from protocol_stack import NEEDED, Node, Stack, ledger, verdict_on
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
+from shoal.contracts.protocol import ClaimRenewal
 from shoal.contracts.relay_token import decode
 from shoal.contracts.run import PublicRun
 from shoal.contracts.seeds import beacon_commitment, draw_submission
@@ -20,6 +21,8 @@ def fill_step(stack: Stack, node: Node, step: int) -> None:
         node.hand_in(step)
         job = stack.claim()
         assert job is not None
+        renewal = ClaimRenewal(validator="validator-0", node=job.node, sha256=job.sha256)
+        stack.validator.call("POST", "/v1/claim-renewals", renewal)
         stack.judge(verdict_on(job))
 
 

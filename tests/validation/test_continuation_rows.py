@@ -17,7 +17,7 @@ from shoal.environments.tokens import completion_text
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations
 from shoal.validation.facts import Facts
-from shoal.validation.prefill import prefill
+from shoal.validation.prefill import prefill_rows
 
 replace = dataclasses.replace
 PUBLIC = tiny_policy.PUBLIC_VINE
@@ -50,18 +50,32 @@ class VineCourt:
 
     def proven(self, row: Rollout, completion: Sequence[int], finish_reason: str) -> Rollout:
         """The row with another completion, and with log-probabilities and proofs that fit it; it claims no reward."""
-        row = replace(
-            row,
-            completion_tokens=list(completion),
-            completion_mask=[True] * len(completion),
-            finish_reason=finish_reason,
-            task_reward=None,
-            length_penalty=None,
-            reward=None,
-        )
-        ours = prefill(self.court.policies.policy.model, row, self.facts.eos_token_ids)
-        logprobs = [min(float(value), 0.0) for value in ours.logprobs]
-        return replace(row, completion_logprobs=logprobs, proofs=toploc.encode(ours.states))
+        return self.all_proven([unclaimed(row, completion, finish_reason)])[0]
+
+    def all_proven(self, rows: Sequence[Rollout]) -> list[Rollout]:
+        """The rows with log-probabilities and proofs that fit their completions."""
+        found = {}
+        for batch in prefill_rows(
+            self.court.policies.policy.model, dict(enumerate(rows)), self.facts.eos_token_ids, None
+        ):
+            for number, ours in batch.items():
+                logprobs = [min(float(value), 0.0) for value in ours.logprobs]
+                proofs = toploc.encode(ours.states)
+                found[number] = replace(rows[number], completion_logprobs=logprobs, proofs=proofs)
+        return [found[number] for number in range(len(rows))]
+
+
+def unclaimed(row: Rollout, completion: Sequence[int], finish_reason: str) -> Rollout:
+    """The row with another completion; it claims no reward."""
+    return replace(
+        row,
+        completion_tokens=list(completion),
+        completion_mask=[True] * len(completion),
+        finish_reason=finish_reason,
+        task_reward=None,
+        length_penalty=None,
+        reward=None,
+    )
 
 
 @pytest.fixture(scope="module")

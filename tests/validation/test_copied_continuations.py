@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tiny_policy
-import torch
 from court import JOB, METADATA, STATISTICAL, Court, OnePolicy
-from test_continuation_rows import EACH, PARENTS, VINE, VineCourt, refused
+from test_continuation_rows import EACH, PARENTS, VINE, VineCourt, refused, unclaimed
 
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.vine import VineSettings, continuations
+from shoal.environments.sampling import sample
 from shoal.validation import sequential
 from shoal.validation.checks import copies, replay
 from shoal.validation.facts import Facts, File
@@ -26,6 +26,7 @@ replace = dataclasses.replace
 SETTINGS = VineSettings(segments=4, continuations=4)
 LENGTH = 1000
 NATS = 0.5
+SEED = 5
 JOBS = {"counted": STATISTICAL, "probation": STATISTICAL.model_copy(update={"on_probation": True})}
 
 
@@ -164,28 +165,16 @@ def test_a_copy_that_lies_about_its_log_probabilities_is_found_by_ours(court: Co
     assert copies.find(found, {9: np.full(len(found[9]), -NATS, dtype=np.float32)}) is not None
 
 
-@torch.inference_mode()
 def drawn(vine: VineCourt, prompts: Sequence[Sequence[int]], limits: Sequence[int], warmth: float) -> list[list[int]]:
-    """Completions of the policy at `warmth` times the run's temperature, sampled by torch."""
+    """Completions of the policy at `warmth` times the run's temperature."""
     model, temperature = vine.court.made.model["old"], vine.facts.sampling.temperature * warmth
-    rows = [list(prompt) for prompt in prompts]
-    over = [False] * len(rows)
-    while not all(over):
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        logits = model(input_ids=padded, use_cache=False).logits
-        for number, row in enumerate(rows):
-            if not over[number]:
-                chances = torch.softmax(logits[number, len(row) - 1].float() / temperature, dim=-1)
-                row.append(int(torch.multinomial(chances, 1)))
-                said_enough = len(row) - len(prompts[number]) == limits[number]
-                over[number] = said_enough or row[-1] == tiny_policy.EOS
-    return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+    texts = sample(model, prompts, max(limits), SEED, temperature)
+    return [text[:limit] for text, limit in zip(texts, limits, strict=True)]
 
 
 def file_at(vine: VineCourt, court: Court, warmth: float) -> list[Rollout]:
     """A file whose completions were sampled at another temperature, and all of its continuations truly."""
     assert VINE is not None
-    torch.manual_seed(5)
     blank = honest_file(vine, court)
     prompts = [row.prompt_tokens for row in blank[:PARENTS]]
     texts = drawn(vine, prompts, [40] * PARENTS, warmth)
@@ -195,10 +184,12 @@ def file_at(vine: VineCourt, court: Court, warmth: float) -> list[Rollout]:
         for each, cut in zip(continuations(PARENTS, VINE), cuts, strict=True)
     ]
     texts += drawn(vine, prompts[PARENTS:], [40 - cut for cut in cuts], 1.0)
-    return [
-        vine.proven(replace(row, prompt_tokens=prompt), text, "stop" if text[-1] == tiny_policy.EOS else "length")
-        for row, prompt, text in zip(blank, prompts, texts, strict=True)
-    ]
+    return vine.all_proven(
+        [
+            unclaimed(replace(row, prompt_tokens=prompt), text, "stop" if text[-1] == tiny_policy.EOS else "length")
+            for row, prompt, text in zip(blank, prompts, texts, strict=True)
+        ]
+    )
 
 
 def together(vine: VineCourt, rows: list[Rollout], strata: list[range]) -> object:

@@ -221,7 +221,12 @@ class ProofStatus(SpecModel):
         le=1,
         description="Upper 95 % limit of the share of honest chunks that the calibrated thresholds reject.",
     )
-    false_reject_files_bound: float | None = Field(None, ge=0, le=1, description="The same of honest files.")
+    false_reject_files_bound: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The same of honest files; with continuations, of the rows of one that are drawn of a proven node.",
+    )
     controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
 
 

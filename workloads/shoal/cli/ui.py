@@ -17,6 +17,7 @@ from shoal.cli.ledger_sources import LedgerSource, open_source
 from shoal.cli.progress import ProgressReader
 from shoal.cli.run_folders import LIVE_FILE, find_run, still_prepares
 from shoal.cli.snapshot import Snapshot, parse_snapshot
+from shoal.contracts.vine import VineSettings
 from shoal.report.access import NoRun, open_run
 from shoal.report.text import plain
 from shoal.storage import StoreUnavailable
@@ -66,7 +67,7 @@ def serve(
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     snapshot = _remote(opened, orchestrator) if folder is None or orchestrator else _local(folder)
     listener = _bind(place)
-    watch = RunWatch(opened, snapshot)
+    watch = RunWatch(opened, snapshot, vine=_vine(folder))
     try:
         watch.start()
     except StoreUnavailable as error:
@@ -127,6 +128,15 @@ def _run_folder(source: str | None, runs_dir: Path) -> Path | None:
         return find_run(source, runs_dir)
     except InputWrong:
         return None
+
+
+def _vine(folder: Path | None) -> VineSettings | None:
+    """What a run of this machine says of continuations; nothing is known of one elsewhere."""
+    try:
+        config = open_run(folder).config if folder is not None else None
+    except NoRun:
+        return None
+    return config.recipe.vine if config is not None else None
 
 
 def _local(folder: Path) -> Callable[[], Snapshot]:

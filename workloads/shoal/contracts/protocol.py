@@ -305,8 +305,16 @@ class ClaimRequest(Contract):
     validator: ShortText = Field(description="pod name, so that a second opinion comes from another one")
 
 
+class ClaimRenewal(Contract):
+    """A validator that is still judging a file; the claim begins anew."""
+
+    validator: ShortText = Field(description="the name that the file was claimed with")
+    node: NodeId
+    sha256: Sha256Hex
+
+
 class ValidationJob(Contract):
-    """One file to check. Another validator gets it when no verdict came within `claim_seconds`."""
+    """One file to check. Another validator gets it when no verdict and no renewal came within `claim_seconds`."""
 
     claim: LeaseId
     run: RunName

@@ -357,7 +357,10 @@ class Validation(SpecModel):
         description="Validators that must find the same before a reject stands; with 1, statistical ones still need a second finding.",
     )
     claim_seconds: int = Field(
-        60, ge=1, le=3600, description="A claimed file that gets no verdict for so long is given to another validator."
+        60,
+        ge=1,
+        le=3600,
+        description="A claimed file of which its validator says nothing for so long is given to another one.",
     )
     probation_files: int = Field(
         10,

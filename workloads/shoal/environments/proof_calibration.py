@@ -5,6 +5,7 @@ and by `shoal calibrate`. What is measured, and how, is in `proofs.calibration`.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], f
         sequences=RUN_SEQUENCES,
         max_tokens=min(RUN_TOKENS, config.sampling.max_completion_tokens),
         seconds=RUN_SECONDS,
-        file_sequences=config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each,
+        file_sequences=rows_of_a_check(config),
         learning_rate=config.recipe.learning_rate,
         updates=config.recipe.optimizer_steps,
         seed=config.seed,
@@ -77,6 +78,20 @@ def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], f
         accepted={control.name: control.chunks.share for control in profile.controls},
     )
     return profile
+
+
+def rows_of_a_check(config: RunConfig) -> int:
+    """Rows whose proofs are verified together: those of a file, of which on probation every one is.
+
+    A file with continuations has more rows than are measured here, so that no bound would come of it: there, those that are drawn first of its
+    completions and of its continuations once its node is past probation.
+    """
+    completions = config.sampling.groups_per_submission * config.recipe.group_size
+    if config.recipe.vine is None:
+        return completions
+    share, floor = config.validation.proof_rows_share, config.validation.proof_rows_floor
+    strata = (completions, completions * (config.recipe.rows_each - 1))
+    return sum(min(rows, max(floor, math.ceil(share * rows))) for rows in strata)
 
 
 def measure(

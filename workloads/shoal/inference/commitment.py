@@ -46,14 +46,18 @@ class Commitment:
     def __init__(
         self,
         lease: Lease,
-        requests: Sequence[Request],
+        rounds: Sequence[Sequence[Request]],
         together: int,
         ask: Callable[[], StepInfo | None],
         stop: threading.Event = STOP,
     ) -> None:
-        """`together`: sequences that the engine decodes at a time. `ask` gives the open step, None when there is none or nobody answers."""
+        """`rounds`: what is decoded, one after the other; none begins before the one before it has ended, whatever the engine has room for. What
+        later ones ask for need not be known, only bounds on it. `together`: sequences that the engine decodes at a time. `ask` gives the open
+        step, None when there is none or nobody answers.
+        """
         self._lease = lease
-        self._requests = requests
+        self._rounds = list(rounds)
+        self._steps_before = 0  # the round that is being decoded
         self._together = together
         self._ask = ask
         self._stop = stop
@@ -83,10 +87,20 @@ class Commitment:
                 self._leaving_since = now
             left = self._leaving_since + LEAVE_SECONDS - HAND_IN_SECONDS - now
             pace = (now - self._started) / max(1, self.steps)
-            if longest_left(self._requests, self._together, self.steps) * pace > left:
+            if self._longest_left() * pace > left:
                 return "leaving"
         self.steps += 1
         return None
+
+    def begin_next_round(self, requests: Sequence[Request]) -> None:
+        """The round under way has ended, however early; the next one is known now."""
+        self._rounds[:2] = [requests]
+        self._steps_before = self.steps
+
+    def _longest_left(self) -> int:
+        now, *later = self._rounds
+        left = longest_left(now, self._together, self.steps - self._steps_before)
+        return left + sum(longest_left(each, self._together, 0) for each in later)
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_SECONDS):

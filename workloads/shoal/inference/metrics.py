@@ -4,6 +4,10 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens sampled.")
 ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
+CONTINUATIONS = Counter(
+    "shoal_worker_continuations_total",
+    "Continuations of completions generated (algorithm vineppo); their tokens count.",
+)
 SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the agent, by its answer.", ["status"])
 TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
 RETURNED = Counter("shoal_worker_returned_total", "Leases that no file came for: leaving, sealed or tool.", ["reason"])

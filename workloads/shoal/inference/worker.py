@@ -171,24 +171,34 @@ class Worker:
         def render(task: Task, target_length: int | None) -> Sequence[int]:
             return prompt_tokens(self._tokenizer, work.environment, task, target_length)
 
+        known: dict[tuple[str, str], float | None] = {}
+
         def score(task: Task, tokens: Sequence[int]) -> float | None:
-            found = work.environment.score(task, completion_text(self._tokenizer, tokens, self._eos))
-            return found.task_reward if isinstance(found, environments.Score) else None
+            """Equal answers to a task are scored once, as validators do."""
+            key = (task.problem_id, completion_text(self._tokenizer, tokens, self._eos))
+            if key not in known:
+                found = work.environment.score(task, key[1])
+                known[key] = found.task_reward if isinstance(found, environments.Score) else None
+            self._liveness.progress()
+            return known[key]
 
         planned = plan_submission(step, lease, work.public, work.tasks, render, work.drawn(step.step))
         started = time.monotonic()
+        requests = [row.request for row in planned]
         # What continuations may take is known from the start: each is shorter than the longest completion.
-        requests = [row.request for row in planned] * work.public.rows_each
-        with busy("generate"), Commitment(lease, requests, self._engine.sequences, self._agent.step) as commitment:
+        rounds = [requests] + ([requests * (work.public.rows_each - 1)] if work.public.rows_each > 1 else [])
+        with busy("generate"), Commitment(lease, rounds, self._engine.sequences, self._agent.step) as commitment:
             completions = self._complete(planned, commitment, self._tools[work.environment.name])
             continued = plan_continuations(planned, completions, work.public)
             if continued:
+                commitment.begin_next_round([row.request for row in continued])
                 completions += self._complete(continued, commitment, None)
-        planned += continued
+        whole, planned = len(planned), planned + continued
         tokens = sum(completion.sampled for completion in completions)
         metrics.TOKENS.inc(tokens)
-        metrics.ROLLOUTS.inc(len(completions))
-        for completion in completions:
+        metrics.ROLLOUTS.inc(whole)
+        metrics.CONTINUATIONS.inc(len(continued))
+        for completion in completions[:whole]:
             metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(step.step)})
         metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
         with busy("score"):

@@ -18,6 +18,7 @@ from shoal.contracts.protocol import (
     ChallengeAnswer,
     ChallengeRequest,
     ChallengeResult,
+    ClaimRenewal,
     ClaimRequest,
     DatasetAnnouncement,
     Exclusions,
@@ -147,6 +148,10 @@ ORCHESTRATOR = (
     ),
     Page("get", "/v1/exclusions", "relay", "Nodes that are out", reply=Exclusions),
     Page("post", "/v1/claims", "validator", "Take a file to check", ClaimRequest, ValidationJob, {"validator": "validator-0"}, polls=True),
+    Page(
+        "post", "/v1/claim-renewals", "validator", "Keep a file that is being checked", ClaimRenewal, None,
+        {"validator": "validator-0", "node": NODE, "sha256": DIGEST},
+    ),
     Page("post", "/v1/logs", "node", "Hand in logs that were asked for", NodeLogs, None),
     Page("post", "/v1/verdicts", "validator", "Say what was found", Signed[Verdict], None),
 )  # fmt: skip

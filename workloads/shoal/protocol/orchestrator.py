@@ -21,6 +21,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
     ChallengeAnswer,
     ChallengeRequest,
+    ClaimRenewal,
     ClaimRequest,
     DatasetAnnouncement,
     Heartbeat,
@@ -253,7 +254,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
 
 def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
-    """Claims by long poll, and verdicts."""
+    """Claims by long poll, their renewals, and verdicts."""
 
     @app.post("/v1/claims")
     async def claim(request: Request) -> Response:
@@ -265,6 +266,12 @@ def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Calla
             if job is not None or asyncio.get_running_loop().time() >= ends or await request.is_disconnected():
                 return json_answer(job)
             await asyncio.sleep(CLAIM_POLL_SECONDS)
+
+    @app.post("/v1/claim-renewals")
+    async def renewal(request: Request) -> Response:
+        await gate.role(request, "validator")
+        await call(work.renew, state, await parse(request, ClaimRenewal))
+        return Response(status_code=204)
 
     @app.post("/v1/verdicts")
     async def verdict(request: Request) -> Response:

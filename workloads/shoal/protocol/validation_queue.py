@@ -1,7 +1,8 @@
 """The validators' queue in Redis: who checks which file, and when a check is given to somebody else.
 
 A sorted set holds file names by the time at which they may be claimed. A claim moves the time to its deadline by compare-and-set, so a validator that
-died needs no cleaning up: its file becomes claimable by itself. Called by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
+died needs no cleaning up: its file becomes claimable by itself. One that is still at work renews its claim. Called
+by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
 """
 
 from collections.abc import Sequence
@@ -93,3 +94,23 @@ class ValidationQueue:
             ):
                 return claimed
         return None
+
+    def renew(self, validator: str, node: str, sha256: str, until_unix: float) -> bool:
+        """Let a validator keep its claim until then. False for a file that is not in the queue or that another one claimed.
+
+        A file that nobody holds, as all are after Redis was lost, is its again.
+        """
+        name = f"{node}/{sha256}"
+        score = self._redis.zscore(self._queue, name)  # before the job: a claim that comes between changes it
+        data = self._redis.hget(self._jobs, name)
+        if data is None or score is None:
+            return False
+        job = Job.from_json(data)
+        if job.claimed_by not in ("", validator):
+            return False
+        claimed = job.model_copy(update={"claimed_by": validator})
+        return bool(
+            self._move(
+                keys=[self._queue, self._jobs], args=[name, repr(float(score)), repr(until_unix), claimed.to_json()]
+            )
+        )

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.pools import Sampler, terms_of
-from shoal.contracts.protocol import ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
+from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.seeds import beacon_commitment
 from shoal.protocol import allocation, evaluation_credit, evaluations, step_counter
 from shoal.protocol.lease_returns import end, give_again
@@ -223,6 +223,17 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             second_opinion=bool(job.opinions),
             sampler=sampler_of(state, record),
         )
+
+
+def renew(state: RunState, renewal: ClaimRenewal) -> None:
+    """Let a validator that is still at work keep its file; raises `Problem` 409 when its verdict would be for nothing."""
+    job = state.queue.get(renewal.node, renewal.sha256)
+    reason = over(state, job.record) if job is not None else "it has its verdict"
+    until = state.clock() + state.config.validation.claim_seconds
+    if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
+        reason = "another validator has it"
+    if reason:
+        raise Problem(409, "Claim is over", f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
 
 
 def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:

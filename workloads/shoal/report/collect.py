@@ -12,7 +12,9 @@ from shoal.contracts.filtering import FilterReport
 from shoal.contracts.ledger import EntryKind
 from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.vine import VineSettings
 from shoal.evaluation.versions import VersionEvaluation
+from shoal.report.continuations import completions_of
 from shoal.report.evaluations import without_problems
 from shoal.report.facts import StoreFacts
 from shoal.report.records import (
@@ -135,14 +137,15 @@ def collect(
     *,
     unreadable_records: int = 0,
     model: ModelPlace | None = None,
+    vine: VineSettings | None = None,
 ) -> ReportData:
-    """The report of a run from what its store holds and what was read of its parts."""
+    """The report of a run from what its store holds and what was read of its parts. `vine`: that of its recipe."""
     samples = samples_of(records)
     data = ReportData(run=run, steps_total=steps_total, store=facts.kind, steps=facts.steps, model=model)
     data.evaluations, data.best_version = facts.evaluations, facts.best_version
     data.notes += facts.notes
     _rewards(data)
-    _sampled_rewards(data, facts)
+    _sampled_rewards(data, facts, vine)
     _files(data, facts)
     data.wall_seconds = wall_seconds(records)
     data.busy_seconds = busy_seconds(samples)
@@ -181,15 +184,17 @@ def _rewards(data: ReportData) -> None:
     data.completion_tokens = sum(metrics.completion_tokens for metrics in data.steps)
 
 
-def _sampled_rewards(data: ReportData, facts: StoreFacts) -> None:
+def _sampled_rewards(data: ReportData, facts: StoreFacts, vine: VineSettings | None) -> None:
     """Mean task reward over every accepted rollout of the first and last steps, also of groups that the online filter dropped.
+    Continuations are none.
 
     The trained rewards cannot rise past what groups with signal have: a group that is all right is dropped.
     """
     sampled: dict[int, list[float]] = {}
     for verdict in facts.verdicts:
         if verdict.outcome == "accept":
-            rewards = [row.task_reward for row in verdict.rewards if row.task_reward is not None]
+            own = verdict.rewards[: completions_of(len(verdict.rewards), verdict.step, vine)]
+            rewards = [row.task_reward for row in own if row.task_reward is not None]
             sampled.setdefault(verdict.step, []).extend(rewards)
     means = [mean(sampled[metrics.step]) for metrics in data.steps if sampled.get(metrics.step)]
     known = [value for value in means if value is not None]

@@ -72,7 +72,15 @@ def report_of(
     except (WrongWeights, BadSignature, NotFound) as error:
         facts.notes.append(f"the trained model was not exported: {error}")
     total = access.config.steps if access.config is not None else readings.steps_total
-    data = collect(access.run, total, facts, readings.records, unreadable_records=readings.unreadable, model=model)
+    data = collect(
+        access.run,
+        total,
+        facts,
+        readings.records,
+        unreadable_records=readings.unreadable,
+        model=model,
+        vine=access.config.recipe.vine if access.config is not None else None,
+    )
     data.filtered = read_filter(access.store, data.notes)
     data.dataset = read_card(access)
     longest = _longest(access)

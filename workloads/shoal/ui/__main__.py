@@ -31,7 +31,9 @@ def main() -> None:
     store = open_store(config, deadline_seconds=STORE_SECONDS)
     source = LedgerSource(store, Trust(config.run_key, config.roster, "the run's own configuration", given=True))
     reader = ProgressReader(lambda: config.addresses.orchestrator.rstrip("/"))
-    watch = RunWatch(source, snapshots(config, home() / "config" / "parts.json", reader.newest))
+    watch = RunWatch(
+        source, snapshots(config, home() / "config" / "parts.json", reader.newest), vine=config.recipe.vine
+    )
     reader.start()
     log.info("page starts", run=config.run, port=PORT, store=store.kind)
     try:

@@ -156,9 +156,10 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
         if verdict is None:
             return problem(404, "No such file", "no verdict names this file; it may still wait for one")
         unix = watch.seen.facts.verdict_unix.get(keys.verdict(node, sha256))
-        document: dict[str, Any] = {"verdict": documents.verdict_document(verdict, unix), "problem": ""}
+        vine = watch.seen.vine
+        document: dict[str, Any] = {"verdict": documents.verdict_document(verdict, unix, vine), "problem": ""}
         try:
-            return document | file_document(files.open(verdict), verdict)
+            return document | file_document(files.open(verdict), verdict, vine)
         except NotShown as error:  # the verdict can be shown all the same
             return document | {"problem": str(error), "metadata": {}, "rows": []}
 
@@ -167,7 +168,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
         verdict = _verdict(watch, node, sha256)
         if verdict is None:
             return problem(404, "No such file", "no verdict names this file; it may still wait for one")
-        return row_document(files.open(verdict), verdict, row, files.text())
+        return row_document(files.open(verdict), verdict, row, files.text(), watch.seen.vine)
 
     @app.get("/api/ledger")
     def ledger(node: Hex = "", kind: Kind = "", page: Page = 0) -> dict[str, Any]:

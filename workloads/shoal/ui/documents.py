@@ -15,6 +15,8 @@ from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.vine import VineSettings
+from shoal.report.continuations import completions_of
 from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.text import plain
 from shoal.ui.timeline import MOST_STEPS, intervals, step_rows
@@ -209,15 +211,16 @@ def files_document(seen: Seen, *, node: str, outcome: str, step: int | None, pag
         "page": page,
         "pages": max(1, -(-len(found) // PAGE)),
         "files": [
-            verdict_document(each, unix.get(keys.verdict(each.node, each.sha256)))
+            verdict_document(each, unix.get(keys.verdict(each.node, each.sha256)), seen.vine)
             for each in found[page * PAGE : (page + 1) * PAGE]
         ],
     }
 
 
-def verdict_document(verdict: Verdict, unix: float | None) -> Document:
-    """One file and what was found of it."""
-    tasks = [row.task_reward for row in verdict.rewards if row.task_reward is not None]
+def verdict_document(verdict: Verdict, unix: float | None, vine: VineSettings | None = None) -> Document:
+    """One file and what was found of it. Its task reward is over completions; what continues them gives values."""
+    own = verdict.rewards[: completions_of(len(verdict.rewards), verdict.step, vine)]
+    tasks = [row.task_reward for row in own if row.task_reward is not None]
     return {
         "node": verdict.node,
         "sha256": verdict.sha256,
@@ -228,6 +231,7 @@ def verdict_document(verdict: Verdict, unix: float | None) -> Document:
         "reason": verdict.reason,
         "evidence": plain(verdict.evidence, LONGEST_TEXT),
         "rows": verdict.rows,
+        "completions": completions_of(verdict.rows, verdict.step, vine),
         "tokens": verdict.completion_tokens,
         "proof_rows": verdict.proof_rows,
         "check_seconds": verdict.check_seconds,

@@ -19,13 +19,18 @@ from tokenizers import Tokenizer
 from shoal.contracts import keys
 from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.vine import VineSettings
+from shoal.report.continuations import parents_of
 from shoal.report.text import plain
 from shoal.storage import NotFound, Store
 from shoal.validation.parsing import parse_file
 
 LARGEST_FILE_BYTES = 64 << 20
 """A page shows no more; a submission of the paper's size is some tens of megabytes."""
-MOST_TOKENS = 1_000_000
+MOST_TOKENS = 2_000_000
+"""Those of a file of the default recipes, with continuations or without."""
+LONGEST_ROW_TOKENS = 131_072
+"""What the reader's memory is reckoned with."""
 KEPT_FILES = 2
 SHOWN_TOKENS = 4096
 """Of a completion, and of a prompt, in one answer; the rest is counted."""
@@ -108,7 +113,7 @@ class RolloutFiles:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != sha256:
                     raise NotShown("the bytes in the store are not those that were judged: their SHA-256 is another")
             try:
-                return parse_file(path, MOST_TOKENS, deadline_seconds=DEADLINE_SECONDS)
+                return parse_file(path, MOST_TOKENS, LONGEST_ROW_TOKENS, deadline_seconds=DEADLINE_SECONDS)
             except BadRollouts as error:
                 raise NotShown(f"not readable as rollouts: {plain(error, 500)}") from None
 
@@ -126,16 +131,18 @@ class RolloutFiles:
         return self._text
 
 
-def file_document(parsed: Parsed, verdict: Verdict) -> dict[str, Any]:
-    """The file's own words about itself, and its rows in short."""
+def file_document(parsed: Parsed, verdict: Verdict, vine: VineSettings | None = None) -> dict[str, Any]:
+    """The file's own words about itself, and its rows in short, each continuation with the row and the token that it goes on from."""
     rows, metadata = parsed
+    parents = parents_of(len(rows), verdict.step, vine)
     return {
         "metadata": {name: plain(value, 200) for name, value in vars(metadata).items()},
-        "rows": [_row_summary(number, row, verdict) for number, row in enumerate(rows)],
+        "rows": [_row_summary(rows, number, parents.get(number), verdict) for number in range(len(rows))],
     }
 
 
-def _row_summary(number: int, row: Rollout, verdict: Verdict) -> dict[str, Any]:
+def _row_summary(rows: Sequence[Rollout], number: int, parent: int | None, verdict: Verdict) -> dict[str, Any]:
+    row = rows[number]
     given = verdict.rewards[number] if number < len(verdict.rewards) else None
     sampled = [value for value, own in zip(row.completion_logprobs, row.completion_mask, strict=True) if own]
     return {
@@ -146,6 +153,8 @@ def _row_summary(number: int, row: Rollout, verdict: Verdict) -> dict[str, Any]:
         "task_type": plain(row.task_type, 60),
         "tokens": len(row.completion_tokens),
         "prompt_tokens": len(row.prompt_tokens),
+        "continues": parent,
+        "cut": len(row.prompt_tokens) - len(rows[parent].prompt_tokens) if parent is not None else None,
         "target_length": row.target_length,
         "finish_reason": plain(row.finish_reason, 20),
         "temperature": _finite(row.temperature),
@@ -164,7 +173,9 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or value != value or abs(value) == float("inf") else value
 
 
-def row_document(parsed: Parsed, verdict: Verdict, number: int, words: TokenText) -> dict[str, Any]:
+def row_document(
+    parsed: Parsed, verdict: Verdict, number: int, words: TokenText, vine: VineSettings | None = None
+) -> dict[str, Any]:
     """One row with its text; raises `NotShown` for a row that is not there. Text is as it is: the page shows control characters as such."""
     rows, _ = parsed
     if not 0 <= number < len(rows):
@@ -181,7 +192,7 @@ def row_document(parsed: Parsed, verdict: Verdict, number: int, words: TokenText
         )
         at += width
     return {
-        **_row_summary(number, row, verdict),
+        **_row_summary(rows, number, parents_of(len(rows), verdict.step, vine).get(number), verdict),
         "prompt": _encodable(words.text(row.prompt_tokens[:SHOWN_TOKENS])),
         "prompt_left_out": max(0, len(row.prompt_tokens) - SHOWN_TOKENS),
         "completion": tokens,

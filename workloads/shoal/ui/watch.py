@@ -18,6 +18,7 @@ from shoal.cli.snapshot import Snapshot
 from shoal.cli.view import History
 from shoal.contracts import keys
 from shoal.contracts.ledger_audit import Audit
+from shoal.contracts.vine import VineSettings
 from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.text import plain
 from shoal.report.times import StoreTimes, read_times
@@ -47,6 +48,8 @@ class Seen:
     audited_unix: float = 0.0
     problem: str = ""
     ledger_problem: str = ""
+    vine: VineSettings | None = None
+    """Of a run with continuations whose configuration is known."""
 
 
 @dataclass
@@ -73,7 +76,9 @@ class _Turns:
 class RunWatch:
     """Watches one run until `stop`. `seen` and `revision` may be read from any thread."""
 
-    def __init__(self, source: LedgerSource, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, source: LedgerSource, snapshot: Callable[[], Snapshot], *, vine: VineSettings | None = None
+    ) -> None:
         self.source = source
         self._snapshot = snapshot
         self._reader = StoreReader(source.store, ledger=False)
@@ -83,7 +88,7 @@ class RunWatch:
         self._wanted_until = 0.0
         self._entries = -1
         self.revision = 0
-        self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), History())
+        self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), History(), vine=vine)
         self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
 
     def start(self) -> None:

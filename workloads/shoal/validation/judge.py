@@ -32,6 +32,7 @@ from shoal.validation.checks import (
     token_sampling,
     tools,
 )
+from shoal.validation.claims import ClaimLostError
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.parsing import parse_file
 from shoal.validation.policies import Policy
@@ -58,7 +59,7 @@ def judge(
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
     `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified, and
-    while the file is read.
+    while the file is read; what it raises as `ClaimLostError` ends the check.
     """
     watch = Stopwatch()
     file: File | None = None
@@ -78,6 +79,8 @@ def judge(
             with watch("load"):
                 policy = policies.get(file.policy_version)
             finding = dear_finding(file, facts, policy, rng, looked_at, watch, progress)
+    except ClaimLostError:
+        raise
     except BadRollouts as error:
         finding = reject("format", str(error))
     except Exception as error:  # whatever it is, it is not the worker's fault until shown

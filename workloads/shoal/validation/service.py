@@ -1,8 +1,8 @@
 """The validator's loop: claim a file, download it, judge it, sign the verdict, post it; then again.
 
 In: claims from the orchestrator, files from the store. Out: signed verdicts. Started by `__main__`. Stateless: a
-claim whose validator died is given to another one after `claim_seconds`, and a verdict that the orchestrator refuses
-(the claim had expired) is dropped.
+claim whose validator died is given to another one after `claim_seconds`, while one that judges keeps its own (`claims`);
+a verdict that the orchestrator refuses is dropped.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from shoal.storage.store import NotFound, Store, StoreUnavailable
 from shoal.telemetry import STOP, Liveness, busy, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
 from shoal.validation import metrics
+from shoal.validation.claims import ClaimLostError, KeptClaim
 from shoal.validation.facts import Facts, Finding
 from shoal.validation.judge import PolicySource, judge, verdict
 from shoal.validation.policies import Policies
@@ -71,8 +72,9 @@ class Validator:
         while not STOP.is_set():
             self._liveness.progress()
             job = self._claim()
-            if job is not None:
-                self._post(self._judge(job, facts, policies))
+            found = self._judge(job, facts, policies) if job is not None else None
+            if found is not None:
+                self._post(found)
 
     def _claim(self) -> ValidationJob | None:
         try:
@@ -89,14 +91,19 @@ class Validator:
             STOP.wait(PAUSE_SECONDS)
             return None
 
-    def _judge(self, job: ValidationJob, facts: Facts, policies: PolicySource) -> Verdict:
-        with metrics.CHECK_SECONDS.time():
-            path = self._scratch / f"{job.claim}.parquet"
+    def _judge(self, job: ValidationJob, facts: Facts, policies: PolicySource) -> Verdict | None:
+        """The verdict on a file; None where nobody waits for it any more."""
+        claim = KeptClaim(self._orchestrator, job, self._pod, self._config.validation.claim_seconds, self._liveness)
+        path = self._scratch / f"{job.claim}.parquet"
+        with metrics.CHECK_SECONDS.time(), claim:
             try:
                 problem = self._download(job, path)
                 if problem is not None:
                     return verdict(job, None, Finding("inconclusive", None, problem), [], 0, Stopwatch(), self._pod)
-                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod, self._liveness.progress)
+                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod, claim.progress)
+            except ClaimLostError as lost:
+                get_logger().info("check given up", node=job.node[:12], step=job.step, reason=str(lost))
+                return None
             finally:
                 path.unlink(missing_ok=True)
 

@@ -42,6 +42,8 @@ async function list(frame) {
 
 function rewards(three) { return three ? `${number(three[2])} (task ${number(three[0])}, length −${number(three[1])})` : "–"; }
 
+function sample(row) { return row.continues === null ? String(row.sample_index) : `continues row ${row.continues} from its token ${row.cut}`; }
+
 async function file(frame, name) {
   const [node, sha256] = name.split("/");
   const path = `files/${encodeURIComponent(node)}/${encodeURIComponent(sha256 || "")}`;
@@ -51,6 +53,7 @@ async function file(frame, name) {
   const pairs = [["Verdict", chip(verdict.reason ? `${verdict.outcome}: ${verdict.reason}` : verdict.outcome, KINDS[verdict.outcome])], ["Node", el("span", { class: "key" }, verdict.node)],
     ["File", el("span", { class: "key" }, verdict.sha256)], ["Step, submission", `${verdict.step}, ${verdict.submission}`],
     ["Judged", `${time(verdict.unix)}${verdict.validator ? ` by ${verdict.validator}` : ""}, in ${seconds(verdict.check_seconds)}`],
+    ...(verdict.completions < verdict.rows ? [["Completions", `${count(verdict.completions)}, and ${count(verdict.rows - verdict.completions)} continuations of them, which give values and are not trained on`]] : []),
     ["Proofs verified", `${count(verdict.proof_rows)} of ${count(verdict.rows)} rows`],
     ["Written by", Object.entries(found.metadata).map(([key, value]) => `${key} ${value}`).join(", ") || "–"]];
   return [
@@ -62,7 +65,7 @@ async function file(frame, name) {
     row !== null && found.rows.length ? el("section", { id: "rollout", "aria-label": `Rollout ${row}` }, ...await rollout(path, row, found.rows.length, frame, name)) : null,
     found.rows.length ? table("Rows of the file; rewards are the validators', the worker's claim beside them", [
       ["Row", (each) => el("button", { type: "button", class: "row-open", id: `row-${each.row}`, "aria-pressed": each.row === row, "aria-label": `Show row ${each.row}`, onclick: () => frame.go("rollouts", { file: name, row: each.row }) }, String(each.row))],
-      ["Problem", (each) => each.problem], ["Sample", (each) => String(each.sample_index), true], ["Tokens", (each) => count(each.tokens), true],
+      ["Problem", (each) => each.problem], ["Sample", (each) => sample(each), true], ["Tokens", (each) => count(each.tokens), true],
       ["Target", (each) => count(each.target_length), true], ["Ended by", (each) => each.finish_reason],
       ["Mean log-prob", (each) => number(each.logprob_mean), true], ["Reward", (each) => rewards(each.given)], ["Claimed", (each) => rewards(each.claimed)],
     ], found.rows) : null,
@@ -75,7 +78,7 @@ async function rollout(path, row, rows, frame, name) {
   const tokens = found.completion.map(([ids, text, logprob, sampled]) => el("span",
     { class: `tok ${sampled && logprob !== null ? level(logprob) : "tool"}`, title: `token ${ids.join(" ")}, ${sampled ? `log-prob ${number(logprob)}, ${number(100 * Math.exp(logprob), 1)} %` : "not sampled"}` }, shownText(text)));
   return [
-    el("h3", {}, `Row ${row}: ${found.problem}, sample ${found.sample_index}`),
+    el("h3", {}, `Row ${row}: ${found.problem}, ${found.continues === null ? "sample " : ""}${sample(found)}`),
     el("div", { class: "bar" }, turn(row - 1, "Previous"), turn(row + 1, "Next"),
       el("span", {}, `reward ${rewards(found.given)}; claimed ${rewards(found.claimed)}; ${count(found.tokens)} tokens${found.target_length === null ? "" : `, asked for ${found.target_length}`}, ended by ${found.finish_reason}`)),
     el("h3", {}, "Prompt"), el("div", { class: "text", id: "prompt", tabindex: 0, role: "region", "aria-label": "Prompt" }, shownText(found.prompt)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RowReward
-from shoal.environments import Score
+from shoal.environments import Score, Unscorable
 from shoal.environments.tokens import completion_text
 from shoal.validation.facts import Facts, File, Finding, reject
 
@@ -20,13 +20,17 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
     """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero.
 
     A continuation is scored as the whole answer: with the tokens that it continues, as its length counts with them.
-    `progress` is called after every row.
+    Equal answers to a task are scored once. `progress` is called after every row.
     """
     rewards = []
+    known: dict[tuple[int, str], Score | Unscorable] = {}
     for row, prefix in zip(file.rows, facts.prefixes(file.rows), strict=True):
         answer = [*row.prompt_tokens[len(row.prompt_tokens) - prefix :], *row.completion_tokens]
         text = completion_text(facts.tokenizer, answer, facts.eos_token_ids)
-        score = facts.environment.score(facts.tasks[row.prompt_index], text)
+        key = (row.prompt_index, text)
+        if key not in known:
+            known[key] = facts.environment.score(facts.tasks[row.prompt_index], text)
+        score = known[key]
         task_reward = score.task_reward if isinstance(score, Score) else None
         rewards.append(total_reward(task_reward, len(answer), row.target_length, facts.length_reward))
         progress()

@@ -1,0 +1,72 @@
+"""A claim is kept while its file is judged, by a judgement that makes progress; one that is for nothing ends."""
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from court import JOB
+
+from shoal.contracts.protocol import ClaimRenewal
+from shoal.telemetry import Liveness
+from shoal.transport.client import Refused, SignedClient, Unavailable
+from shoal.validation.claims import ClaimLostError, KeptClaim
+
+Deadline = Callable[..., object]
+
+
+class Asked:
+    """Stands where the orchestrator is called: takes renewals, or answers as told."""
+
+    def __init__(self) -> None:
+        self.renewals: list[ClaimRenewal] = []
+        self.answer: Exception | None = None
+        self.came = threading.Event()
+
+    def call(self, method: str, path: str, body: ClaimRenewal, **_: float) -> None:
+        assert (method, path) == ("POST", "/v1/claim-renewals")
+        self.renewals.append(body)
+        self.came.set()
+        if self.answer is not None:
+            raise self.answer
+
+
+def kept(asked: Asked, liveness: Liveness) -> KeptClaim:
+    return KeptClaim(cast(SignedClient, asked), JOB, "validator-0", 0.15, liveness)
+
+
+def test_a_claim_is_renewed_until_the_judgement_ends_and_not_after(deadline: Deadline) -> None:
+    asked = Asked()
+    with kept(asked, Liveness(60)) as claim:
+        deadline("three renewals", lambda: len(asked.renewals) >= 3, seconds=30)
+        claim.progress()
+    count = len(asked.renewals)
+    assert asked.renewals[0] == ClaimRenewal(validator="validator-0", node=JOB.node, sha256=JOB.sha256)
+    asked.came.clear()
+    assert not asked.came.wait(0.5)
+    assert len(asked.renewals) == count
+
+
+def test_a_judgement_without_progress_keeps_nothing() -> None:
+    asked = Asked()
+    with kept(asked, Liveness(0.0)):
+        assert not asked.came.wait(0.5)
+    assert asked.renewals == []
+
+
+def test_a_judgement_that_nobody_waits_for_ends_at_its_next_sign_of_progress(deadline: Deadline) -> None:
+    asked = Asked()
+    asked.answer = Refused(409, "Claim is over", "another validator has it")
+    with kept(asked, Liveness(60)) as claim:
+        deadline("the refusal", lambda: claim.lost == "another validator has it", seconds=30)
+        with pytest.raises(ClaimLostError, match="another validator has it"):
+            claim.progress()
+
+
+@pytest.mark.parametrize("answer", [Unavailable("away"), Refused(404, "Not found", ""), Refused(503, "Busy", "")])
+def test_an_orchestrator_that_is_away_or_older_ends_no_judgement(answer: Exception, deadline: Deadline) -> None:
+    asked = Asked()
+    asked.answer = answer
+    with kept(asked, Liveness(60)) as claim:
+        deadline("a second try", lambda: len(asked.renewals) >= 2, seconds=30)
+        claim.progress()
