@@ -18,10 +18,10 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.sampling import pass_rate
 from shoal.storage import Store
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prime"
-RUN_SECONDS = 900.0
+RUN_SECONDS = 1800.0
 TASKS, ASKED, STEPS = 256, 384, 2
 FEW_TASKS = {"count": TASKS}
 
