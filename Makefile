@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust reproduce golden tools images base-image setup clean
+.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -82,6 +82,9 @@ bench-trust: setup ## honest and dishonest workers before the validators: what l
 
 bench-prime: setup ## PRIME from a plain base and after a warm start: steps to one pass@1, the reward model's cost; some ten minutes a seed
 	nice -n 19 $(PYTHON) -m benchmarks.prime
+
+bench-vineppo: setup ## VinePPO against GRPO from one base model, by steps and by sampled tokens; some five minutes of one core
+	nice -n 19 $(PYTHON) -m benchmarks.vineppo
 
 bench-protocol: setup ## ten thousand heartbeating nodes, a thousand that come and go: benchmarks/results/protocol.json; some twelve minutes
 	$(PYTHON) -m benchmarks.protocol

@@ -61,7 +61,10 @@ class Learner:
 
     def learn(self, groups: list[list[Drawn]], step: int) -> Measured:
         """All updates of one step, with the functions and in the order of the trainer's own loop."""
-        rows = [Group([_sample(drawn) for drawn in group]) for group in groups]
+        return self.learn_rows([Group([sample_of(drawn) for drawn in group]) for group in groups], step)
+
+    def learn_rows(self, rows: list[Group], step: int) -> Measured:
+        """The same of the trainer's own rows."""
         plan = plan_step(rows, self._recipe, seed=self._seed, step=step)
         old = plan_logprobs(self.policy, plan, _nothing)
         reference = plan_logprobs(self._reference, plan, _nothing)
@@ -83,7 +86,7 @@ class Learner:
         )
 
 
-def _sample(drawn: Drawn) -> Sample:
+def sample_of(drawn: Drawn) -> Sample:
     """`logprobs` are what a worker would claim; nothing that is used here reads them."""
     count = len(drawn.completion)
     return Sample(
