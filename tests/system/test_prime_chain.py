@@ -54,7 +54,7 @@ def test_prime_begins_with_what_a_strong_policys_traces_have_taught(tmp_path: Pa
     card = DatasetCard.from_json(traces.get(keys.dataset_card("sums")))
     strong = right(traces, keys.BASE_MODEL)
     assert card.filters.max_completion_tokens == 30
-    assert card.rows > TASKS
+    assert TASKS // 2 < card.rows <= TASKS, "an answer is kept once"
     assert card.left_out["is wrong"] > 0
 
     weak = {"generated": {"warmStartPassRate": 0.2}}
