@@ -62,6 +62,8 @@ LABELS: dict[str, tuple[str, str]] = {
     "pool": ("pool of the node", "pools of the run"),
     "benchmark": ("name in `spec.evaluation`", "at most 16"),
     "bound": ("end of the 95 % interval", "two"),
+    "island": ("a member of the group", "`members` of the group, one at a time"),
+    "setting": ("what a member has otherwise, as the manifest says it", "settings of a group"),
     "server": ("server and version", "one a pod"),
     "engine": ("engine", "one a pod"),
     "version": ("version of the engine", "one a pod"),
