@@ -147,6 +147,25 @@ def test_where_all_are_restarted_the_newest_state_is_the_head() -> None:
     assert (head.round, head.holders) == (4, named("b"))
 
 
+def test_restarted_islands_do_not_outvote_a_newer_state_that_two_signed() -> None:
+    older, newer = [link("abc", 11, "b")], [link("abc", 12, "c")]
+    restarted = [notice(name, 11, "b", older, live=False) for name in "bc"]
+    head = head_among(notice("a", 12, "c", newer, live=False), *restarted)
+    assert (head.round, head.holders, head.joiners) == (12, named("a"), named("bc"))
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("chain", [[link("ab", 12, "c")], [link("ab", 3, "3"), link("a", 12, "c")]], ids=["two", "one"])
+def test_islands_that_start_for_the_first_time_take_nobody_back(chain: list[CertificateLink], live: bool) -> None:
+    """Of four two trained; one of them is started again, and the others come for the first time, or have begun without it from the base model."""
+    trained = notice("a", 12, "c", chain, live=False)
+    fresh = [notice(name, 0, BASE, live=live) for name in "cd"]
+    begun = [notice(name, 1, "1", [link("cd", 1, "1")], live=live) for name in "cd"]
+    for others in (fresh, begun):
+        head = head_among(trained, *others, islands=4)
+        assert (head.round, head.holders, head.joiners, head.ahead) == (12, named("a"), named("cd"), [])
+
+
 def test_without_a_majority_the_newest_state_is_the_head_and_all_see_the_same() -> None:
     notices = [notice("a", 4, "b", [link("a", 4, "b")]), notice("b", 4, "a", [link("b", 4, "a")])]
     assert head_among(*notices, islands=2) == head_among(*notices[::-1], islands=2)

@@ -47,16 +47,18 @@ class Head:
 def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str], base: str) -> Head:
     """The head among islands with distinct names. `known` are all islands' keys by name, `base` the digest of the state of round 0. Raises NoHead.
 
-    Only what a certificate vouches for is a candidate, and the base. Islands that have stood in a round since they started (`live`) are asked, and
-    the others only where there is none, so that any number of restarted ones does not outvote a survivor; a live one is passed over where a newer
-    state has two signatures, so that nobody can take all back to an old state. A state that more than half of those asked have is the head, else
-    the newest (ties: more signatures, then the smaller digest).
+    Only what a certificate vouches for is a candidate, and the base where nobody has more. Whatever is older than a round that two signed, and that
+    somebody's state descends from, is passed over, so that no number of islands takes all back to an old state or to one begun anew. Of the rest,
+    islands that have stood in a round since they started (`live`) are asked, and the others only where there is none, so that any number of
+    restarted ones does not outvote a survivor. A state that more than half of those asked have is the head, else the newest (ties: more
+    signatures, then the smaller digest).
     """
     candidates = [notice for notice in notices if vouched(notice, run, known, base)]
     if not candidates:
         raise NoHead("no island that came has a state that most of its round's islands signed")
-    witnessed = max((one.round for one in candidates if _signatures(one) >= WITNESSES), default=0)
-    asked = [one for one in candidates if one.live and one.round >= witnessed] or candidates
+    witnessed = max(1, *(_witnessed(one) for one in candidates))
+    recent = [one for one in candidates if one.round >= witnessed] or candidates
+    asked = [one for one in recent if one.live] or recent
     states = Counter((one.round, one.digest) for one in asked)
     chosen = [state for state, count in states.items() if 2 * count > len(asked)]
     newest = max(asked, key=lambda one: (one.round, _signatures(one), [-ord(letter) for letter in one.digest]))
@@ -84,6 +86,12 @@ def vouched(notice: IslandNotice, run: str, known: Mapping[str, str], base: str)
     except BadCertificate:
         return False
     return True
+
+
+def _witnessed(notice: IslandNotice) -> int:
+    """The newest round that two islands signed, of those that the state descends from; 0 where there is none."""
+    links = notice.certificate
+    return max((one.agreement.round for one in links if len(one.signatures) >= WITNESSES), default=0)
 
 
 def _signatures(notice: IslandNotice) -> int:
