@@ -188,7 +188,7 @@ def test_a_reader_has_time_for_what_it_may_have_to_read(tmp_path: Path) -> None:
         patch.setattr(parsing, "WORD_SECONDS", 0.2)
         with pytest.raises(BadRollouts, match=r"took more than 1 s"):
             parse_file(path, 1000, deadline_seconds=1.0, progress=lambda: said.append(time.monotonic()))
-    assert 4 <= len(said) <= 12, "progress is told while a reader may take its time, and by neither of two for longer"
+    assert 2 <= len(said) <= 12, "progress is told while a reader may take its time, and by neither of two for longer"
 
 
 def test_reading_a_large_file_takes_memory_in_proportion_to_its_tokens(large: tuple[Path, int], tmp_path: Path) -> None:
