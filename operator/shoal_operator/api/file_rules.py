@@ -22,7 +22,7 @@ _ROW = (
 )
 _ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
 _ROOM = MAX_FILE_BYTES - FILE_BYTES
-_DEFAULT = {"algorithm": "grpo", "maxSequenceLength": 32_768}
+_DEFAULT = {"algorithm": "grpo", "promptsPerStep": 256, "maxSequenceLength": 32_768}
 _FEW, _MANY = 1800, 2000
 assert largest_bytes(_FEW, 32_768, 32_768) < MAX_FILE_BYTES < largest_bytes(_MANY, 32_768, 32_768)
 

@@ -23,7 +23,7 @@ _ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {
 
 def _run(groups: int, size: int, segments: int, continuations: int, longest: int = 64) -> dict[str, Any]:
     return {
-        "sampling": {"groupsPerSubmission": groups},
+        "sampling": {"groupsPerSubmission": groups, "maxCompletionTokens": longest // 2},
         "recipe": {
             "algorithm": "vineppo",
             "promptsPerStep": 256,
