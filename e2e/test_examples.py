@@ -1,8 +1,8 @@
 """Every manifest under examples/ on a real cluster: taken by the API server, its first pods made, and a status that says how it stands.
 
 A run that needs no GPU begins to make its base model. One that wants what no node here has, or a model from a hub, is taken too and says why it does
-not begin. A run that begins with the results of another says which it waits for. What comes after the first pod is `test_story.py`; here each run is
-deleted again, so that a small node is not asked for all of them at once.
+not begin. A run that begins with the results of another says which it waits for, and one of a group shows its key and waits for the others'.
+What comes after the first pod is `test_story.py`; here each run is deleted again, so that a small node is not asked for all of them at once.
 
 A Secret that an example names is made only after the run has said that it waits for it.
 """
@@ -63,6 +63,10 @@ def begins_with(run: Object) -> set[str]:
 
 def from_a_hub(run: Object) -> bool:
     return "huggingFace" in run["spec"]["model"]
+
+
+def is_of_a_group(run: Object) -> bool:
+    return "group" in run["spec"].get("trainer", {}).get("islands", {})
 
 
 def standing(space: Space, name: str) -> tuple[str, str]:
@@ -128,6 +132,8 @@ def as_expected(space: Space, run: Object) -> bool:
     reason, message = standing(space, name)
     if others:
         return reason == "Waiting" and any(other in message for other in others)
+    if is_of_a_group(run):
+        return reason == "Waiting" and f"group.members, where this run is {name}: " in message
     if reason == NO_NODE:
         return "nodes are available" in message
     if from_a_hub(run):
