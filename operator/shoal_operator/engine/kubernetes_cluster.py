@@ -149,8 +149,8 @@ class KubernetesCluster:
             if error.status != 404 or asked is None:
                 raise  # without a number nothing is made: whoever asks finds out that it is gone, and says one
             # The first apply creates it with its number; that the main manager owns it for now does no harm, as the next apply finds out.
-            made = self._patch(kind, name, wanted)
-            return made if asked is None else self._scale(kind, name, asked)
+            self._patch(kind, name, wanted)
+            return self._scale(kind, name, asked)
         if asked is None and owns_replicas(live, FIELD_MANAGER) and not owns_replicas(live, SCALE_MANAGER):
             asked = live["spec"].get("replicas")
         if asked is not None:
