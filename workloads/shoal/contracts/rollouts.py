@@ -52,10 +52,22 @@ ROLLOUT_SCHEMA = pa.schema(
 
 BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
 """What is read at a time: entries of the four lists together, and rows."""
+LONGEST_TEXT_BYTES = 1024
+"""Of run, node, problem, finish reason and task type, in UTF-8: none of ours has a third of it."""
+TOKEN_LISTS = ("prompt_tokens", "completion_tokens", "completion_logprobs", "completion_mask")
 
 
 class BadRollouts(ValueError):
     """A rollout file that is refused: the message names the field or the row. Raised for workers' files, so never a crash."""
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """What a file may have at most: tokens of prompts and completions together, those of one row, and rows."""
+
+    tokens: int
+    row_tokens: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -132,10 +144,10 @@ def read_rollouts(data: bytes) -> tuple[list[Rollout], RolloutMetadata]:
     return [row for batch in batches for row in batch], metadata
 
 
-def read_batches(data: bytes) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]:
+def read_batches(data: bytes, limits: FileLimits | None = None) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]:
     """The same without all rows at once: metadata, and the rows a few at a time, `BATCH_TOKENS` or one that is longer.
 
-    Rows take fifteen times the memory of the table that they are in.
+    Rows take fifteen times the memory of the table that they are in: a file with more than `limits` is refused before any is made.
     """
     if len(data) > MAX_FILE_BYTES:
         raise BadRollouts(f"file has {len(data)} bytes, allowed are {MAX_FILE_BYTES}")
@@ -150,7 +162,29 @@ def read_batches(data: bytes) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]
         table.validate(full=True)
     if table.num_rows == 0:
         raise BadRollouts("file has no rows")
+    if limits is not None:
+        with _unreadable():
+            _check_limits(table, limits)
     return metadata, _batches(table)
+
+
+def _check_limits(table: pa.Table, limits: FileLimits) -> None:
+    """Counts entries in Arrow's memory, without a row of Python's: zstd packs millions of equal tokens into some kilobytes."""
+    if table.num_rows > limits.rows:
+        raise BadRollouts(f"file has {table.num_rows} rows, allowed are {limits.rows}")
+    lengths = {name: pc.fill_null(pc.list_value_length(table.column(name)), 0) for name in TOKEN_LISTS}
+    lengths["prompt and completion"] = pc.add(lengths["prompt_tokens"], lengths["completion_tokens"])
+    for name, each in lengths.items():
+        longest, total = pc.max(each).as_py(), pc.sum(each).as_py()
+        if longest > limits.row_tokens:
+            raise BadRollouts(f"a row has {longest} entries of {name}, allowed are {limits.row_tokens}")
+        if total > limits.tokens:
+            raise BadRollouts(f"file has {total} entries of {name}, allowed are {limits.tokens}")
+    for field in ROLLOUT_SCHEMA:
+        if pa.types.is_string(field.type):
+            longest = pc.max(pc.binary_length(table.column(field.name))).as_py() or 0
+            if longest > LONGEST_TEXT_BYTES:
+                raise BadRollouts(f"a row has {longest} bytes of {field.name}, allowed are {LONGEST_TEXT_BYTES}")
 
 
 @contextmanager
@@ -183,9 +217,7 @@ def _batches(table: pa.Table) -> Iterator[list[Rollout]]:
 def _fitting(rows: pa.Table) -> int:
     """How many of these rows have at most `BATCH_TOKENS` tokens together; 1 at least."""
     tokens, count = 0, 0
-    lists = [
-        rows.column(name) for name in ("prompt_tokens", "completion_tokens", "completion_logprobs", "completion_mask")
-    ]
+    lists = [rows.column(name) for name in TOKEN_LISTS]
     for lengths in zip(*(pc.list_value_length(each).to_pylist() for each in lists), strict=True):
         tokens += sum(length or 0 for length in lengths)
         if tokens > BATCH_TOKENS and count:

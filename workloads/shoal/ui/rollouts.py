@@ -28,7 +28,9 @@ from shoal.validation.parsing import parse_file
 LARGEST_FILE_BYTES = 64 << 20
 """A page shows no more; a submission of the paper's size is some tens of megabytes."""
 MOST_TOKENS = 2_000_000
-"""Those of a file of the default recipes, with continuations or without."""
+"""Fewer than a file of the default recipes may have (2,097,152, with continuations 3,407,872), more than one has whose answers are not all as long
+as allowed. Rows of so many take some 250 MB here."""
+MOST_ROWS = 65_536
 LONGEST_ROW_TOKENS = 131_072
 """What the reader's memory is reckoned with."""
 KEPT_FILES = 2
@@ -113,7 +115,7 @@ class RolloutFiles:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != sha256:
                     raise NotShown("the bytes in the store are not those that were judged: their SHA-256 is another")
             try:
-                return parse_file(path, MOST_TOKENS, LONGEST_ROW_TOKENS, deadline_seconds=DEADLINE_SECONDS)
+                return parse_file(path, MOST_TOKENS, LONGEST_ROW_TOKENS, MOST_ROWS, deadline_seconds=DEADLINE_SECONDS)
             except BadRollouts as error:
                 raise NotShown(f"not readable as rollouts: {plain(error, 500)}") from None
 

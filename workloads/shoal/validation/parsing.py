@@ -3,6 +3,7 @@
 In: a path and the greatest size that an honest file can have. Out: rows and metadata, or `BadRollouts`, which is a
 reject. A Parquet file can ask its reader for any amount of memory, and readers have had memory bugs; so the file is
 read in a process that may die, and what it sends back, some rows at a time, is JSON, which cannot run anything here.
+The reader refuses a file with more tokens or rows than allowed before it sends any; they are counted here once more.
 Children are forked from a server process that has imported pyarrow already: some milliseconds each.
 """
 
@@ -13,13 +14,13 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata, read_batches
+from shoal.contracts.rollouts import BATCH_TOKENS, BadRollouts, FileLimits, Rollout, RolloutMetadata, read_batches
 
 BYTES_PER_TOKEN = 60
 """Memory of a token while it is read: three columns and its share of the proofs, in the file, unpacked and in the table. Two million tokens were
@@ -57,49 +58,74 @@ def parse_file(
     path: Path,
     max_tokens: int,
     row_tokens: int | None = None,
+    rows: int | None = None,
     *,
     deadline_seconds: float | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Rollout], RolloutMetadata]:
-    """Rows and metadata of a file in which prompts and completions together have at most `max_tokens` tokens, and each
-    row's `row_tokens`.
+    """Rows and metadata of a file of at most `rows` rows (default: any number), in which prompts and completions together have at most
+    `max_tokens` tokens, and each row's `row_tokens` (default: as many).
 
-    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1, and for one whose reading dies, takes too
+    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1 or has more, and for one whose reading dies, takes too
     much memory or longer than `deadline_seconds` (by default `reading_seconds`). A reader that died or took too long is
     followed by one more: this machine may have been short of memory or time, and a reject for this reason is final.
     `progress` is called every `WORD_SECONDS` while a reader is waited for: the wait is bounded.
     """
     deadline = reading_seconds(max_tokens) if deadline_seconds is None else deadline_seconds
-    memory = reading_memory(max_tokens, max_tokens if row_tokens is None else row_tokens)
+    # A row has a token of its prompt and one of its completion, at least.
+    limits = FileLimits(max_tokens, row_tokens or max_tokens, rows or max(1, max_tokens // 2))
     try:
-        return _parse(path, max_tokens, memory, deadline, progress)
+        return _parse(path, limits, deadline, progress)
     except _ReaderLost:
-        return _parse(path, max_tokens, memory, deadline, progress)
+        return _parse(path, limits, deadline, progress)
 
 
 class _ReaderLost(BadRollouts):
     """The reader gave no answer."""
 
 
+class _Count:
+    """What a reader has sent. Its own count is not believed: the file may have taken it over."""
+
+    def __init__(self, limits: FileLimits) -> None:
+        self._limits = limits
+        self._rows = self._tokens = 0
+
+    def add(self, rows: Sequence[Rollout]) -> None:
+        """Raises `BadRollouts` for more than the file may have."""
+        for row in rows:
+            length = len(row.completion_tokens)
+            size = len(row.prompt_tokens) + length
+            self._rows += 1
+            self._tokens += size
+            if size > self._limits.row_tokens or {len(row.completion_logprobs), len(row.completion_mask)} != {length}:
+                raise BadRollouts("the reader sent a row that no file may have")
+            if self._rows > self._limits.rows or self._tokens > self._limits.tokens:
+                raise BadRollouts("the reader sent more rows or tokens than a file may have")
+
+
 def _parse(
-    path: Path, max_tokens: int, memory: int, deadline_seconds: float, progress: Callable[[], None]
+    path: Path, limits: FileLimits, deadline_seconds: float, progress: Callable[[], None]
 ) -> tuple[list[Rollout], RolloutMetadata]:
     """Start one reader and wait for what it says."""
+    memory = reading_memory(limits.tokens, limits.row_tokens)
     receiver, sender = _PROCESSES.Pipe(duplex=False)
-    child = _PROCESSES.Process(target=_read_in_child, args=(str(path), memory, deadline_seconds, sender), daemon=True)
+    child = _PROCESSES.Process(target=_read_in_child, args=(str(path), limits, deadline_seconds, sender), daemon=True)
     child.start()
     sender.close()
     try:
         ends = time.monotonic() + deadline_seconds
-        room = (1 << 20) + CHARACTERS_PER_TOKEN * max_tokens
+        room = (1 << 20) + CHARACTERS_PER_TOKEN * limits.tokens
+        message = (1 << 20) + 2 * CHARACTERS_PER_TOKEN * max(BATCH_TOKENS, limits.row_tokens)
         rows: list[Rollout] = []
+        count = _Count(limits)
         metadata: RolloutMetadata | None = None
         while True:
             while not receiver.poll(max(0.0, min(WORD_SECONDS, ends - time.monotonic()))):
                 if time.monotonic() >= ends:
                     raise _ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
                 progress()
-            data = receiver.recv_bytes(maxlength=room)
+            data = receiver.recv_bytes(maxlength=min(room, message))
             room -= len(data)
             answer = json.loads(data)
             if "refused" in answer:
@@ -107,7 +133,9 @@ def _parse(
             if "metadata" in answer:
                 metadata = RolloutMetadata(**answer["metadata"])
             elif metadata is not None and "rows" in answer:
-                rows += [Rollout(**(row | {"proofs": base64.b64decode(row["proofs"])})) for row in answer["rows"]]
+                sent = [Rollout(**(row | {"proofs": base64.b64decode(row["proofs"])})) for row in answer["rows"]]
+                count.add(sent)
+                rows += sent
             else:
                 break
     except (EOFError, OSError) as error:  # OSError: the answer is longer than any honest file's
@@ -124,8 +152,9 @@ def _parse(
     return rows, metadata
 
 
-def _read_in_child(path: str, memory_bytes: int, deadline_seconds: float, answers: Connection) -> None:
+def _read_in_child(path: str, limits: FileLimits, deadline_seconds: float, answers: Connection) -> None:
     """Runs in the child: read, and send JSON."""
+    memory_bytes = reading_memory(limits.tokens, limits.row_tokens)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -133,7 +162,7 @@ def _read_in_child(path: str, memory_bytes: int, deadline_seconds: float, answer
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        metadata, batches = read_batches(Path(path).read_bytes())
+        metadata, batches = read_batches(Path(path).read_bytes(), limits)
         answers.send_bytes(json.dumps({"metadata": asdict(metadata)}).encode())
         for rows in batches:
             # `asdict` copies every token by itself, which took as long as all the rest.
