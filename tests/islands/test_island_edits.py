@@ -1,5 +1,6 @@
 """Edits of what all islands must have alike, one manifest after the other: no round is made while they differ, and then all go on from one state."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import rfc8785
 import structlog
 import torch
 from island_crowd import HOST, KEYS, RUN, SETTINGS, Crowd, known
@@ -109,6 +111,20 @@ def go_on_from_one_state(crowd: Crowd, count: int = 2) -> None:
     assert all(not island.last.held for island in of(crowd, count))
 
 
+def go_on_with_what_both_learnt(crowd: Crowd, joins: int) -> None:
+    """Island `joins` was started again last; the other trains, and comes to its next exchange."""
+    restarted = crowd.islands[name_of(joins)]
+    usual = restarted.shared.meta.inner_seconds
+    train(crowd, of(crowd))
+    said = crowd.all(lambda island: island.join() if island is restarted else island.exchange(2), of(crowd))
+    assert [one and one.contributors for one in said] == [["island-0", "island-1"]] * 2, "what one learnt is gone"
+    assert [one.replaced for one in said] == [False, False]
+    assert len({island.shared.digest() for island in of(crowd)}) == 1
+    assert restarted.shared.meta.inner_seconds <= usual, (
+        "the time of the hold, or of the restart, is a round's usual time"
+    )
+
+
 @pytest.mark.parametrize(("first", "then"), [(0, 1), (1, 0), (0, 0), (1, 1)], ids=["0-1", "1-0", "0-back", "1-back"])
 def test_no_round_is_made_from_the_first_edit_to_the_last(edited_crowd: Crowd, first: int, then: int) -> None:
     begin(edited_crowd, 2, 2)
@@ -117,7 +133,7 @@ def test_no_round_is_made_from_the_first_edit_to_the_last(edited_crowd: Crowd, f
     held = edited_crowd.islands[name_of(1 - first)].last.held
     assert held == {name_of(first): {"innerSteps": "7 there, 1 here"}}
     edit(edited_crowd, then, SETTINGS if then == first else OTHER)
-    go_on_from_one_state(edited_crowd)
+    go_on_with_what_both_learnt(edited_crowd, joins=then)
 
 
 def test_a_list_that_grows_from_two_to_three_holds_rounds_up_until_both_have_it(edited_crowd: Crowd) -> None:
@@ -189,20 +205,24 @@ def held_by(differing: Differing, mine: IslandNotice, *others: IslandNotice) -> 
     return differing.who_holds_up({one.island: one for one in (mine, *others)}, mine, None)
 
 
+def members_of_three(*excluded: str) -> Members:
+    return Members(f"http://{HOST}:9", RUN, "island-0", KEYS["island-0"], known(3), 10.0, excluded)
+
+
 def met(
     mine: IslandNotice,
     *others: IslandNotice,
     keys: Mapping[str, PrivateKey] = KEYS,
     excluded: tuple[str, ...] = (),
+    members: Members | None = None,
 ) -> Encounter | None:
-    members = Members(f"http://{HOST}:9", RUN, "island-0", KEYS["island-0"], known(3), 10.0, excluded)
     came: Any = SimpleNamespace(
         name="1-2-3",
         participants=[
             (one.island, {"notice": sign(one, keys[one.island]).to_json().decode()}) for one in (mine, *others)
         ],
     )
-    return members._met(came, mine)
+    return (members or members_of_three(*excluded))._met(came, mine)
 
 
 def test_what_differs_is_said_by_the_manifests_names_once_until_it_changes() -> None:
@@ -240,20 +260,54 @@ def test_islands_with_the_same_settings_agree_on_who_holds_them_up() -> None:
     assert held_by(restarted, mine, remembers, notice("island-2")) == {}, "it is there with the same settings"
 
 
-def test_a_notice_that_somebody_repeats_later_holds_nothing_up() -> None:
-    old = notice("island-1", at_unix=time.time() - FRESH_SECONDS - 60, inner_steps=7)
-    found = met(notice("island-0"), old)
+@pytest.mark.parametrize("said", [{"inner_steps": 7}, {"holds": ("island-2",)}, {}], ids=["terms", "holds", "same"])
+def test_a_notice_that_somebody_repeats_later_says_nothing_and_nobody_goes_on_without_its_island(said: Any) -> None:
+    members = members_of_three()
+    assert (
+        met(notice("island-0"), notice("island-1", at_unix=time.time() - FRESH_SECONDS - 60, **said), members=members)
+        is None
+    )
+    assert "signed long ago" in members._unmet
+    assert members.holds == [], "it is remembered"
+
+
+def test_what_is_no_notice_under_a_members_name_lets_nobody_go_on_without_it() -> None:
+    members = members_of_three()
+    forged = notice("island-1", inner_steps=7)
+    assert met(notice("island-0"), forged, keys=KEYS | {"island-1": KEYS["island-5"]}, members=members) is None
+    assert "what is there as island-1 is no notice" in members._unmet
+    assert members.holds == []
+    found = met(notice("island-0"), notice("island-1"), members=members)
     assert found is not None
-    assert found.meeting is not None
-    assert found.meeting.islands == ["island-0"]
+    assert found.meeting is not None, "it is held against the island later"
 
 
-def test_nobody_without_a_listed_key_holds_a_group_up() -> None:
+def test_names_that_no_island_has_or_an_excluded_one_change_nothing() -> None:
     forged, stranger = notice("island-1", inner_steps=7), notice("island-4", inner_steps=7)
-    found = met(notice("island-0"), forged, stranger, keys=KEYS | {"island-1": KEYS["island-5"]})
+    found = met(notice("island-0"), forged, stranger, excluded=("island-1",))
     assert found is not None
     assert found.meeting is not None
     assert (found.held, found.came) == ({}, ["island-0"])
+
+
+@pytest.mark.parametrize(
+    ("change", "held"), [({"colour": "red"}, True), ({"run": "another"}, False), ({"at_unix": 5.0}, False)]
+)
+def test_a_member_with_software_whose_notices_have_other_fields_holds_its_group_up(change: Any, held: bool) -> None:
+    document: Any = notice("island-1").model_dump(mode="json") | {"colour": "red"} | change
+    signature = KEYS["island-1"].sign(b"shoal/IslandNotice/v1\0" + rfc8785.dumps(document)).hex()
+    envelope = {"document": document, "signer": KEYS["island-1"].public, "signature": signature}
+    mine = notice("island-0")
+    texts = {"island-0": sign(mine, KEYS["island-0"]).to_json().decode(), "island-1": json.dumps(envelope)}
+    came: Any = SimpleNamespace(name="1-2-3", participants=[(name, {"notice": text}) for name, text in texts.items()])
+    found = members_of_three()._met(came, mine)
+    if not held:
+        assert found is None
+        return
+    assert found is not None
+    assert found.meeting is None
+    assert list(found.held["island-1"]) == ["software version"]
+    assert found.came == ["island-0", "island-1"]
 
 
 def test_who_is_excluded_neither_meets_nor_holds_up_nor_is_held_up_for() -> None:

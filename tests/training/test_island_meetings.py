@@ -16,6 +16,7 @@ from torchft.coordination import LighthouseServer
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSettings, IslandTerms
+from shoal.islands import members as island_members
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandSettings
 from shoal.training import islands
@@ -216,6 +217,75 @@ def test_who_copies_a_state_of_another_lineage_has_jumped_though_its_round_has_t
     assert len({member._island._digest for member in again}) == 1
 
 
+def test_what_a_run_learnt_before_its_restart_is_part_of_the_round_that_it_joins(reef: Reef) -> None:
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
+    learnt(first)
+    learnt(second)
+    at_one_meeting(reef, first, second)
+    for _ in range(2):
+        learnt(second)
+    weights, state = second._island.weights(), second.tensors()
+    second.close()
+    again = reef.member(NAMES[1])
+    again.take_up(state)
+    again._island._parameters.write(weights)
+    reef.heard(first, again)
+    learnt(first)
+    with structlog.testing.capture_logs() as logs:
+        reef.ended(reef.begun(lambda: again.join(2)), reef.begun(lambda: first.exchange(2)))
+    said = [line["contributors"] for line in logs if line["event"] == "islands exchanged"]
+    assert said == [[*NAMES[:2]]] * 2, "what it learnt before its restart is gone"
+    assert [member._island.shared.meta.round for member in (first, again)] == [2, 2]
+    assert not again.jumped
+
+
+def test_who_has_learnt_nothing_of_the_round_that_it_joins_has_jumped(reef: Reef) -> None:
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.heard(first, second)
+    learnt(first)
+    reef.ended(reef.begun(lambda: first.exchange(1)), reef.begun(lambda: second.join(0)))
+    assert [member._island.shared.meta.round for member in (first, second)] == [1, 1]
+    assert [member.jumped for member in (first, second)] == [False, True]
+
+
+def test_who_makes_no_update_for_long_falls_silent_before_the_first_round_too(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
+    assert second._island.shared.meta.round == 0
+    monkeypatch.setattr(island_members, "LONGEST_PAUSE_SECONDS", 0.2)
+    second.due()
+    time.sleep(0.3)
+    assert second._island._members.late
+    second.due()
+    assert not second._island._members.late, "it trains"
+
+
+def test_an_overdue_exchange_looks_for_the_others_and_trains_on(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(islands, "OWED_SECONDS", 1.0)
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
+    learnt(first)
+    first._step_seconds = 60.0
+    began = time.monotonic()
+    assert not first.exchange(1, overdue=True)
+    assert time.monotonic() - began < 20.0, "it waits as long as for an exchange that is due"
+    assert first.progress().missed == 1
+    learnt(second)
+    second._step_seconds = 60.0
+    waits = reef.begun(lambda: second.exchange(1))
+    deadline = time.monotonic() + 60
+    while not first.exchange(2, overdue=True):
+        assert time.monotonic() < deadline, "one that waits is not met"
+    reef.ended(waits)
+
+
 def address_of(lighthouse: LighthouseServer) -> str:
     return f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
 
@@ -236,7 +306,7 @@ def test_a_run_that_finds_other_settings_trains_on_and_says_who_differs_in_what(
     assert [(one.island, one.setting, one.values) for one in said.differing] == [
         (NAMES[1], "innerSteps", "7 there, 2 here")
     ]
-    assert (said.round, said.missed, said.members, said.absent, said.problem) == (0, 2, [], [], "settings differ")
+    assert (said.round, said.missed, said.members, said.absent, said.problem) == (0, 1, [], [], "settings differ")
     (metric,) = next(iter(islands.DIFFERS.collect())).samples  # of whoever was told last: both are of this process
     assert (metric.labels["setting"], metric.value) == ("innerSteps", 1.0)
     other.close()

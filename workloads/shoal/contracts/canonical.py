@@ -5,7 +5,8 @@ travels: the document itself stays readable JSON, and a reader verifies before i
 """
 
 import hashlib
-from typing import Generic, TypeVar
+import json
+from typing import Any, Generic, TypeVar
 
 import rfc8785
 
@@ -49,6 +50,19 @@ class Signed(Contract, Generic[Document]):
         if not verify(signer, bytes.fromhex(self.signature), signing_bytes(self.document)):
             raise BadSignature(f"{name}: the signature of {signer[:12]}... does not fit the document")
         return self.document
+
+
+def signed_object(name: str, text: str, signer: str) -> dict[str, Any] | None:
+    """The fields of a document of class `name` that `signer` signed, as another version of this software may have them; None where it signed no such
+    thing."""
+    try:
+        envelope = json.loads(text)
+        document = envelope["document"]
+        signed = f"shoal/{name}/v1".encode() + b"\0" + rfc8785.dumps(document)
+        fits = verify(signer, bytes.fromhex(envelope["signature"]), signed)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return document if fits and isinstance(document, dict) else None
 
 
 def sign(document: Document, key: PrivateKey) -> Signed[Document]:

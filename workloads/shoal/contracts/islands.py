@@ -90,7 +90,8 @@ class CertificateLink(Contract):
 
 
 class IslandNotice(Contract):
-    """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not.
+    """An island comes to a round. `live`: it has stood in a round since it started; a joiner has not. `trains`: it comes from training, with what
+    it learnt; one that has just started does not.
 
     `certificate` ends with the agreement that made the state, and begins with one of at least half of all islands; none at round 0, whose state
     is the base model, which all have. `refuses` are those whom it would rather not meet: they have just failed to copy the state in time. `holds`
@@ -102,6 +103,7 @@ class IslandNotice(Contract):
     round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the state that it has")
     digest: Sha256Hex = Field(description="of that state, over all ranks")
     live: bool
+    trains: bool = False
     terms: IslandSharedTerms
     store: StoreAddress = Field(description="where the ranks of a meeting find each other, should this island be first")
     certificate: list[CertificateLink] = Field(default_factory=list, max_length=MAX_LINKS)

@@ -14,8 +14,8 @@ from shoal.contracts.islands import IslandNotice, IslandSharedTerms
 REMEMBERED_SECONDS, LONGEST_REMEMBERED_SECONDS = 3600.0, 24 * 3600.0
 """A member with other terms that is not met for so long, or for two usual rounds if those take longer, is taken for gone: rounds go on without it."""
 FRESH_SECONDS = 900.0
-"""A notice with other terms that was signed longer ago than any wait of one meeting holds nothing up: whoever reaches the lighthouse can repeat
-what a member said once. Clocks of clusters differ by less."""
+"""A notice that was signed longer ago than any wait of one meeting says nothing: whoever reaches the lighthouse can repeat what a member said once.
+Clocks of clusters differ by less."""
 WORDS: Mapping[str, str] = {
     "inner_steps": "innerSteps",
     "exchange": "exchange",
@@ -50,33 +50,29 @@ class Differing:
     def who_holds_up(
         self, notices: Mapping[str, IslandNotice], mine: IslandNotice, usual_seconds: float | None
     ) -> dict[str, dict[str, str]]:
-        """Take in the notices of a meeting, by island, this one's own among them. Returns for whom no round may be made, and what differs; empty when
-        one may. `usual_seconds`: what a round usually takes."""
+        """Take in the notices of a meeting, all signed within `FRESH_SECONDS`, by island, this one's own among them. Returns for whom no round may be
+        made, and what differs; empty when one may. `usual_seconds`: what a round usually takes."""
         same = {island for island, notice in notices.items() if notice.terms == mine.terms}
         for island in sorted(self._found.keys() & same):
             del self._found[island]
             telemetry.get_logger().info("an island has the same settings as this one again", island=island)
         held: dict[str, dict[str, str]] = {}
         for island in sorted(notices.keys() - same):
-            old = abs(time.time() - notices[island].at_unix)
-            if old > FRESH_SECONDS:
-                telemetry.get_logger().warning("a notice is left out", island=island, reason=f"it is {old:.0f} s old")
-                continue
-            held[island] = self._note(island, differences(notices[island].terms, mine.terms), usual_seconds)
+            held[island] = self.note(island, differences(notices[island].terms, mine.terms), usual_seconds)
         for island in sorted(same):
             for other in sorted((self._known & set(notices[island].holds)) - same - held.keys()):
                 said = {"settings": f"held up by {island}"} if island != mine.island else {}
                 held[other] = self.remembered().get(other) or said or {"settings": "differed"}
         return held
 
-    def _note(self, island: str, found: dict[str, str], usual_seconds: float | None) -> dict[str, str]:
-        """Said once, until it changes: it holds up every meeting."""
+    def note(self, island: str, found: dict[str, str], usual_seconds: float | None) -> dict[str, str]:
+        """Remember a member with other terms, and what differs. Said once, until it changes: it holds up every meeting."""
         if self._found.get(island, ({}, 0.0))[0] != found:
             telemetry.get_logger().error(
-                "no round is made: an island's settings, base model or list of islands are not the ones here",
+                "no round is made: an island's settings, base model, list of islands or software are not the ones here",
                 island=island,
                 differs=found,
-                remedy="make them the same in all manifests",
+                remedy="make them the same in all manifests, and run one version of the software",
             )
         wait = max(REMEMBERED_SECONDS, 2 * (usual_seconds or 0.0))
         self._found[island] = (found, self._clock() + min(wait, LONGEST_REMEMBERED_SECONDS))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.contracts.islands import CertificateLink, IslandNotice
+from shoal.contracts.islands import MAX_COUNT, CertificateLink, IslandNotice
 from shoal.islands.certificate import BadCertificate, check
 
 WITNESSES = 2
@@ -81,6 +81,8 @@ def vouched(notice: IslandNotice, run: str, known: Mapping[str, str], base: str)
     """Whether others believe the state of a notice: it is the base, or its certificate holds under the keys of `known`."""
     if notice.round == 0:
         return notice.digest == base
+    if notice.round >= MAX_COUNT:
+        return False  # no round could follow it
     try:
         check(notice.certificate, run, notice.round, notice.digest, known)
     except BadCertificate:

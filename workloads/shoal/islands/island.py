@@ -29,10 +29,11 @@ from shoal.contracts.islands import (
     IslandNotice,
     IslandSharedTerms,
 )
-from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, enough, extended
+from shoal.islands.admission import TooFew, agreed_head
+from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, extended
 from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded
 from shoal.islands.group import Group, Unreachable
-from shoal.islands.head import Head, NoHead, head_of, vouched
+from shoal.islands.head import Head
 from shoal.islands.judgement import counted, judge_parts, part_of, state_after
 from shoal.islands.members import Encounter, Meeting, Members
 from shoal.islands.setting import Exchanged, IslandSettings, Place, Ranks
@@ -44,10 +45,6 @@ ATTEMPTS = 3
 """Meetings tried in one round: each that fails has lost an island on the way, and the next is without it."""
 AGAIN_SECONDS = 1.0
 """Before a joiner asks again who is there."""
-
-
-class TooFew(Unreachable):
-    """Not enough islands came for a round that the others would believe; another attempt at once would find the same."""
 
 
 class Island:
@@ -83,6 +80,12 @@ class Island:
         self.last = Encounter(None, company=True)
         """What came of the last question for the others; `company` is false where this island came alone, or heard no lighthouse."""
         self._live = False
+        self._restored = False
+        """What it had learnt before it was started again is part of no round yet."""
+        self._unshared = 0
+        """Updates since the last round, of this process."""
+        self._was_held = False
+        """Exchanges have been held up since the last round."""
         self._refuses: list[str] = []
         self._updates = 0
         self._began = time.monotonic()
@@ -90,14 +93,9 @@ class Island:
         self._members: Members | None = None
         if ranks.leader:
             self._store = MeetingStore(place.bind, place.advertised)
+            wait = settings.wait_seconds
             self._members = Members(
-                place.lighthouse,
-                place.run,
-                place.island,
-                place.key,
-                place.known,
-                settings.wait_seconds,
-                place.excluded,
+                place.lighthouse, place.run, place.island, place.key, place.known, wait, place.excluded
             )
             self._members.start()
 
@@ -122,10 +120,12 @@ class Island:
             if vector.shape != self.shared.weights.shape:
                 raise ValueError(f"{name} of {len(vector)} values; this rank has {self._parameters.count}")
         self.shared, self.certificate = shared, certificate
+        self._restored = True
         self._digest = self._over_ranks(shared.digest())
 
     def join(self, position: int = 0) -> Exchanged | None:
-        """Before the first update: meet the others and copy what they share. None when no round came about within `join_seconds`, or a
+        """Before the first update: meet the others and copy what they share; what a restored island learnt since that state is part of the round,
+        where it has the same one as others that come from training. None when no round came about within `join_seconds`, or a
         member has other terms."""
         deadline = time.monotonic() + self._settings.join_seconds
         while True:
@@ -142,28 +142,34 @@ class Island:
     def due(self, updates: int = 1) -> bool:
         """Count updates of the inner optimizer; whether it is time to exchange."""
         self._updates += updates
+        self._unshared += updates
+        if self._members is not None:
+            self._members.updated()
         return self._updates >= self._settings.inner_steps
 
     def after_update(self, position: int) -> Exchanged | None:
         """Count an update of the inner optimizer, and exchange when it is time."""
         return self.exchange(position) if self.due() else None
 
-    def exchange(self, position: int) -> Exchanged | None:
-        """Make a round now. None when it did not come about: what was learnt stays, and is part of the next one."""
+    def exchange(self, position: int, seconds: float | None = None) -> Exchanged | None:
+        """Make a round now, with those that are met within `seconds`, or the settings' wait. None when it did not come about: what was learnt stays,
+        and is part of the next one."""
         self._updates = 0
-        return self._exchange(position, time.monotonic() + self._settings.meeting_seconds, learnt=True)
+        seconds = self._settings.meeting_seconds if seconds is None else seconds
+        return self._exchange(position, time.monotonic() + seconds, learnt=True)
 
     def _exchange(self, position: int, deadline: float, *, learnt: bool) -> Exchanged | None:
         started = time.monotonic()
         now = self._parameters.read()
-        gradient = self.shared.weights - now if learnt else None
+        gradient = self.shared.weights - now if learnt or self._restored else None
         for attempt in range(ATTEMPTS):
-            self.last = self._ranks.broadcast(self._meet(deadline), "which islands met")
+            self.last = self._ranks.broadcast(self._meet(deadline, learnt), "which islands met")
             if (meeting := self.last.meeting) is None:
                 break
             before = self._group.sent_bytes
             try:
-                made = self._round(meeting, gradient, position, started)
+                brings = learnt or self._brings(meeting, gradient)
+                made = self._round(meeting, gradient if brings else None, position, started)
             except Unreachable as error:
                 self._group.leave()
                 telemetry.get_logger().warning("islands' round failed", attempt=attempt, reason=str(error))
@@ -174,10 +180,19 @@ class Island:
             sent = self._group.sent_bytes - before
             self._take_over(made)
             return replace(made.said, seconds=time.monotonic() - started, sent_bytes=sent)
+        self._was_held |= bool(self.last.held)
         self._expect()
         return None
 
-    def _meet(self, deadline: float) -> Encounter:
+    def _brings(self, meeting: Meeting, gradient: Float[Tensor, " values"] | None) -> bool:
+        """Whether what this island had learnt before it was started again is contributed: where others come from training with the same state, the
+        round that they make would throw it away. Where nobody does, it is part of the next round."""
+        others = (notice for notice in meeting.notices if notice.island != self._place.island)
+        if gradient is None or not any(other.trains and other.digest == self._digest for other in others):
+            return False
+        return not self._ranks.all(not bool(gradient.any()), "whether nothing was learnt")
+
+    def _meet(self, deadline: float, learnt: bool) -> Encounter:
         """On the leader; the others get its answer."""
         if self._members is None:
             return self.last
@@ -187,6 +202,7 @@ class Island:
             round=self.shared.meta.round,
             digest=self._digest,
             live=self._live,
+            trains=learnt,
             terms=self._terms,
             store=self._store.address,
             certificate=list(self.certificate),
@@ -201,7 +217,7 @@ class Island:
     ) -> "_Made":
         """One meeting from the first byte to the votes of most. Raises Unreachable, on all ranks alike; nothing is changed then."""
         place, settings, group, world = self._place, self._settings, self._group, self._ranks
-        head = self._head(meeting)
+        head = agreed_head(meeting.notices, place, self._base)
         names, joins = head.members, place.island in head.joiners
 
         def connect() -> SharedState:
@@ -227,7 +243,7 @@ class Island:
             rank=world.rank,
             contributes=world.all(finite, "whether there is something to contribute"),
             sha256=sha256(payload),
-            inner_seconds=min(1e7, max(0.0, started - self._began)),
+            inner_seconds=self._inner_seconds(started),
             position=position,
         )
         # One voice: ranks begin their rounds some milliseconds apart.
@@ -241,7 +257,8 @@ class Island:
         received = receive(names, headers, payloads, claim, place.known)
         parts = self._gather(part_of(received, self._parameters.count, settings.exchange))
         judged = judge_parts(parts, received, shared.meta.reference)
-        state = state_after(shared, received, judged, settings.exchange, settings.outer)
+        trained = {notice.island for notice in meeting.notices if notice.trains}
+        state = state_after(shared, received, judged, settings.exchange, settings.outer, trained)
         digest = self._over_ranks(state.digest())
         link, against = self._vote(meeting.name, names, state.meta.round, digest)
         certificate: Certificate | None = head.certificate
@@ -251,48 +268,25 @@ class Island:
             raise TooFew(
                 f"{sorted(link.signatures)} signed; at least half of {head.before} must for others to believe it"
             )
+        contributors = [one.island for one in counted(received, judged)]
         exchanged = Exchanged(
             round=state.meta.round,
             islands=names,
-            contributors=[one.island for one in counted(received, judged)],
+            contributors=contributors,
             left_out=judged.problems | against | dict.fromkeys(head.refused, "did not copy the state in time before"),
             joined=joins,
             position=state.meta.position,
             seconds=0.0,
             sent_bytes=0,
+            replaced=joins or (state is not shared and place.island not in contributors),
         )
         return _Made(state, digest, certificate, exchanged)
 
-    def _head(self, meeting: Meeting) -> Head:
-        """Which state is the shared one. Raises Unreachable when there is no round to be made from it."""
-        place = self._place
-        self._check_own(meeting)
-        try:
-            head = head_of(meeting.notices, place.run, place.known, self._base)
-        except NoHead as error:
-            raise TooFew(str(error)) from error
-        if place.island in head.refused:
-            raise Unreachable("most others go on without this island, which did not copy the state in time")
-        if place.island in head.ahead:
-            raise TooFew(f"the others begin with the base model, and this island has round {self.shared.meta.round}")
-        if not enough(head.members, head.before):
-            raise TooFew(f"{head.members} met; at least half of {head.before} must for others to believe a round")
-        return head
-
-    def _check_own(self, meeting: Meeting) -> None:
-        """Raises TooFew when nobody can believe this island's state any more. It must not copy another then: that would be one that the others began
-        without it, from the base model perhaps."""
-        mine = next(notice for notice in meeting.notices if notice.island == self._place.island)
-        if vouched(mine, self._place.run, self._place.known, self._base):
-            return
-        problem = (
-            f"the list of islands does not vouch for this island's state of round {mine.round}: the key of an island was changed, or too many islands"
-            " were added, since its round was signed"
-        )
-        telemetry.get_logger().error(
-            "this island exchanges no more", reason=problem, remedy="give the islands their former keys back"
-        )
-        raise TooFew(problem)
+    def _inner_seconds(self, started: float) -> float:
+        """How long this island trained for a round that it began to make at `started`. Time for which rounds were held up is no part of it."""
+        took = min(1e7, max(0.0, started - self._began))
+        usual = self.shared.meta.inner_seconds
+        return min(took, usual) if self._was_held and usual is not None else took
 
     def _vote(self, meeting: str, names: list[str], number: int, digest: str) -> tuple[CertificateLink, dict[str, str]]:
         """Sign what this island came to, and count who came to the same: the leader's count holds. Raises Unreachable without most."""
@@ -351,7 +345,16 @@ class Island:
         # A round takes parameters that are not finite back, whatever came of it. Ranks do so alike.
         if changed or not self._ranks.all(self._parameters.finite(), "whether the parameters are finite"):
             self._parameters.write(made.state.weights)
-        self._live = True
+        if made.said.replaced and (self._unshared or self._restored):
+            telemetry.get_logger().warning(
+                "what this island learnt since its last round is thrown away",
+                updates_since_it_started=self._unshared,
+                round=made.said.round,
+                reason=made.said.left_out.get(self._place.island, "it had another state than the others"),
+            )
+        if changed:
+            self._restored, self._unshared = False, 0
+        self._live, self._was_held = True, False
         self._began = time.monotonic()
         self._expect()
         said = made.said

@@ -4,7 +4,7 @@ In: what every rank of this island received. Out: the factors, the reasons where
 one that says other things in the header of one rank than in that of another does not count. Pure; called by `island`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -78,9 +78,15 @@ def counted(received: Sequence[Received], judged: Judged) -> list[Received]:
 
 
 def state_after(
-    shared: SharedState, received: Sequence[Received], judged: Judged, kind: ExchangeType, outer: OuterSettings
+    shared: SharedState,
+    received: Sequence[Received],
+    judged: Judged,
+    kind: ExchangeType,
+    outer: OuterSettings,
+    trained: Collection[str],
 ) -> SharedState:
-    """The state after the round, as new vectors; `shared` itself where nothing counts."""
+    """The state after the round, as new vectors; `shared` itself where nothing counts. What a round usually takes is learnt from those of `trained`,
+    by name: the others have just started."""
     used = counted(received, judged)
     if not used:
         return shared
@@ -88,10 +94,11 @@ def state_after(
     weights, momentum = shared.weights.clone(), shared.momentum.clone()
     outer_step(weights, momentum, mean, outer)
     headers = [one.header for one in used if one.header is not None]
+    times = [header.inner_seconds for header in headers if header.island in trained]
     meta = Meta(
         round=shared.meta.round + 1,
         reference=judged.reference,
-        inner_seconds=float(median_low([header.inner_seconds for header in headers])),
+        inner_seconds=float(median_low(times)) if times else shared.meta.inner_seconds,
         position=median_low([header.position for header in headers]),
     )
     return SharedState(meta, weights, momentum)

@@ -1,10 +1,10 @@
 """Who takes part in a round: islands meet at torchft's lighthouse, each with a signed notice.
 
 In: this island's notice. Out: an `Encounter`: a `Meeting` with the notices of all who came, the same on each of them, or why there is none, after a
-bounded wait. Where a member has other terms nobody makes a round (`differences`). While it
-trains, an island tells the lighthouse that it is alive; one that is later than the last round's usual time and the wait allow falls silent by
-itself, so that two islands, too, go on without the slow one (the lighthouse waits for all whom it hears unless most are there). Called by `island`,
-on the leader.
+bounded wait. Where a member has other terms nobody makes a round (`differences`), nor where something else than its notice is there under a
+member's name: it may be alive, and whoever went on without it would begin a lineage of its own. While it trains, an island tells the lighthouse
+that it is alive; one that is later than the last round's usual time and the wait allow falls silent by itself, so that two islands, too, go on
+without the slow one (the lighthouse waits for all whom it hears unless most are there). Called by `island`, on the leader.
 """
 
 import threading
@@ -17,19 +17,23 @@ from pydantic import ValidationError
 from torchft.coordination import LighthouseClient
 
 from shoal import telemetry
-from shoal.contracts.canonical import BadSignature, Signed, sign
+from shoal.contracts.canonical import BadSignature, Signed, sign, signed_object
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
-from shoal.islands.differences import Differing
+from shoal.islands.differences import FRESH_SECONDS, Differing
 
 BEAT_SECONDS = 1.0
 """Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
 CONNECT_SECONDS = 5.0
 UNHEARD_SECONDS, LISTEN_SECONDS = 15.0, 3.0
 """A lighthouse that nobody has heard for so long is not waited for: who asks listens for some beats more, and trains on."""
+LONGEST_PAUSE_SECONDS = 3600.0
+"""Between two updates of an island whose round has no usual time: before the first one, and while rounds are held up. Then it falls silent."""
 RENEWALS = 4
 """Times that a question is asked anew within one wait: stragglers are waited for three quarters of it at least."""
 POLL_SECONDS = 0.05
+MAX_TOLD = 64
+"""Names in the log of one wait: strangers can bring as many as they like."""
 LARGEST_NOTICE = 32768
 """Characters of a signed notice: some 600, and as many for each link of a certificate of four islands."""
 
@@ -78,6 +82,7 @@ class Members:
         self._run, self._island, self._key, self._known = run, island, key, dict(known)
         self._wait_seconds = wait_seconds
         self._excluded = frozenset(excluded)
+        self._others = known.keys() - self._excluded - {island}
         self.heard = False
         """Whether the lighthouse took the last sign of life."""
         self._lost_at = float("inf")
@@ -85,6 +90,10 @@ class Members:
         self._differing = Differing(known.keys() - self._excluded)
         self._usual_seconds: float | None = None
         self._due = float("inf")
+        self._by_updates = False
+        """Whether every update puts off when it falls silent."""
+        self._unmet = ""
+        self._told: set[str] = set()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,11 +107,17 @@ class Members:
         self._stopped.set()
 
     def expect_within(self, seconds: float | None) -> None:
-        """A round begins, and usually takes so long; None when nobody knows yet. Where rounds are held up nobody goes on without anybody, so this
-        island does not fall silent."""
+        """A round begins, and usually takes so long; None when nobody knows yet. Then, and where rounds are held up, this island is late only when it
+        makes no update for long."""
         self._usual_seconds = seconds
-        silent = seconds is not None and not self.holds
-        self._due = time.monotonic() + (seconds or 0.0) + self._wait_seconds if silent else float("inf")
+        self._by_updates = seconds is None or bool(self.holds)
+        self._due = time.monotonic() + (seconds or 0.0) + self._wait_seconds
+        self.updated()
+
+    def updated(self) -> None:
+        """An update was made."""
+        if self._by_updates:
+            self._due = time.monotonic() + LONGEST_PAUSE_SECONDS
 
     @property
     def holds(self) -> list[str]:
@@ -118,6 +133,7 @@ class Members:
         """Come to a round and wait for the others, until `deadline` (monotonic) at most. Errors of the lighthouse are waited out, its absence
         for `UNHEARD_SECONDS` in all."""
         self._due = float("inf")  # it is here: heard for as long as it waits
+        self._told.clear()
         asks: list[_Asked] = []
         problem = "this island was not among those that met"
         # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks anew beside its first
@@ -137,7 +153,7 @@ class Members:
                 asks.remove(asked)
                 if asked.error is None and (met := self._met(asked, notice)) is not None:
                     return met
-                problem = asked.error or problem
+                problem = asked.error or self._unmet or problem
                 ask_at = min(ask_at, now + BEAT_SECONDS) if not asks else ask_at
             beat()
             self._stopped.wait(POLL_SECONDS)
@@ -146,21 +162,32 @@ class Members:
         return Encounter(None, self.heard, self._differing.remembered(), [self._island], problem)
 
     def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
-        """What the lighthouse's answer is worth; None when this island's own notice is not in it, which is to be asked for anew."""
+        """What the lighthouse's answer is worth; None when it is to be asked for anew, since this island's own notice is not in it, or something else
+        than a notice is there under a member's name."""
         found: dict[str, IslandNotice] = {}
+        unread: dict[str, str] = {}
+        other_software: list[str] = []
         for island, data in asked.participants:
             try:
                 found[island] = self._read(island, data)
             except (ValidationError, BadSignature, ValueError) as error:
-                telemetry.get_logger().warning("a notice is left out", island=island[:64], reason=str(error)[:200])
-        if found.get(self._island) != mine:
+                if self._of_other_software(island, data):
+                    other_software.append(island)
+                else:
+                    self._note_unread(island, str(error)[:200], unread)
+        self._unmet = "; ".join(f"what is there as {island} is no notice: {why}" for island, why in unread.items())
+        if found.get(self._island) != mine or unread:
             return None
         held = self._differing.who_holds_up(found, mine, self._usual_seconds)
-        came = sorted(found)
+        for island in other_software:
+            held[island] = self._differing.note(
+                island, {"software version": "another there than here"}, self._usual_seconds
+            )
+        came = sorted([*found, *other_software])
         if held:
             telemetry.get_logger().warning("no round is made while settings differ", came=came, differs=held)
             return Encounter(None, True, held, came, "settings differ")
-        notices = [found[island] for island in came if found[island].terms == mine.terms]
+        notices = [found[island] for island in sorted(found) if found[island].terms == mine.terms]
         return Encounter(Meeting(asked.name, notices), len(notices) > 1, {}, came)
 
     def _read(self, island: str, data: object) -> IslandNotice:
@@ -175,7 +202,28 @@ class Members:
         notice = Signed[IslandNotice].from_json(text).verified(self._known[island])
         if (notice.run, notice.island) != (self._run, island):
             raise ValueError(f"it speaks for island {notice.island} of run {notice.run}")
+        if not _fresh(notice.at_unix):
+            raise ValueError("it was signed long ago by this clock: clocks differ, or somebody repeats it")
         return notice
+
+    def _of_other_software(self, island: str, data: object) -> bool:
+        """Whether it is a notice that the member signed just now, with other fields than this software's."""
+        text = data.get("notice") if isinstance(data, dict) else None
+        if not isinstance(text, str) or len(text) > LARGEST_NOTICE or island not in self._others:
+            return False
+        said = signed_object(IslandNotice.__name__, text, self._known[island])
+        if said is None or (said.get("run"), said.get("island")) != (self._run, island):
+            return False
+        at = said.get("at_unix")
+        return isinstance(at, float | int) and _fresh(at)
+
+    def _note_unread(self, island: str, why: str, unread: dict[str, str]) -> None:
+        """Nothing follows where no other island has the name, or an excluded one."""
+        if island in self._others:
+            unread[island] = why
+        if island not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(island)
+            telemetry.get_logger().warning("a notice cannot be read", island=island[:64], reason=why)
 
     def _beat(self) -> None:
         client = None
@@ -223,6 +271,10 @@ class _Asked:
             self.error = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         finally:
             self.done.set()
+
+
+def _fresh(at_unix: float) -> bool:
+    return abs(time.time() - at_unix) <= FRESH_SECONDS
 
 
 def _client(lighthouse: str) -> LighthouseClient:

@@ -92,7 +92,8 @@ class IslandSettings:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A round that was made. `contributors` are those whose vectors counted; `left_out` says of the others, and of those that counted less, why."""
+    """A round that was made. `contributors` are those whose vectors counted; `left_out` says of the others, and of those that counted less, why.
+    `replaced`: this island's weights gave way to a state that it had no part in, as a joiner's do, and one's whose vector did not count."""
 
     round: int
     islands: list[str]
@@ -102,3 +103,4 @@ class Exchanged:
     position: int
     seconds: float
     sent_bytes: int
+    replaced: bool = False

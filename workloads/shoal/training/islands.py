@@ -45,6 +45,8 @@ FINISH_DEADLINE_SECONDS = 3600.0
 """How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
 """How long an island that is done waits for the run's result, and serves the shared state to one that restarted."""
+OWED_SECONDS = 5.0
+"""That an exchange which is overdue looks for the others after a step. One that waits for its own is met within that."""
 PAUSE_SECONDS, HELD_PAUSE_SECONDS = 2.0, 15.0
 """Between two meetings of an island that waits; the longer one where a member has other settings, which takes an edit. Such a meeting, and one of an
 island alone, takes no time at all."""
@@ -127,6 +129,8 @@ class Membership:
         """When the last round of this process was made, Unix time, and who stood in it."""
         self._missed = 0
         """Exchanges since then."""
+        self._finishing = False
+        """The last exchange has been missed once, and is tried again."""
         self._ranks = ranks
         self._key = f"{ranks.rank:05d}-of-{ranks.world:05d}"
 
@@ -197,19 +201,21 @@ class Membership:
         self._fresh = False
         return self._island.due(updates)
 
-    def exchange(self, step: int) -> bool:
+    def exchange(self, step: int, *, overdue: bool = False) -> bool:
         """Make a round after an update of step `step`; whether it came about.
 
         Runs of a group come at times of their own. Each waits for the others, if any are alive, as long as its last step took: of two, the one
         with the longer steps then waits for longer than the other is away to train, so that they meet. Nobody is waited for where a member has other
-        settings: no round would come of it.
+        settings: no round would come of it. An exchange that is `overdue` has waited so once, and now looks whether somebody else waits.
         """
-        deadline = time.monotonic() + (min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated else 0.0)
-        while not (made := self._exchange_once(step)):
+        patience = min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated and not overdue else 0.0
+        deadline = time.monotonic() + patience
+        while not (made := self._exchange_once(step, OWED_SECONDS if overdue else None)):
             waits_on = self._island.last.company and not self.held and time.monotonic() < deadline
             if not self._ranks.broadcast(waits_on, "whether to wait on for other runs"):
                 break
             self._pause()
+        self._count_exchange(made)
         self._step_began = time.monotonic()
         return made
 
@@ -235,14 +241,25 @@ class Membership:
             problem=last.problem[:500] if self._missed else "",
         )
 
-    def _exchange_once(self, step: int) -> bool:
-        return self._timed(lambda: self._island.exchange(step)) is not None
+    def _exchange_once(self, step: int, seconds: float | None = None) -> bool:
+        return self._timed(lambda: self._island.exchange(step, seconds)) is not None
+
+    def _count_exchange(self, made: bool) -> None:
+        """Once for each, however many meetings were tried for it."""
+        if not made:
+            self._missed += 1
+        ROUNDS.labels("made" if made else "held" if self.held else "missed").inc()
 
     def finish(self, step: int) -> None:
         """After the last update of the run: exchange until it comes about, unless nothing was learnt since the last round. Then what this island
         learnt is part of what all have; past the deadline its result is its own, and the log says so."""
+        if self._fresh:
+            return
         deadline = time.monotonic() + FINISH_DEADLINE_SECONDS
-        while not self._fresh and not self._exchange_once(step):
+        while not self._exchange_once(step):
+            if not self._finishing:
+                self._finishing = True
+                self._count_exchange(made=False)
             if not self._ranks.broadcast(time.monotonic() < deadline, "whether to try the last exchange again"):
                 telemetry.get_logger().error(
                     "the last exchange did not come about; this island ends with weights of its own",
@@ -250,6 +267,7 @@ class Membership:
                 )
                 return
             self._pause()
+        self._count_exchange(made=True)
 
     def linger(self, result_is_there: Callable[[], bool], waits: Waits) -> None:
         """Until the run has its result: whoever restarts meanwhile finds somebody who has the shared state."""
@@ -318,19 +336,17 @@ class Membership:
         said = act()
         held = self._island.last.held
         WAITED.inc(time.monotonic() - started)
-        ROUNDS.labels("made" if said is not None else "held" if held else "missed").inc()
         DIFFERS.clear()
         for island, found in held.items():
             for setting in found:
                 DIFFERS.labels(island, setting).set(1)
         if said is None:
-            self._missed += 1
             ROUND_SECONDS.set(math.nan)
             return None
         self._missed, self._last_made = 0, (time.time(), said.islands)
         self._fresh = said.joined or bool(said.contributors)
         # Who copies lacked the state that the others began with, be it of a later round or of a lineage of its own.
-        self.jumped |= said.joined
+        self.jumped |= said.replaced
         ROUND.set(said.round)
         ROUND_SECONDS.set(said.seconds)
         SENT.inc(said.sent_bytes)

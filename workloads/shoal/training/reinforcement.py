@@ -111,10 +111,11 @@ class Reinforcement:
         member, progress = self._member, self._place.progress
         if member is None:
             return
-        if member.due(updates) or self._owes:
+        due = member.due(updates)
+        if due or self._owes:
             with progress.phase("exchange", "with the other islands"):
                 # Where a member has other settings, the next try is when the next exchange is due.
-                self._owes = not member.exchange(step + 1) and not member.held
+                self._owes = not member.exchange(step + 1, overdue=not due) and not member.held
         self._finish_if_last(step)
         self._look_for_a_jump(step)
 
