@@ -13,7 +13,6 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from shoal import environments
 from shoal.contracts.evaluation import is_evaluation, located
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
@@ -21,6 +20,7 @@ from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
 from shoal.environments.episodes import Tools, tools_of
+from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
@@ -171,16 +171,12 @@ class Worker:
         def render(task: Task, target_length: int | None) -> Sequence[int]:
             return prompt_tokens(self._tokenizer, work.environment, task, target_length)
 
-        known: dict[tuple[str, str], float | None] = {}
+        scored = ScoredOnce(work.environment)
 
         def score(task: Task, tokens: Sequence[int]) -> float | None:
-            """Equal answers to a task are scored once, as validators do."""
-            key = (task.problem_id, completion_text(self._tokenizer, tokens, self._eos))
-            if key not in known:
-                found = work.environment.score(task, key[1])
-                known[key] = found.task_reward if isinstance(found, environments.Score) else None
+            reward = scored.reward(task, completion_text(self._tokenizer, tokens, self._eos))
             self._liveness.progress()
-            return known[key]
+            return reward
 
         planned = plan_submission(step, lease, work.public, work.tasks, render, work.drawn(step.step))
         started = time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RowReward
-from shoal.environments import Score, Unscorable
+from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text
 from shoal.validation.facts import Facts, File, Finding, reject
 
@@ -23,15 +23,11 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
     Equal answers to a task are scored once. `progress` is called after every row.
     """
     rewards = []
-    known: dict[tuple[int, str], Score | Unscorable] = {}
+    scored = ScoredOnce(facts.environment)
     for row, prefix in zip(file.rows, facts.prefixes(file.rows), strict=True):
         answer = [*row.prompt_tokens[len(row.prompt_tokens) - prefix :], *row.completion_tokens]
         text = completion_text(facts.tokenizer, answer, facts.eos_token_ids)
-        key = (row.prompt_index, text)
-        if key not in known:
-            known[key] = facts.environment.score(facts.tasks[row.prompt_index], text)
-        score = known[key]
-        task_reward = score.task_reward if isinstance(score, Score) else None
+        task_reward = scored.reward(facts.tasks[row.prompt_index], text)
         rewards.append(total_reward(task_reward, len(answer), row.target_length, facts.length_reward))
         progress()
     return rewards

@@ -1,0 +1,97 @@
+"""Equal answers of a file are scored once, in little memory, and a machine's passing failure costs no row its reward."""
+
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shoal.contracts.tasks import Task
+from shoal.environments import Score, Unscorable, scored_once
+from shoal.environments.scored_once import SECOND_TRIES, ScoredOnce
+from shoal.validation.checks import reward
+
+TASKS = [Task(problem_id=name, task_type="t", prompt="?", verification_info={}) for name in ("p0", "p1")]
+
+
+class Scorer:
+    """Stands where an environment scores: counts, and fails as often as told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.failures = failures
+
+    def score(self, task: Task, text: str) -> Score | Unscorable:
+        self.asked.append((task.problem_id, text[:20]))
+        if len(self.asked) <= self.failures:
+            return Unscorable("no process to spare")
+        return Score(float(text == "42"))
+
+
+def kept(scorer: Scorer) -> ScoredOnce:
+    return ScoredOnce(cast(Any, scorer))
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored_once, "PAUSE_SECONDS", 0.0)
+
+
+def test_equal_answers_to_one_task_are_scored_once_and_to_two_tasks_twice() -> None:
+    scorer = Scorer()
+    scores = kept(scorer)
+    assert [scores.reward(task, text) for task in TASKS for text in ("42", "42", "7", "\ud800")] == [1, 1, 0, 0] * 2
+    assert scorer.asked == [(task.problem_id, text) for task in TASKS for text in ("42", "7", "\ud800")]
+
+
+def rewards_of(scorer: Scorer, texts: list[str]) -> list[float | None]:
+    """What a validator finds for a file whose rows decode to these texts."""
+    rows = [
+        SimpleNamespace(prompt_tokens=[1], completion_tokens=[number], prompt_index=0, target_length=None)
+        for number in range(len(texts))
+    ]
+    facts = SimpleNamespace(
+        prefixes=lambda rows: [0] * len(rows),
+        tokenizer=SimpleNamespace(decode=lambda ids, **_: texts[ids[0]]),
+        eos_token_ids=frozenset({-1}),
+        environment=scorer,
+        tasks=TASKS,
+        length_reward=None,
+    )
+    return [row.task_reward for row in reward.score_rows(cast(Any, SimpleNamespace(rows=rows)), cast(Any, facts))]
+
+
+def test_a_validator_scores_equal_rows_once_and_survives_one_failure_of_its_machine() -> None:
+    scorer = Scorer(failures=1)
+    assert rewards_of(scorer, ["42"] * 16) == [1.0] * 16
+    assert len(scorer.asked) == 2
+
+
+def test_an_answer_that_fails_twice_is_left_out_for_all_that_are_equal() -> None:
+    scorer = Scorer(failures=2)
+    assert rewards_of(scorer, ["42"] * 3 + ["7"]) == [None, None, None, 0.0]
+
+
+def test_a_file_of_answers_that_cannot_be_scored_is_not_tried_again_for_ever() -> None:
+    scorer = Scorer(failures=1000)
+    assert rewards_of(scorer, [str(number) for number in range(100)]) == [None] * 100
+    assert len(scorer.asked) == 100 + SECOND_TRIES
+
+
+def test_what_ran_into_its_limit_of_time_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored_once, "SLOW_SECONDS", 0.0)
+    scorer = Scorer(failures=1)
+    assert kept(scorer).reward(TASKS[0], "42") is None
+    assert len(scorer.asked) == 1
+
+
+def test_texts_are_not_kept_however_long_a_token_is() -> None:
+    scores = kept(Scorer())
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            scores.reward(TASKS[0], f"\N{GRINNING FACE}{number}" + " " * 100_000)  # 400 kB in memory
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
