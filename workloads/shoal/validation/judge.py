@@ -69,7 +69,7 @@ def judge(
         facts = facts.of(job.step)
         with watch("parse"):
             longest = facts.max_sequence_length
-            file = File(job, *parse_file(path, facts.rows * longest, longest, facts.rows, progress=progress))
+            file = File(job, *parse_file(path, facts.rows * longest, longest, progress=progress))
         finding = cheap_finding(file, facts, watch)
         if finding is None:
             with watch("reward"):
