@@ -1,14 +1,16 @@
 """A validator that is still at work keeps its file, and is told when nobody waits for its verdict."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from protocol_stack import verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.contracts.protocol import ClaimRenewal
+from shoal.contracts.protocol import ClaimRenewal, ValidationJob
 from shoal.contracts.recipe import Validation
+from shoal.contracts.verdicts import Verdict
 from shoal.protocol import verdicts, work
 from shoal.transport.server import Problem
 
@@ -54,3 +56,57 @@ def test_a_renewal_of_a_file_that_nobody_waits_for_says_why(run: Orchestrator, n
     verdicts.evict(run.state, node, "of another file")
     with pytest.raises(Problem, match=r"409 Claim is over: .* its node was evicted"):
         work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+
+
+def rejected_by(job: ValidationJob, validator: str) -> Verdict:
+    """A statistical reject, which another check must find too."""
+    verdict = verdict_on(job, outcome="reject", reason="computation")
+    return verdict.model_copy(update={"validator": validator})
+
+
+def test_a_renewal_that_arrives_after_its_own_verdict_keeps_the_file_from_nobody(run: Orchestrator, node: str) -> None:
+    digest = run.hand_in(node)
+    run.judge(rejected_by(run.claimed("first"), "first"))
+    with pytest.raises(Problem, match="or is to have it"):
+        work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+    assert run.claimed("second").second_opinion
+
+
+def test_a_late_reject_ends_the_check_of_few_rows_that_another_has_begun(run: Orchestrator, node: str) -> None:
+    digest = run.hand_in(node)
+    late = run.claimed("first")
+    run.clock.now += 61
+    assert not run.claimed("second").second_opinion
+    run.judge(rejected_by(late, "first"))
+    with pytest.raises(Problem, match="or is to have it"):
+        work.renew(run.state, ClaimRenewal(validator="second", node=node, sha256=digest))
+    assert run.claimed("third").second_opinion
+
+
+def test_an_inconclusive_check_is_followed_by_a_claim_and_not_by_a_renewal(run: Orchestrator, node: str) -> None:
+    digest = run.hand_in(node)
+    job = run.claimed("first")
+    run.judge(verdict_on(job, outcome="inconclusive").model_copy(update={"validator": "first"}))
+    with pytest.raises(Problem, match="or is to have it"):
+        work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+
+
+def test_a_renewal_that_read_the_job_before_a_reject_does_not_write_it_back(run: Orchestrator, node: str) -> None:
+    digest = run.hand_in(node)
+    job = run.claimed("first")
+    read = run.state.redis.hget
+    between: list[Any] = []
+
+    def then_rejected(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if not between:
+            between.append(found)
+            run.judge(rejected_by(job, "first"))
+        return found
+
+    queue = run.state.queue
+    queue._redis.hget = then_rejected  # type: ignore[method-assign]
+    assert not queue.renew("first", node, digest, run.clock.now + 60)
+    waiting = queue.get(node, digest)
+    assert waiting is not None
+    assert len(waiting.opinions) == 1

@@ -27,6 +27,11 @@ redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
 return 1
 """
 
+_PUT_BACK = """
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+"""
+
 
 def backoff_seconds(inconclusive: int) -> float:
     """Pause before the next check after so many inconclusive ones."""
@@ -46,6 +51,7 @@ class ValidationQueue:
         self._jobs = f"{prefix}:jobs"
         self._queue = f"{prefix}:queue"
         self._move = client.register_script(_MOVE_IF_UNCHANGED)
+        self._put_back = client.register_script(_PUT_BACK)
         self._parsed = Parsed(Job.from_json)
 
     def add(self, job: Job, now_unix: float) -> None:
@@ -73,9 +79,9 @@ class ValidationQueue:
         self._redis.hdel(self._jobs, f"{node}/{sha256}")
 
     def again(self, job: Job, available_unix: float) -> None:
-        """Put a changed job back, claimable from `available_unix`."""
-        self._redis.hset(self._jobs, job.name, job.to_json())
-        self._redis.zadd(self._queue, {job.name: available_unix})
+        """Put a changed job back, claimable from `available_unix` by a claim of its own: nobody's renewal takes it back."""
+        freed = job.model_copy(update={"claimed_by": ""})
+        self._put_back(keys=[self._queue, self._jobs], args=[job.name, repr(available_unix), freed.to_json()])
 
     def claim(self, validator: str, now_unix: float, claim_seconds: float) -> Job | None:
         """The longest waiting file that suits this validator, for `claim_seconds`; None when there is none."""
@@ -96,9 +102,10 @@ class ValidationQueue:
         return None
 
     def renew(self, validator: str, node: str, sha256: str, until_unix: float) -> bool:
-        """Let a validator keep its claim until then. False for a file that is not in the queue or that another one claimed.
+        """Let a validator keep its claim until then. False for a file that is not in the queue, that another one claimed, or that was put back.
 
-        A file that nobody holds, as all are after Redis was lost, is its again.
+        A file of which nothing is known, as of all after Redis was lost, is its again. One with an opinion, or with an inconclusive check, waits for
+        a claim: a renewal that arrives after its own verdict must not hide the file, nor a check of few rows go on where every row is to be checked.
         """
         name = f"{node}/{sha256}"
         score = self._redis.zscore(self._queue, name)  # before the job: a claim that comes between changes it
@@ -106,7 +113,8 @@ class ValidationQueue:
         if data is None or score is None:
             return False
         job = Job.from_json(data)
-        if job.claimed_by not in ("", validator):
+        unknown = not job.claimed_by and not job.opinions and not job.inconclusive
+        if job.claimed_by != validator and not unknown:
             return False
         claimed = job.model_copy(update={"claimed_by": validator})
         return bool(

@@ -231,7 +231,7 @@ def renew(state: RunState, renewal: ClaimRenewal) -> None:
     reason = over(state, job.record) if job is not None else "it has its verdict"
     until = state.clock() + state.config.validation.claim_seconds
     if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
-        reason = "another validator has it"
+        reason = "another validator has it, or is to have it"
     if reason:
         raise Problem(409, "Claim is over", f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
 
