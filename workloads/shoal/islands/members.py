@@ -30,7 +30,7 @@ UNHEARD_SECONDS, LISTEN_SECONDS = 15.0, 3.0
 LONGEST_PAUSE_SECONDS = 3600.0
 """Between two updates of an island whose round has no usual time: before the first one, and while rounds are held up. Then it falls silent."""
 RENEWALS = 4
-"""Times that a question is asked anew within one wait: stragglers are waited for three quarters of it at least."""
+"""Times that a joiner's question is asked anew within one wait."""
 POLL_SECONDS = 0.05
 MAX_TOLD = 64
 """Names in the log of one wait: strangers can bring as many as they like."""
@@ -137,18 +137,19 @@ class Members:
         asks: list[_Asked] = []
         problem = "this island was not among those that met"
         # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks anew beside its first
-        # question, or a joiner that has waited for minutes would cut short the wait for everybody else.
+        # question, or a joiner that has waited for minutes would cut short the wait for everybody else. Those that are due let the wait pass
+        # between two questions: with renewals within it the wait for one that is heard, and does not come, would never end.
         again = self._wait_seconds / RENEWALS
+        every = self._wait_seconds + again if notice.live else again
         began = ask_at = time.monotonic()
-        first = self._wait_seconds if notice.live else again
         while (now := time.monotonic()) < deadline:
             if not self.heard and now - self._lost_at > UNHEARD_SECONDS and now - began > LISTEN_SECONDS:
                 problem = f"the lighthouse at {self._lighthouse} does not answer"
                 break
             if now >= ask_at:
-                patience = min(deadline - now, first + 2 * again)
+                patience = min(deadline - now, every + 2 * again)
                 asks.append(_Asked(self._lighthouse, self._island, sign(notice, self._key), patience))
-                ask_at, first = now + first, again
+                ask_at = now + every
             for asked in [one for one in asks if one.done.is_set()]:
                 asks.remove(asked)
                 if asked.error is None and (met := self._met(asked, notice)) is not None:
