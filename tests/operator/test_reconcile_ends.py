@@ -10,6 +10,7 @@ from run_story import MANIFEST, at_version, holds, put, replicas, running, said,
 import samples
 from shoal.contracts.run import NodeConfig
 from shoal_operator.reconcile import reconcile
+from shoal_operator.reconcile.training_run import PRUNED
 
 # The end.
 
@@ -135,6 +136,36 @@ def test_suspending_before_prepare_has_ended_stops_it(cluster: MemoryCluster) ->
     cluster.settle()
     assert cluster.names("Job") == []
     assert status(cluster)["phase"] == "Suspended"
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+def test_what_an_operator_made_that_stopped_before_it_wrote_prepared_goes_when_prepare_is_gone(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, suspend: bool
+) -> None:
+    """Seen under chaos: prepare succeeded in the moment in which a suspension deleted its Job, and the operator was killed on the way."""
+    cluster.settle()
+    before = {kind: cluster.names(kind) for kind in PRUNED}
+    cluster.job_ends("sums-prepare", "Complete")
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "apply_status", lambda *_: stop())
+        with pytest.raises(Killed):
+            reconcile(cluster, "TrainingRun", "sums")
+    assert cluster.names("Service")
+    cluster.objects.remove("Job", "sums-prepare")
+    put(cluster, suspend=suspend)
+    cluster.settle()
+    cluster.pods_end()
+    cluster.settle()
+    assert {kind: cluster.names(kind) for kind in PRUNED} == before
+    assert "Prepared" not in holds(cluster)
+
+
+class Killed(BaseException):
+    """An operator that is no more: nothing catches it."""
+
+
+def stop() -> None:
+    raise Killed
 
 
 # What else a run depends on.

@@ -121,7 +121,9 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     apply_children(cluster, live, told)
     if failed is not None:
         raise failed
-    if children and seen.prepared:
+    # Also before prepare has succeeded: it may have succeeded in a Job that a suspension had ended already, and an operator that stopped before
+    # it wrote that down has left what it made.
+    if children:
         prune(cluster, live, name, PRUNED, [*children, *told])
 
     finished = stage in ("complete", "failed")
