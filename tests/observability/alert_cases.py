@@ -81,6 +81,20 @@ CASES: dict[str, list[Case]] = {
             {**_labels(RUN), "benchmark": "sums"},
         )
     ],
+    "ShoalIslandsApart": [
+        Case(
+            {f"shoal_island_missed{{{TRAINER}}}": "0x30 1 2 3x100"},
+            {f"shoal_island_missed{{{TRAINER}}}": "0x30 1 2x100"},  # a member was started anew
+            _labels(f'{RUN},pod="arithmetic-trainer-0"'),
+        ),
+        Case(
+            {f'shoal_island_differs{{{TRAINER},island="north",setting="rounding"}}': "1x100"},
+            {
+                f'shoal_island_differs{{{TRAINER},island="north",setting="rounding"}}': "1x50 stale"
+            },  # it has the same again
+            _labels(f'{RUN},pod="arithmetic-trainer-0"'),
+        ),
+    ],
     "ShoalEntropyRising": [
         Case(
             {f"shoal_trainer_entropy_rise{{{TRAINER}}}": "0.8x120"},

@@ -307,6 +307,7 @@ def test_a_run_that_finds_other_settings_trains_on_and_says_who_differs_in_what(
         (NAMES[1], "innerSteps", "7 there, 2 here")
     ]
     assert (said.round, said.missed, said.members, said.absent, said.problem) == (0, 1, [], [], "settings differ")
+    assert islands.MISSED.collect()[0].samples[0].value == 1
     (metric,) = next(iter(islands.DIFFERS.collect())).samples  # of whoever was told last: both are of this process
     assert (metric.labels["setting"], metric.value) == ("innerSteps", 1.0)
     other.close()
@@ -316,6 +317,7 @@ def test_a_run_that_finds_other_settings_trains_on_and_says_who_differs_in_what(
     said = mine.progress()
     assert (said.round, said.missed, said.members, said.differing, said.problem) == (1, 0, [*NAMES[:2]], [], "")
     assert said.made_unix is not None
+    assert islands.MISSED.collect()[0].samples[0].value == 0
     assert not next(iter(islands.DIFFERS.collect())).samples
 
 

@@ -83,6 +83,16 @@ OVERVIEW = Board(
             Panel("Model FLOPs utilisation", {"{{run}}": one("shoal_trainer_mfu_ratio")}, "percentunit",
                   "Of the updates; completion tokens only, so a lower bound. Empty where the accelerator's peak is not known."),
         ),
+        "Islands": (
+            Panel("Exchanges in an hour", {
+                "{{pod}} {{outcome}}": f"sum by ({BY_RUN}, pod, outcome) (increase({of('shoal_island_rounds_total')}[1h]))",
+            }, says="Made, missed, or held because a member has other settings. Nothing but 0 without trainer.islands.",
+                  runbook="ShoalIslandsApart"),
+            Panel("Islands in the last exchange", {
+                "{{pod}}": of("shoal_island_members"), "{{pod}} left out": of("shoal_island_left_out"),
+            }),
+            Panel("Missed since the last round", {"{{pod}}": of("shoal_island_missed")}, runbook="ShoalIslandsApart"),
+        ),
         "Room": (
             Panel("Free space", {"{{pod}} {{folder}}": f"{of('shoal_disk_free_bytes')} / {of('shoal_disk_size_bytes')}"}, "percentunit",
                   runbook="ShoalDiskFilling"),

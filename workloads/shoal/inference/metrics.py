@@ -11,6 +11,8 @@ CONTINUATIONS = Counter(
 SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the agent, by its answer.", ["status"])
 TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
 RETURNED = Counter("shoal_worker_returned_total", "Leases that no file came for: leaving, sealed or tool.", ["reason"])
+for _reason in ("leaving", "sealed", "tool"):  # from the start: a rate misses the first of a series that begins with it
+    RETURNED.labels(_reason)
 POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
 GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
 POLICY_LAG = Gauge("shoal_worker_policy_lag_steps", "Step being sampled for, minus the version in the engine.")

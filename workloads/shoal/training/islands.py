@@ -62,6 +62,9 @@ ROUNDS = Counter(
     "Exchanges that came about (made), did not (missed), or were not made because a member has other settings (held).",
     ["outcome"],
 )
+for _outcome in ("made", "missed", "held"):  # from the start: a rate misses the first of a series that begins with it
+    ROUNDS.labels(_outcome)
+MISSED = Gauge("shoal_island_missed", "Exchanges since the last round that did not come about.")
 DIFFERS = Gauge(
     "shoal_island_differs",
     "1 for each setting in which a member differs from this island, as of the last exchange; while there is one, no round is made.",
@@ -248,6 +251,7 @@ class Membership:
         """Once for each, however many meetings were tried for it."""
         if not made:
             self._missed += 1
+        MISSED.set(self._missed)
         ROUNDS.labels("made" if made else "held" if self.held else "missed").inc()
 
     def finish(self, step: int) -> None:
@@ -344,6 +348,7 @@ class Membership:
             ROUND_SECONDS.set(math.nan)
             return None
         self._missed, self._last_made = 0, (time.time(), said.islands)
+        MISSED.set(0)
         self._fresh = said.joined or bool(said.contributors)
         # Who copies lacked the state that the others began with, be it of a later round or of a lineage of its own.
         self.jumped |= said.replaced
