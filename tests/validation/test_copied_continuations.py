@@ -26,7 +26,7 @@ replace = dataclasses.replace
 SETTINGS = VineSettings(segments=4, continuations=4)
 LENGTH = 1000
 NATS = 0.5
-SEED = 5
+SEEDS = (3, 4, 5, 9)
 JOBS = {"counted": STATISTICAL, "probation": STATISTICAL.model_copy(update={"on_probation": True})}
 
 
@@ -165,25 +165,27 @@ def test_a_copy_that_lies_about_its_log_probabilities_is_found_by_ours(court: Co
     assert copies.find(found, {9: np.full(len(found[9]), -NATS, dtype=np.float32)}) is not None
 
 
-def drawn(vine: VineCourt, prompts: Sequence[Sequence[int]], limits: Sequence[int], warmth: float) -> list[list[int]]:
+def drawn(
+    vine: VineCourt, prompts: Sequence[Sequence[int]], limits: Sequence[int], warmth: float, seed: int
+) -> list[list[int]]:
     """Completions of the policy at `warmth` times the run's temperature."""
     model, temperature = vine.court.made.model["old"], vine.facts.sampling.temperature * warmth
-    texts = sample(model, prompts, max(limits), SEED, temperature)
+    texts = sample(model, prompts, max(limits), seed, temperature)
     return [text[:limit] for text, limit in zip(texts, limits, strict=True)]
 
 
-def file_at(vine: VineCourt, court: Court, warmth: float) -> list[Rollout]:
+def file_at(vine: VineCourt, court: Court, warmth: float, seed: int) -> list[Rollout]:
     """A file whose completions were sampled at another temperature, and all of its continuations truly."""
     assert VINE is not None
     blank = honest_file(vine, court)
     prompts = [row.prompt_tokens for row in blank[:PARENTS]]
-    texts = drawn(vine, prompts, [40] * PARENTS, warmth)
+    texts = drawn(vine, prompts, [40] * PARENTS, warmth, seed)
     cuts = [VINE.positions(len(texts[each.parent]))[each.boundary - 1] for each in continuations(PARENTS, VINE)]
     prompts += [
         [*prompts[each.parent], *texts[each.parent][:cut]]
         for each, cut in zip(continuations(PARENTS, VINE), cuts, strict=True)
     ]
-    texts += drawn(vine, prompts[PARENTS:], [40 - cut for cut in cuts], 1.0)
+    texts += drawn(vine, prompts[PARENTS:], [40 - cut for cut in cuts], 1.0, seed)
     return vine.all_proven(
         [
             unclaimed(replace(row, prompt_tokens=prompt), text, "stop" if text[-1] == tiny_policy.EOS else "length")
@@ -207,11 +209,13 @@ def together(vine: VineCourt, rows: list[Rollout], strata: list[range]) -> objec
 def test_completions_of_another_temperature_do_not_hide_behind_true_continuations(
     attacked: VineCourt, court: Court
 ) -> None:
-    rows = file_at(attacked, court, 0.85)
-    whole = range(PARENTS * (1 + EACH))
-    assert together(attacked, rows, [whole]) is None  # in one sum nothing is seen of it
-    verdict = attacked.judge(rows, JOBS["probation"])
-    assert (verdict.outcome, verdict.reason) == ("reject", "token_sampling"), verdict.evidence
+    hidden = 0
+    for seed in SEEDS:  # which texts come of one differs between machines
+        rows = file_at(attacked, court, 0.8, seed)
+        hidden += together(attacked, rows, [range(PARENTS * (1 + EACH))]) is None
+        verdict = attacked.judge(rows, JOBS["probation"])
+        assert (verdict.outcome, verdict.reason) == ("reject", "token_sampling"), (seed, verdict.evidence)
+    assert hidden > 0, "in one sum nothing is seen of some of them"
 
 
 def test_proofs_of_as_many_completions_are_verified_as_without_continuations(attacked: VineCourt, court: Court) -> None:
