@@ -64,7 +64,7 @@ def test_prepare_reads_a_data_set_from_the_claim_and_names_a_file_that_is_not_th
     need_images("operator", "protocol", "redis", "relay", "trainer")
     release = Release(space, tmp_path)
     ours, gone = (Story(space, release, run=name) for name in ("ours", "gone"))
-    release.install("--set", "operator.replicas=1", "--set", "operator.podDisruptionBudget.enabled=false")
+    release.install("--set", "operator.replicas=1")
     put_on_a_volume(space)
     space.apply(run(space, ours.run, f"{FOLDER}/{FILE}"), run(space, gone.run, f"{FOLDER}/gone.jsonl"))
     ours.wait("the file to be read", lambda: ours.holds("Prepared"), PREPARE_SECONDS)

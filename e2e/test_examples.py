@@ -42,7 +42,7 @@ def served(
     need_images("operator", "protocol", "trainer")
     with open_space(request.config, cluster.kubeconfig, kube, image, "examples") as space:
         release = Release(space, Path(tmp_path_factory.mktemp("helm")))
-        release.install("--set", "operator.replicas=1", "--set", "operator.podDisruptionBudget.enabled=false")
+        release.install("--set", "operator.replicas=1")
         yield space
         if not request.config.getoption("--keep-cluster"):
             release.uninstall()

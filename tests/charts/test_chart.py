@@ -127,6 +127,13 @@ def test_prometheus_is_let_into_runs_by_the_ports_that_it_scrapes() -> None:
     assert not [each for each in render(given[0], given[1]) if each["metadata"]["name"] == "shoal-metrics"]
 
 
+@pytest.mark.parametrize(("replicas", "stay", "made"), [(2, 2, False), (2, 5, False), (3, 2, True)])
+def test_a_budget_that_no_drain_could_meet_is_not_made(replicas: int, stay: int, made: bool) -> None:
+    given = ["--set", f"operator.replicas={replicas}", "--set", f"operator.podDisruptionBudget.minAvailable={stay}"]
+    found = [each["spec"]["minAvailable"] for each in render(*given) if each["kind"] == "PodDisruptionBudget"]
+    assert found == [stay] * made
+
+
 def test_nothing_that_needs_other_crds_is_made_unasked() -> None:
     assert not {each["kind"] for each in render()} & {"PodMonitor", "PrometheusRule"}
 

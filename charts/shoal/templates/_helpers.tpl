@@ -55,3 +55,10 @@ readOnlyRootFilesystem: true
 {{- define "shoal.minioEndpoint" -}}
 http://{{ .Release.Name }}-minio.{{ .Release.Namespace }}.svc:9000
 {{- end }}
+
+{{/* Not empty where a disruption budget is made: one that leaves no pod to evict would keep its nodes from ever being drained. */}}
+{{- define "shoal.hasBudget" -}}
+{{- with .Values.operator -}}
+{{- if and .podDisruptionBudget.enabled (gt (int .replicas) (int .podDisruptionBudget.minAvailable)) }}true{{ end -}}
+{{- end -}}
+{{- end }}
