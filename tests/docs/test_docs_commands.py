@@ -17,6 +17,8 @@ import yaml
 from doc_pages import Block, as_path, commands, page_names, shell_blocks, text_of
 from tools.docs.cli import program
 
+from helm import render as objects_of_chart
+from helm import run_helm
 from servers import ROOT
 
 BLOCKS = shell_blocks()
@@ -109,14 +111,11 @@ def helm(words: list[str], where: str) -> None:
         assert as_path(chart).is_dir(), f"{where}: {chart} does not exist"
     if not charts:
         return
-    values = yaml.safe_load((ROOT / "charts" / "shoal" / "values.yaml").read_text())
-    for flag, value in pairwise(words):
-        if flag in ("--set", "--set-string", "--set-json"):
-            at: Any = values
-            for key in value.partition("=")[0].split("."):
-                assert isinstance(at, dict), f"{where}: {value}: {key!r} lies below a plain value"
-                assert key in at, f"{where}: the chart has no value {value.partition('=')[0]}"
-                at = at[key]
+    known = set(re.findall(r"--[a-z0-9-]+", run_helm(words[0], "--help")))
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        assert option in known, f"{where}: `helm {words[0]}` has no option {option}"
+    given = [(flag, value) for flag, value in pairwise(words) if flag.startswith("--set") or flag == "--namespace"]
+    assert objects_of_chart(*(word for pair in given for word in pair)), f"{where}: the chart makes nothing"
 
 
 def kubectl(words: list[str], where: str) -> None:
@@ -150,6 +149,8 @@ def test_there_are_many_commands_to_check() -> None:
         "shoal ledger show --last many",
         "make demonstration",
         "helm install shoal charts/shoal --set operator.replica=2",
+        "helm install shoal charts/shoal --set 'operator.imagePullSecrets={corp}'",
+        "helm upgrade shoal charts/shoal --reuse-all-values",
         "kubectl -n a get truns",
         "kubectl apply -f examples/nothing",
         "python -m shoal_operator.instal",
