@@ -268,15 +268,22 @@ def test_who_makes_no_update_for_long_falls_silent_before_the_first_round_too(
 
 def test_an_overdue_exchange_looks_for_the_others_and_trains_on(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(islands, "OWED_SECONDS", 1.0)
-    reef.group_of_two(10.0)
+    monkeypatch.setattr(islands, "IslandSettings", partial(IslandSettings, connect_seconds=1.0))
+    reef.group_of_two(1.0)
     first, second = (reef.member(name) for name in NAMES[:2])
     reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
     learnt(first)
-    first._step_seconds = 60.0
-    began = time.monotonic()
-    assert not first.exchange(1, overdue=True)
-    assert time.monotonic() - began < 20.0, "it waits as long as for an exchange that is due"
+    first._step_seconds = 0.0
+    assert not first.exchange(1)
     assert first.progress().missed == 1
+    missed = islands.ROUNDS.labels("missed")._value.get()
+    first._step_seconds = 60.0
+    for _ in range(2):
+        began = time.monotonic()
+        assert not first.exchange(1, overdue=True)
+        assert time.monotonic() - began < 20.0, "it waits as long as for an exchange that is due"
+    assert first.progress().missed == 1, "one exchange counts once, however many looks it takes"
+    assert islands.ROUNDS.labels("missed")._value.get() == missed
     learnt(second)
     second._step_seconds = 60.0
     waits = reef.begun(lambda: second.exchange(1))
@@ -284,6 +291,7 @@ def test_an_overdue_exchange_looks_for_the_others_and_trains_on(reef: Reef, monk
     while not first.exchange(2, overdue=True):
         assert time.monotonic() < deadline, "one that waits is not met"
     reef.ended(waits)
+    assert first.progress().missed == 0
 
 
 def address_of(lighthouse: LighthouseServer) -> str:

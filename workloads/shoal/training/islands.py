@@ -209,7 +209,8 @@ class Membership:
 
         Runs of a group come at times of their own. Each waits for the others, if any are alive, as long as its last step took: of two, the one
         with the longer steps then waits for longer than the other is away to train, so that they meet. Nobody is waited for where a member has other
-        settings: no round would come of it. An exchange that is `overdue` has waited so once, and now looks whether somebody else waits.
+        settings: no round would come of it. An exchange that is `overdue` has waited so once, and been counted as missed; now it looks whether
+        somebody else waits.
         """
         patience = min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated and not overdue else 0.0
         deadline = time.monotonic() + patience
@@ -218,7 +219,8 @@ class Membership:
             if not self._ranks.broadcast(waits_on, "whether to wait on for other runs"):
                 break
             self._pause()
-        self._count_exchange(made)
+        if made or not overdue:  # one that is overdue was counted when it was due
+            self._count_exchange(made)
         self._step_began = time.monotonic()
         return made
 
