@@ -103,6 +103,15 @@ def test_a_row_left_out_is_rejected(court: Court, honest: list[Rollout]) -> None
     assert rejected(court.judge(honest[:-1]), "sampling").startswith("the file has 23 rows, the lease holds 24")
 
 
+def test_rows_too_many_are_named_and_a_flood_of_short_ones_is_not_read(court: Court, honest: list[Rollout]) -> None:
+    assert rejected(court.judge([*honest, honest[0]]), "sampling").startswith(
+        "the file has 25 rows, the lease holds 24"
+    )
+    row = honest[0]
+    short = replace(row, prompt_tokens=[5], completion_tokens=[7], completion_logprobs=[-0.5], completion_mask=[True])
+    assert rejected(court.judge([short] * 97), "format") == "file has 97 rows, allowed are 96"
+
+
 def test_an_easier_target_length_is_rejected(court: Court, honest: list[Rollout]) -> None:
     forged = [replace(honest[0], target_length=40), *honest[1:]]
     assert "target_length is 40, drawn is" in rejected(court.judge(forged), "sampling")

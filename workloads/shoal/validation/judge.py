@@ -39,6 +39,9 @@ from shoal.validation.policies import Policy
 from shoal.validation.prefill import Prefill, prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
+MOST_TIMES_ROWS = 4
+"""A file with more than so many times its rows is refused unread: kilobytes unpack to millions of rows, and each costs what a long one does."""
+
 
 class PolicySource(Protocol):
     """What is used of `Policies`."""
@@ -69,7 +72,9 @@ def judge(
         facts = facts.of(job.step)
         with watch("parse"):
             longest = facts.max_sequence_length
-            file = File(job, *parse_file(path, facts.rows * longest, longest, progress=progress))
+            # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
+            most = MOST_TIMES_ROWS * facts.rows
+            file = File(job, *parse_file(path, facts.rows * longest, longest, most, progress=progress))
         finding = cheap_finding(file, facts, watch)
         if finding is None:
             with watch("reward"):
