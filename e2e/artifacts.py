@@ -98,7 +98,9 @@ def collect(kubectl: Kubectl, namespaces: list[str], folder: Path) -> str:
 
 
 def _restarts(pod: Object, container: str) -> int:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    status = pod.get("status") or {}
+    # Sidecars are init containers that stay.
+    statuses = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return sum(each.get("restartCount", 0) for each in statuses if each["name"] == container)
 
 

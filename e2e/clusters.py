@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kube_client import Kube
 
@@ -15,6 +15,8 @@ from e2e import ROOT
 from e2e.nodes import host
 from e2e.nodes.layout import SYSTEM_PATH, built_tool
 from e2e.nodes.node import Node
+
+Object = dict[str, Any]
 
 KIND_NAME = "shoal-e2e"
 KIND_SECONDS = 600
@@ -33,10 +35,18 @@ class Cluster(Protocol):
 
 
 class GivenCluster:
-    """Somebody's cluster: it has its images from its registry, and stays as it is."""
+    """Somebody's cluster: it has its images from its registry, and stays as it is. One that has Shoal already is refused: the tests' releases would
+    take over its kinds, and leave them to a release that is gone."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
+        kube = Kube(kubeconfig)
+        try:
+            problem = in_use(kube.list("CustomResourceDefinition"), kube.list("Namespace"))
+        finally:
+            kube.close()
+        if problem:
+            raise RuntimeError(problem)
 
     def load(self, archives: list[Path]) -> None:
         pass
@@ -112,6 +122,23 @@ class KindCluster:
         if done.returncode != 0:
             raise RuntimeError(f"kind {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+
+def in_use(definitions: list[Object], namespaces: list[Object]) -> str:
+    """Why these tests must not touch the cluster: whose our kinds are. Empty when they are of nobody, or of a test that is over."""
+    tests = {each["metadata"]["name"]: "shoal.dev/e2e" in (each["metadata"].get("labels") or {}) for each in namespaces}
+    for found in definitions:
+        name = found["metadata"]["name"]
+        if not name.endswith(".shoal.dev"):
+            continue
+        owner = (found["metadata"].get("annotations") or {}).get("meta.helm.sh/release-namespace")
+        if owner is None or tests.get(owner) is False:
+            whose = "was installed without Helm" if owner is None else f"is of a release in namespace {owner}"
+            return (
+                f"the cluster has Shoal already: {name} {whose}, and these tests would overwrite it; give a cluster without Shoal,"
+                " or uninstall it and delete its CustomResourceDefinitions"
+            )
+    return ""
 
 
 def kind_of_cluster(kubeconfig: str | None, environment: dict[str, str], programs: set[str]) -> str:

@@ -87,6 +87,10 @@ class Space:
             made["metadata"]["namespace"] = self.name
             self.kube.apply(made, force=True)
 
+    def gpus(self) -> int:
+        """The most GPUs that one node of the cluster has."""
+        return max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in self.kube.list("Node"))
+
     def probe_pod(
         self, name: str, labels: dict[str, str] | None = None, *, serves: int | None = None, **spec: Any
     ) -> Object:

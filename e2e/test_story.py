@@ -156,9 +156,15 @@ def test_a_worker_pod_that_lies_about_its_rewards_is_evicted_and_the_run_goes_on
     story.delete_pod(STRANGER)
 
 
-def test_a_pool_that_wants_gpus_is_taken_and_says_that_no_node_has_any(story: Story) -> None:
+def test_a_pool_that_wants_more_gpus_than_a_node_has_is_taken_and_says_so(story: Story) -> None:
     orchestrators = {story.uid("orchestrator")}
-    spec = {"run": story.run, "pool": "gpus", "replicas": 1, "gpu": {"count": 1}, "weightsSize": "1Gi"}
+    spec = {
+        "run": story.run,
+        "pool": "gpus",
+        "replicas": 1,
+        "gpu": {"count": story.space.gpus() + 1},
+        "weightsSize": "1Gi",
+    }
     images = {role: story.space.image(role) for role in ("protocol", "worker")}
     story.space.apply(
         {
@@ -179,7 +185,7 @@ def test_a_pool_that_wants_gpus_is_taken_and_says_that_no_node_has_any(story: St
             for each in conditions
         )
 
-    story.wait("the pool to say that no node has a GPU", told, 60.0)
+    story.wait("the pool to say that no node has as many GPUs", told, 60.0)
     # The orchestrator starts anew with the terms of the pool, and once more without them.
     for _ in range(2):
         story.wait("the next orchestrator", lambda: story.uid("orchestrator") not in {"", *orchestrators}, STEP_SECONDS)

@@ -88,3 +88,25 @@ def test_what_is_kept_never_asks_for_secrets_and_goes_on_when_a_question_fails(t
     kept = {path.name for path in (tmp_path / "space").iterdir()}
     assert {"describe.txt.failed", "events.txt", "trainer-0.trainer.log", "trainer-0.trainer.previous.log"} <= kept
     assert (tmp_path / "space" / "describe.txt.failed").read_text() == "the server is away"
+
+
+def test_what_a_sidecar_said_before_it_was_started_anew_is_kept(tmp_path: Any) -> None:
+    relay = {
+        "metadata": {"name": "relay-0"},
+        "spec": {"initContainers": [{"name": "nginx", "restartPolicy": "Always"}], "containers": [{"name": "sync"}]},
+        "status": {
+            "initContainerStatuses": [{"name": "nginx", "restartCount": 2}],
+            "containerStatuses": [{"name": "sync", "restartCount": 0}],
+        },
+    }
+
+    def kubectl(*arguments: str) -> str:
+        if "json" in arguments:
+            return json.dumps({"items": [relay] if "pods" in arguments else []})
+        return "before" if "--previous" in arguments else "now"
+
+    collect(kubectl, ["space"], tmp_path)
+    kept = {path.name: path.read_text() for path in (tmp_path / "space").iterdir() if path.name.startswith("relay-0")}
+    assert kept == {
+        "relay-0.nginx.log": "now", "relay-0.nginx.previous.log": "before", "relay-0.sync.log": "now",
+    }  # fmt: skip
