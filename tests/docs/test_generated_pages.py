@@ -3,12 +3,14 @@
 import re
 
 import pytest
+import yaml
 from tools.docs.__main__ import files
 from tools.docs.cli import program, verbs
 from tools.docs.http import apps, routes
 
 from servers import ROOT
 from shoal.protocol import orchestrator
+from shoal.protocol.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
 
 NAMES = ("docs/cli.md", "docs/http.md", "docs/parquet.md", "docs/ports.md")
@@ -67,8 +69,34 @@ def test_every_signed_body_is_a_document_with_a_section(made: dict[str, str]) ->
 
 def test_the_table_of_ports_has_every_port_of_a_pod(made: dict[str, str]) -> None:
     rows = {line.split(" | ")[0].lstrip("| ") for line in made["docs/ports.md"].splitlines()}
-    assert {str(port) for port in PORTS.values()} | {"8443", "29500"} <= rows
+    assert {str(port) for port in PORTS.values()} | {"8443", "29500", str(NODE_METRICS_PORT)} <= rows
     assert str(orchestrator.PORT) in rows
+
+
+def test_the_table_of_ports_says_who_reaches_the_pods_of_the_chart(made: dict[str, str]) -> None:
+    cells = [[cell.strip() for cell in line.split("|")] for line in made["docs/ports.md"].splitlines()]
+    callers = {tuple(row[1:3]): row[5] for row in cells if len(row) == 7}
+    golden = ROOT / "tests" / "charts" / "golden" / "first_try" / "out.yaml"
+    objects = [each for each in yaml.safe_load_all(golden.read_text()) if each]
+    rules = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: rule
+        for each in objects
+        if each["kind"] == "NetworkPolicy"
+        for rule in each["spec"]["ingress"]
+    }
+    assert set(rules) == {"shoal-operator", "minio"}
+    for name, rule in rules.items():
+        [port] = [each["port"] for each in rule["ports"]]
+        anybody = "from" not in rule
+        assert (callers[str(port), name.removeprefix("shoal-")] == "any pod of the cluster") == anybody
+    declared = {
+        str(port["containerPort"])
+        for each in objects
+        if each["kind"] in ("Deployment", "StatefulSet")
+        for container in each["spec"]["template"]["spec"]["containers"]
+        for port in container.get("ports", [])
+    }
+    assert declared <= {port for port, _ in callers}
 
 
 def test_the_readme_counts_metrics_alerts_and_dashboards_as_they_are() -> None:

@@ -12,11 +12,15 @@ import yaml
 from tools.docs.tables import GENERATED, table
 
 from shoal.contracts.relays import OUTSIDE_PORT
+from shoal.protocol.metrics import NODE_METRICS_PORT
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.children import names
 from shoal_operator.children.network import EDGES
 from shoal_operator.install import PORT as OPERATOR_PORT
 from shoal_operator.render import render
+
+MINIO_PORT = 9000
+"""As charts/shoal/templates/minio.yaml has it; a test compares."""
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cluster" / "trainingrun.yaml"
 
@@ -97,7 +101,9 @@ def ports_page() -> str:
     lines += [
         "## Ports",
         "",
-        "Pods of a run, by container. NetworkPolicies let in nobody but those named; kubelets may probe.",
+        "Pods of a run, by container; last the operator and what else the chart runs. NetworkPolicies let in nobody but those named; kubelets may",
+        "probe. Prometheus is let in by the chart's `metrics.runMonitor.prometheusNamespace`, or by a policy of yours. With",
+        "`networkPolicy.enabled: false` any pod may connect to MinIO too.",
         "",
     ]
     lines += table(("port", "pod", "container", "serves", "who may connect"), _ports(objects))
@@ -140,7 +146,17 @@ def _ports(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
             "trainer",
         )
     )
-    rows.append((OPERATOR_PORT, "operator", "operator", "health, metrics", "Prometheus, if let in"))
+    rows.append((NODE_METRICS_PORT, "orchestrator", "orchestrator", "metrics of single nodes", "Prometheus, if let in"))
+    rows.append((OPERATOR_PORT, "operator", "operator", "health, metrics", "any pod of the cluster"))
+    rows.append(
+        (
+            MINIO_PORT,
+            "minio",
+            "minio",
+            "S3, of the chart's own store (`minio.enabled`)",
+            "pods of every run, the Job that makes the bucket",
+        )
+    )
     return rows
 
 
