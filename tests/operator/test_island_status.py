@@ -63,13 +63,21 @@ def test_a_member_with_other_settings_is_in_condition_message_and_fields(grouped
 
 
 def test_a_member_that_does_not_come_is_named_and_a_few_misses_are_no_failure(grouped: MemoryCluster) -> None:
-    missing = {"absent": ["products"], "problem": "the lighthouse does not answer"}
+    missing = {"absent": ["products"], "problem": "this island was not among those that met"}
     found = told(grouped, **made(missed=1, **missing))
-    missed = "did not come about since round 4; products did not come (the lighthouse does not answer)"
+    missed = "did not come about since round 4; products did not come (this island was not among those that met)"
     assert (found["status"], found["message"]) == ("True", f"round 4 was made with products, sums; 1 exchange {missed}")
     found = told(grouped, **made(missed=3, **missing))
     assert (found["status"], found["reason"]) == ("False", "ExchangesMissed")
     assert found["message"] == f"3 exchanges {missed}"
+
+
+def test_a_lighthouse_that_is_away_is_no_members_fault(grouped: MemoryCluster) -> None:
+    found = told(grouped, **made(missed=3, problem="the lighthouse at http://meet.example.com:29510 does not answer"))
+    assert (found["status"], found["reason"]) == ("False", "ExchangesMissed")
+    assert found["message"] == (
+        "3 exchanges did not come about since round 4 (the lighthouse at http://meet.example.com:29510 does not answer)"
+    )
 
 
 def test_before_the_first_round_nobody_knows(grouped: MemoryCluster) -> None:

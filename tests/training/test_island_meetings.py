@@ -294,6 +294,41 @@ def test_an_overdue_exchange_looks_for_the_others_and_trains_on(reef: Reef, monk
     assert first.progress().missed == 0
 
 
+def test_whom_no_lighthouse_answers_names_it_and_blames_nobody(reef: Reef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(island_members, "UNHEARD_SECONDS", 1.0)
+    monkeypatch.setattr(island_members, "LISTEN_SECONDS", 1.0)
+    reef.group_of_two(10.0)
+    reef.terms = reef.terms.model_copy(update={"lighthouse": "http://127.0.0.1:9"})
+    alone = reef.member(NAMES[0])
+    learnt(alone)
+    assert not alone.exchange(1)
+    said = alone.progress()
+    assert said.problem == f"the lighthouse at {reef.terms.lighthouse} does not answer"
+    assert (said.missed, said.absent) == (1, [])
+
+
+def test_what_was_learnt_before_a_restart_is_part_of_the_last_exchange_though_no_update_follows(reef: Reef) -> None:
+    reef.group_of_two(10.0)
+    first, second = (reef.member(name) for name in NAMES[:2])
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in (first, second)))
+    for member in (first, second):
+        learnt(member)
+    at_one_meeting(reef, first, second)
+    learnt(second)
+    weights, state = second._island.weights(), second.tensors()
+    second.close()
+    again = reef.member(NAMES[1])
+    again.take_up(state)
+    again._island._parameters.write(weights)
+    reef.heard(first, again)
+    learnt(first)
+    with structlog.testing.capture_logs() as logs:
+        reef.ended(*(reef.begun(lambda member=member: member.finish(2)) for member in (first, again)))
+    said = [line["contributors"] for line in logs if line["event"] == "islands exchanged"]
+    assert said == [[*NAMES[:2]]] * 2, "it ends without what it had learnt"
+    assert [member._island.shared.meta.round for member in (first, again)] == [2, 2]
+
+
 def address_of(lighthouse: LighthouseServer) -> str:
     return f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
 

@@ -53,7 +53,7 @@ class Meeting:
 @dataclass(frozen=True)
 class Encounter:
     """What came of asking who is there. `company`: whether somebody else may be alive; `held`: for whom no round is made, and what differs there by
-    field; `came`: who was met, with the same terms or others; `problem`: why there is no meeting, in words."""
+    field; `came`: who was met, with the same terms or others (empty where no lighthouse could say); `problem`: why there is no meeting, in words."""
 
     meeting: Meeting | None
     company: bool
@@ -160,7 +160,8 @@ class Members:
             self._stopped.wait(POLL_SECONDS)
         telemetry.get_logger().warning("islands did not meet", reason=problem)
         # Whoever waited in vain waited for somebody who is alive, unless there was no lighthouse to say so.
-        return Encounter(None, self.heard, self._differing.remembered(), [self._island], problem)
+        came = [self._island] if self.heard else []
+        return Encounter(None, self.heard, self._differing.remembered(), came, problem)
 
     def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
         """What the lighthouse's answer is worth; None when it is to be asked for anew, since this island's own notice is not in it, or something else

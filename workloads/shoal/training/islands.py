@@ -327,6 +327,8 @@ class Membership:
             return
         self.left_behind = left_behind
         self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)
+        # The weights beside it may hold what is part of no round yet. An exchange of nothing moves nothing.
+        self._fresh = False
 
     def _keys(self) -> list[str]:
         return [f"{PREFIX}{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
