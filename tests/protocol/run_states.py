@@ -84,13 +84,13 @@ class Orchestrator:
         self.beat(node, self.invite(node))
         return node
 
-    def invite(self, node: str) -> Signed[Invite]:
+    def invite(self, node: str, nonce: str = "") -> Signed[Invite]:
         invite = Invite(
             run=RUN,
             pool="pool",
             node=node,
             orchestrator_url="http://127.0.0.1:2",
-            nonce=node[:32],
+            nonce=nonce or node[:32],
             expires_unix=int(self.clock()) + 60,
         )
         return sign(invite, self.role_keys["orchestrator"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from protocol_stack import GROUPS, Node, Stack, environment, node_config, verdict_on
+from protocol_stack import GROUPS, Node, Stack, environment, node_config, ready, verdict_on
 
 from servers import Loopback, Server, wait_until
 from shoal.contracts.identity import PrivateKey
@@ -114,6 +114,35 @@ def test_an_agent_joins_and_hands_a_file_in(stack: Stack, new_pod: Callable[[Sta
     assert job.node == state.node
     stack.judge(verdict_on(job))
     assert stack.progress().files_accepted == 1
+
+
+def test_an_agent_registers_anew_by_itself_when_its_pool_was_forgotten_with_redis(
+    new_stack: Callable[..., Stack], new_pod: Callable[..., Pod]
+) -> None:
+    stack = new_stack(pools=[PoolTerms(name="pool", open=True), PoolTerms(name="gpus", gpus=1)])
+    stack.announce(0)
+    pod = new_pod(stack)
+    wait_until("the agent to be a member", pod.is_healthy)
+    node = pod.state().node
+    held = pod.socket.call("POST", "/v1/leases", LeaseRequest(node=node, step=0), Lease)
+    assert held is not None
+    stack.client().flushall()
+    wait_until("Redis to be made again", lambda: ready(stack.addresses.orchestrator))
+
+    def is_leased() -> bool:
+        """Asked as the worker does: the refusal sends the agent to discovery."""
+        try:
+            return pod.socket.call("POST", "/v1/leases", LeaseRequest(node=node, step=0), Lease) is not None
+        except Refused:
+            return False
+
+    wait_until("the agent to be a member again", is_leased)
+    assert "which pool this node is in was forgotten with Redis" in (pod.home / "log").read_text()
+    (pod.home / "tmp" / "held.parquet").write_bytes(b"rollouts of before")
+    assert pod.submit(held, "held.parquet").status == "queued"
+    job = stack.claim()
+    assert job is not None
+    assert job.sampler == "vllm-cpu"
 
 
 def test_a_file_is_handed_in_once_however_often_the_worker_asks(stack: Stack, new_pod: Callable[[Stack], Pod]) -> None:

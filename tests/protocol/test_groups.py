@@ -14,6 +14,7 @@ from shoal.contracts.protocol import GroupPlace, Heartbeat
 from shoal.protocol import membership
 from shoal.protocol.group_keeping import keep_groups
 from shoal.protocol.groups import Candidate, Group, GroupEvent, GroupState, follow, form, network, next_group_state
+from shoal.transport.server import Problem
 
 STATES: tuple[GroupState, ...] = get_args(GroupState)
 EVENTS: tuple[GroupEvent, ...] = get_args(GroupEvent)
@@ -148,10 +149,14 @@ def test_two_orchestrators_that_take_turns_keep_one_set_of_groups(run: Orchestra
     assert [found.group for found in before if found] == [found.group for node in nodes if (found := place(run, node))]
 
 
-def test_after_redis_was_lost_nothing_breaks(run: Orchestrator) -> None:
-    node, other = run.join(), run.join()
+def test_after_redis_was_lost_nodes_register_anew_and_are_grouped_again(run: Orchestrator) -> None:
+    nodes = [run.join() for _ in range(2)]
     keep_groups(run.state)
     run.lose_redis()
     keep_groups(run.state)
-    assert place(run, node) is None
-    assert run.beat(other) == "Healthy"
+    for number, node in enumerate(nodes):
+        with pytest.raises(Problem, match="403 Register again"):
+            run.beat(node)
+        assert run.beat(node, run.invite(node, f"{number:032x}")) == "Healthy"
+    keep_groups(run.state)
+    assert all(place(run, node) is not None for node in nodes)

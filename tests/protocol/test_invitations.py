@@ -11,6 +11,7 @@ from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
+from shoal.contracts.recipe import Validation
 from shoal.protocol import inviting, membership, nodes
 from shoal.protocol.inviting import Inviter
 from shoal.protocol.node_states import SILENT_SECONDS
@@ -162,6 +163,62 @@ def test_a_member_whose_pool_was_forgotten_with_redis_is_invited_to_what_it_name
     book.register(node, "easy")
     assert book.round() == 1
     assert run.beat(node, book.invites[node]) == "Healthy"
+
+
+def test_tokens_are_drawn_again_after_redis_was_lost_where_pools_differ(run: Orchestrator, book: Book) -> None:
+    node = member(run, book)
+    run.announce(0)
+    held = run.lease(node)
+    run.lose_redis()
+    for refused in (lambda: run.beat(node), lambda: run.lease(node)):
+        with pytest.raises(Problem, match="403 Register again: which pool this node is in was forgotten with Redis"):
+            refused()
+    assert [record.drawn_by.sampler for record in run.state.leases.all() if record.drawn_by] == ["vllm-cpu"]
+    book.register(node, "easy")
+    assert book.round() == 1
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    assert known(run, node).pool == "easy"
+    assert run.confirm(held, run.upload(held)).status == "queued", "what it held stands"
+    new = run.hand_in(node)
+    assert {run.claimed().sampler for _ in range(2)} == {"vllm-cpu"}
+    run.restarted().redis.flushall()
+    run.restarted()
+    assert {job.sha256: job.sampler for job in (run.claimed(), run.claimed())}[new] == "vllm-cpu"
+
+
+def test_a_machine_counts_at_its_address_again_after_redis_was_lost(run: Orchestrator, book: Book) -> None:
+    nodes = [member(run, book, "few") for _ in range(2)]
+    run.lose_redis()
+    for node in nodes:
+        with pytest.raises(Problem, match="403 Register again"):
+            run.beat(node)
+        book.register(node, "few")
+    book.register(PrivateKey.generate().public, "few")
+    assert book.round() == 2
+    assert [run.beat(node, book.invites[node]) for node in nodes] == ["Healthy"] * 2
+
+
+@pytest.mark.parametrize(
+    ("pools", "redraw", "again"),
+    [
+        ([PoolTerms(name="pool"), PoolTerms(name="other")], "Auto", False),
+        ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Auto", True),
+        ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Off", False),
+        ([PoolTerms(name="pool", group_size=2)], "Auto", True),
+        ([PoolTerms(name="pool", admission=Admission(nodes_per_address=1))], "Off", True),
+    ],
+)
+def test_nodes_register_anew_only_where_something_hangs_on_their_pool(
+    tmp_path: Path, redis_server: Redis, pools: list[PoolTerms], redraw: str, again: bool
+) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, pools=pools, validation=Validation(redraw=redraw))
+    node = run.join()
+    run.lose_redis()
+    if again:
+        with pytest.raises(Problem, match="403 Register again"):
+            run.beat(node)
+    else:
+        assert run.beat(node) == "Healthy"
 
 
 def test_only_the_newest_invite_admits_a_strangers_machine(run: Orchestrator, book: Book) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from servers import Redis
 from shoal.contracts.http_signatures import sign_request
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import Heartbeat
 from shoal.protocol import heartbeats
 from shoal.protocol.redis_access import RedisNonces, connect_async
@@ -26,23 +27,31 @@ async def long_way(scope: Scope, receive: Receive, send: Send) -> None:
     await Response("the long way")(scope, receive, send)
 
 
-def answers(run: Orchestrator, redis_url: str, requests: list[tuple[dict[str, str], bytes]]) -> list[int]:
-    """Status of each request, one after the other."""
+Requests = list[tuple[dict[str, str], bytes]]
 
-    async def inside() -> list[int]:
+
+def responses(run: Orchestrator, redis_url: str, requests: Requests) -> list[httpx.Response]:
+    """To each request, one after the other."""
+
+    async def inside() -> list[httpx.Response]:
         client = connect_async(redis_url)
         gate = SignatureGate(URL, RedisNonces(client, run.state.prefix))
         app = heartbeats.QuickHeartbeats(long_way, run.state, gate, client)
         try:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=URL) as http:
-                return [
-                    (await http.post(heartbeats.PATH, content=body, headers=headers)).status_code
-                    for headers, body in requests
-                ]
+                return [await http.post(heartbeats.PATH, content=body, headers=headers) for headers, body in requests]
         finally:
             await client.aclose()
 
     return asyncio.run(inside())
+
+
+def answers(run: Orchestrator, redis_url: str, requests: Requests) -> list[int]:
+    return [response.status_code for response in responses(run, redis_url, requests)]
+
+
+def texts(run: Orchestrator, redis_url: str, requests: Requests) -> list[str]:
+    return [response.text for response in responses(run, redis_url, requests)]
 
 
 def signed(key: PrivateKey, nonce: int, beat: Heartbeat | None = None) -> tuple[dict[str, str], bytes]:
@@ -74,6 +83,18 @@ def test_replays_do_not_spend_the_pace_of_the_node_that_is_replayed(run: Orchest
     assert found[:9] == [200] + [401] * 8
     assert found[9:18] == [200] * 3 + [429] * 6
     assert found[18:] == [200, 200, 429, 429], "three at once were free, of which the first was one"
+
+
+def test_a_member_whose_pool_was_forgotten_goes_the_long_way_which_refuses_it(
+    run: Orchestrator, redis_server: Redis
+) -> None:
+    key = PrivateKey.generate()
+    run.beat(key.public, run.invite(key.public))
+    pools = [PoolTerms(name="pool", open=True), PoolTerms(name="gpus", gpus=1)]
+    run.state.config = run.config.model_copy(update={"pools": pools})
+    assert texts(run, redis_server.url, [signed(key, 0)])[0] != "the long way"
+    run.lose_redis()
+    assert texts(run, redis_server.url, [signed(key, 1)]) == ["the long way"]
 
 
 def test_a_strangers_heartbeats_are_held_back_too(run: Orchestrator, redis_server: Redis) -> None:

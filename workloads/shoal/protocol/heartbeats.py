@@ -2,8 +2,8 @@
 
 Such a one costs a signature check and a share of one call of Redis: `SWAP`, which takes the nonce and writes the node's record only if it still is
 what the new one was made from, so that no heartbeat undoes an eviction. Heartbeats of a few milliseconds travel to Redis together. Whatever is
-not plain (an invite, a node that is no member, a body that does not parse, state that is being rebuilt) goes on untouched to the service's own route,
-`membership.heartbeat`, and no nonce is taken for it here.
+not plain (an invite, a node that is no member or must register anew, a body that does not parse, state that is being rebuilt) goes on untouched to
+the service's own route, `membership.heartbeat`, and no nonce is taken for it here.
 """
 
 import asyncio
@@ -184,7 +184,7 @@ class QuickHeartbeats:
         for _ in range(TRIES):
             after, text = None, ""
             if before is not None:
-                if before.record.state not in MEMBERS:
+                if before.record.state not in MEMBERS or membership.must_register(state, before.record):
                     return None
                 after = _with_beat(before.record, beat, state.clock())
                 text = after.to_json().decode()

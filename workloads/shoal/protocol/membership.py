@@ -31,13 +31,33 @@ from shoal.transport.server import Problem
 
 
 def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
-    """Note that a node lives; admit it when it brings a good invite. Raises `Problem` 403 for strangers, the excluded, and bad invites."""
+    """Note that a node lives; admit it when it brings a good invite.
+
+    Raises `Problem` 403 for strangers, the excluded, bad invites, and members that must register anew (`must_register`).
+    """
     now = state.clock()
     record = state.nodes.get(beat.node)
     if beat.invite is not None and not _is_used(state, beat):
         record = _admit(state, beat, record)
     record = state.nodes.require_known(beat.node)
+    require_pool(state, record)
     return reply_to(state, state.nodes.change(record, "heartbeat", **fields_of(beat, now)))
+
+
+def must_register(state: RunState, record: NodeRecord) -> bool:
+    """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, its group, or its place at its address."""
+    if record.pool or record.state not in MEMBERS:
+        return False
+    pools, redraw = state.config.pools, state.config.validation.redraw
+    mixed = redraw != "Off" and len({terms.sampler for terms in pools}) > 1
+    return mixed or any(terms.group_size > 1 or terms.admission.nodes_per_address for terms in pools)
+
+
+def require_pool(state: RunState, record: NodeRecord) -> None:
+    """Raises `Problem` 403 for a member that must register anew, which its agent then does by itself; its leases stand meanwhile."""
+    if must_register(state, record):
+        words = "which pool this node is in was forgotten with Redis: register at discovery again"
+        raise Problem(403, "Register again", words)
 
 
 def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:

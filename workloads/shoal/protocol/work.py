@@ -14,6 +14,7 @@ from shoal.contracts.seeds import beacon_commitment
 from shoal.protocol import allocation, evaluation_credit, evaluations, step_counter
 from shoal.protocol.lease_returns import end, give_again
 from shoal.protocol.leases import given_up, is_open, lease_seconds
+from shoal.protocol.membership import require_pool
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import DrawnBy, NodeRecord, SubmissionRecord
 from shoal.protocol.run_state import MOST_UNJUDGED_FILES, RunState
@@ -141,6 +142,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         _end_overdue(state)
         mine = [r for r in state.leases.all() if r.lease.node == request.node]
         record = state.nodes.require_member(request.node)
+        require_pool(state, record)  # else nobody could tell any more what drew the file's tokens
         pushed_out = given_up(mine, now)
         kept = [r for r in mine if r not in pushed_out]
         for old in pushed_out:
