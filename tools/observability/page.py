@@ -16,7 +16,8 @@ Alerts over them are in [runbooks](runbooks/README.md), dashboards in `charts/sh
 On a cluster with the Prometheus operator and Grafana's sidecar:
 
 ```
-helm upgrade shoal charts/shoal --reuse-values --set metrics.podMonitor.enabled=true --set metrics.runMonitor.enabled=true \\
+helm upgrade shoal charts/shoal --namespace shoal-system --reset-then-reuse-values \\
+    --set metrics.podMonitor.enabled=true --set metrics.runMonitor.enabled=true \\
     --set metrics.runMonitor.prometheusNamespace=monitoring --set metrics.alerts.enabled=true --set metrics.dashboards.enabled=true
 ```
 

@@ -248,6 +248,11 @@ def shipped_crds() -> list[dict[str, Any]]:
     return [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
 
 
+def older_crds() -> list[dict[str, Any]]:
+    """The CRDs as they were once."""
+    return [yaml.safe_load(path.read_text()) for path in sorted((Path(__file__).parent / "older_crds").glob("*.yaml"))]
+
+
 def install(kube: Kube, crds: list[dict[str, Any]]) -> None:
     """Apply CRDs as `kubectl apply --server-side --force-conflicts -f crds/` does, and wait until they are served."""
     for crd in crds:

@@ -1,11 +1,13 @@
 """The Helm chart on a real API server: installed, upgraded, tested for what it leaves behind. Hooks need nodes: e2e/ runs them."""
 
 import base64
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from control_plane import ControlPlane
+from control_plane import ControlPlane, install, older_crds, shipped_crds
 from kube_client import Kube
 
 from helm import CHART, run_helm
@@ -23,10 +25,10 @@ class Release:
     def helm(self, *arguments: str) -> str:
         return run_helm(*arguments, *self._where, folder=self._folder)
 
-    def apply(self, verb: str, *options: str) -> str:
+    def apply(self, verb: str, *options: str, chart: Path = CHART) -> str:
         """Install or upgrade; CRDs that are there already, not by Helm, are taken over."""
         return self.helm(
-            verb, "shoal", str(CHART), "--take-ownership", "--no-hooks", "--set", f"operator.namespaces={{{self.namespace}}}", *options
+            verb, "shoal", str(chart), "--take-ownership", "--no-hooks", "--set", f"operator.namespaces={{{self.namespace}}}", *options
         )  # fmt: skip
 
 
@@ -35,6 +37,30 @@ def release(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iter
     made = Release(control_plane.kubeconfig, namespace, tmp_path)
     yield made
     made.helm("uninstall", "shoal", "--ignore-not-found", "--no-hooks")
+
+
+@pytest.fixture
+def older_chart(kube: Kube, tmp_path: Path) -> Iterator[Path]:
+    """A chart with the CRDs of once, which the API server has too, and with another default; afterwards the CRDs are today's."""
+    chart = tmp_path / "older" / "shoal"
+    shutil.copytree(CHART, chart)
+    shutil.rmtree(chart / "files" / "crds")
+    shutil.copytree(Path(__file__).parent / "older_crds", chart / "files" / "crds")
+    values = (chart / "values.yaml").read_text()
+    assert "\n  workers: 4\n" in values
+    (chart / "values.yaml").write_text(values.replace("\n  workers: 4\n", "\n  workers: 3\n"))
+    install(kube, older_crds())
+    yield chart
+    install(kube, shipped_crds())
+
+
+def crd_specs(kube: Kube) -> dict[str, Any]:
+    return {each["metadata"]["name"]: each["spec"] for each in kube.list("CustomResourceDefinition")}
+
+
+def workers(kube: Kube, namespace: str) -> str:
+    [container] = kube.get("Deployment", "shoal-operator", namespace)["spec"]["template"]["spec"]["containers"]
+    return str(container["args"][container["args"].index("--workers") + 1])
 
 
 def keys(kube: Kube, namespace: str) -> tuple[str, str]:
@@ -80,6 +106,33 @@ def test_an_upgrade_keeps_the_keys_that_were_made_and_changes_what_was_asked(
     assert keys(kube, namespace) == made
     assert kube.get("Deployment", "shoal-operator", namespace)["spec"]["replicas"] == 3
     assert "REVISION: 2" in release.helm("status", "shoal")
+
+
+def test_an_upgrade_from_an_older_chart_brings_its_crds_and_defaults_and_keeps_objects_and_what_was_asked(
+    older_chart: Path, release: Release, kube: Kube, namespace: str
+) -> None:
+    said = release.apply("install", "--set", "operator.replicas=1", chart=older_chart)
+    assert "No disruption budget: with operator.replicas=1" in said
+    older = crd_specs(kube)
+    assert workers(kube, namespace) == "3"
+    lonely = kube.create(
+        {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "RelayServer",
+            "metadata": {"name": "lonely", "namespace": namespace},
+            "spec": {"run": "nobody"},
+        }
+    )
+    # As docs/install.md says it.
+    release.helm("upgrade", "shoal", str(CHART), "--reset-then-reuse-values")
+    upgraded = crd_specs(kube)
+    install(kube, shipped_crds())
+    assert upgraded == crd_specs(kube)
+    assert all(upgraded[crd["metadata"]["name"]] != older[crd["metadata"]["name"]] for crd in shipped_crds())
+    assert workers(kube, namespace) == "4", "a default of the newer chart counts"
+    deployment = kube.get("Deployment", "shoal-operator", namespace)
+    assert deployment["spec"]["replicas"] == 1, "what was asked at the install stays"
+    assert kube.get("RelayServer", "lonely", namespace)["metadata"]["uid"] == lonely["metadata"]["uid"]
 
 
 def test_an_uninstall_leaves_the_crds_with_every_run_and_nothing_else(

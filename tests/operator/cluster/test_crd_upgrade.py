@@ -1,29 +1,25 @@
 """CRDs are upgraded in place: objects made under an older schema are read, defaulted and reconciled under the new one. Nobody deletes a CRD."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 from cluster_story import Story
-from control_plane import install, shipped_crds
+from control_plane import install, older_crds, shipped_crds
 from kube_client import Kube
 from operator_process import StartOperator
-
-OLDER = sorted((Path(__file__).parent / "older_crds").glob("*.yaml"))
 
 
 @pytest.fixture
 def older_schema(kube: Kube) -> Iterator[None]:
     """The CRDs as they were once; afterwards those of today."""
-    install(kube, [yaml.safe_load(path.read_text()) for path in OLDER])
+    install(kube, older_crds())
     yield
     install(kube, shipped_crds())
 
 
 def test_the_older_schema_is_another_one() -> None:
     today = {crd["metadata"]["name"]: crd for crd in shipped_crds()}
-    older = [yaml.safe_load(path.read_text()) for path in OLDER]
+    older = older_crds()
     assert {crd["metadata"]["name"] for crd in older} == set(today)
     assert all(crd["spec"] != today[crd["metadata"]["name"]]["spec"] for crd in older)
 
