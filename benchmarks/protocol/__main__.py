@@ -21,18 +21,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "protocol")]
 
-from protocol_stack import GROUP_SIZE, Stack
+from protocol_stack import Stack
 
 from benchmarks.protocol import beats, churn
 from servers import Loopback
 from shoal.contracts.protocol import HEARTBEAT_SECONDS
-from shoal.contracts.recipe import Recipe
 
 RESULT = ROOT / "benchmarks" / "results" / "protocol.json"
 STRANGERS = ROOT / "benchmarks" / "results" / "strangers.json"
 NODES, SECONDS = 10_000, 60.0
 CHURN_NODES, CHURN_MINUTES = 1000, 10.0
-PROMPTS_PER_STEP = 40  # of the run with churn: twenty files a step
 SPARE_FILES = 200  # open files beside the nodes' connections
 
 
@@ -60,7 +58,7 @@ def main() -> None:
             flush=True,
         )
         with tempfile.TemporaryDirectory() as folder:
-            churning = asyncio.run(_churn(Path(folder), loopback.address(), asked.churn_nodes, asked.churn_minutes))
+            churning = asyncio.run(churn.run(Path(folder), loopback.address(), asked.churn_nodes, asked.churn_minutes))
     finally:
         loopback.close()
     strangers = json.loads(STRANGERS.read_text()) if STRANGERS.is_file() else None
@@ -96,17 +94,6 @@ async def _beats(folder: Path, address: str, nodes: int, seconds: float) -> beat
     try:
         stack.start()
         return await beats.measure(stack, nodes, seconds)
-    finally:
-        stack.close()
-
-
-async def _churn(folder: Path, address: str, nodes: int, minutes: float) -> churn.Churn:
-    recipe = Recipe(prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE, max_sequence_length=128)
-    stack = Stack(folder, address, recipe=recipe, steps=100_000)
-    try:
-        stack.start()
-        stack.announce(0)
-        return await churn.measure(stack, nodes, minutes)
     finally:
         stack.close()
 

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
-from protocol_stack import GROUPS, RUN, Stack, ledger, sha, verdict_on
+from protocol_stack import GROUP_SIZE, GROUPS, RUN, Stack, ledger, sha, verdict_on
 
 from benchmarks.protocol.usage import cpu_seconds, resident_bytes
 from benchmarks.protocol.wire import Answer, Wire
@@ -39,6 +40,7 @@ from shoal.contracts.protocol import (
     UploadRequest,
     ValidationJob,
 )
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.steps import StepBatch
 
 LIFE_SECONDS = 300.0
@@ -50,6 +52,7 @@ DRAIN_SECONDS = 150.0
 KILL_AT, STEADY_FROM = 0.2, 0.4
 """Shares of the time: when the orchestrator is killed, and from when on its memory is compared with that at the end."""
 VALIDATORS = 2
+PROMPTS_PER_STEP = 40  # twenty files a step
 
 
 @dataclass
@@ -235,6 +238,18 @@ async def _train(stack: Stack) -> None:
         await asyncio.to_thread(stack.announce, newest + 1)
     else:
         await asyncio.sleep(0.5)
+
+
+async def run(folder: Path, address: str, nodes: int, minutes: float) -> Churn:
+    """The whole of it on services of its own, their data below `folder`."""
+    recipe = Recipe(prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE, max_sequence_length=128)
+    stack = Stack(folder, address, recipe=recipe, steps=100_000)
+    try:
+        stack.start()
+        stack.announce(0)
+        return await measure(stack, nodes, minutes)
+    finally:
+        stack.close()
 
 
 async def measure(stack: Stack, nodes: int, minutes: float) -> Churn:
