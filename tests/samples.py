@@ -100,7 +100,7 @@ from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
-from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.verdicts import Opinion, RowReward, Verdict
 from shoal.contracts.weights import (
     CheckpointFile,
     DeltaBase,
@@ -334,6 +334,10 @@ DOCUMENTS: list[Contract] = [
         run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, outcome="reject", reason="sampling",
         evidence="row 3: prompt_index is 9, drawn is 11",
     ),
+    Opinion(validator="v-0", verdict=sign(
+        Verdict(run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, outcome="reject", reason="redraw"),
+        ROLE_KEYS["validator"],
+    )),
     ShardDescriptor(run=RUN, version=7, index=2, size=452, sha256=DIGEST),
     DeltaBase(version=6, sha256=DIGEST, item_size=4),
     DELTA_OPEN,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
-from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
+from shoal.contracts.verdicts import STATISTICAL, Outcome, RejectReason, RowReward, Verdict
 from shoal.protocol.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
 from shoal.protocol.invites import wants_invite
 from shoal.protocol.leases import lease_seconds
@@ -33,7 +33,7 @@ from shoal.protocol.step_counter import (
     signal_groups,
     version_window,
 )
-from shoal.protocol.verdicts import EVICTED, STATISTICAL, Decision, decide
+from shoal.protocol.verdicts import EVICTED, Decision, decide
 
 STATES: tuple[NodeState, ...] = get_args(NodeState)
 EVENTS: tuple[Event, ...] = get_args(Event)

@@ -6,6 +6,7 @@ orchestrator wrote is made harmless before it is printed.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -97,6 +98,16 @@ def verify(
     documents: Annotated[
         bool, typer.Option("--documents", help="Also compare with the verdicts, batches and weights that entries name.")
     ] = False,
+    slash_votes: Annotated[
+        int | None,
+        typer.Option(
+            "--slash-votes",
+            min=1,
+            max=16,
+            metavar="K",
+            help="validation.slashVotes of the run: so many validators must have found each reject; else by its run.json, or 1.",
+        ),
+    ] = None,
     kept: Annotated[
         Path | None,
         typer.Option("--kept", metavar="FILE", help="A checkpoint kept earlier: the ledger must continue it."),
@@ -121,13 +132,16 @@ def verify(
     from shoal.cli.ledger_text import report_lines, report_record
     from shoal.cli.main import _print
 
+    if slash_votes is not None and not documents:
+        raise InputWrong("--slash-votes is compared with the findings in the store: give --documents too")
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    opened = replace(opened, slash_votes=slash_votes or opened.slash_votes)
     before = [read_kept(kept, opened.trust)] if kept is not None else []
     audit = read_ledger(opened, _say, kept=before, documents=documents)
     if as_json:
         _print(json.dumps(report_record(audit.report, opened.trust)))
     else:
-        for line in report_lines(audit.report, opened.trust, documents):
+        for line in report_lines(audit.report, opened.trust, documents, opened.slash_votes):
             _print(line)
     _fail_if_wrong(audit.report.problems)
     if keep is not None:

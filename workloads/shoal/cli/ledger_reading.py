@@ -19,9 +19,12 @@ from shoal.contracts.ledger_audit import (
     BadLedger,
     document_key_parts,
     document_problem,
+    findings_problem,
     read_checkpoint,
+    rejects_to_repeat,
     trusted_roster,
 )
+from shoal.contracts.verdicts import Verdict
 from shoal.report.text import count, plain
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
 
@@ -32,6 +35,9 @@ LARGEST_ENTRY_BYTES = (
     64 << 10
 )  # 4,000 characters of detail, each escaped to 12 bytes at most, and some hundred bytes beside
 LARGEST_DOCUMENT_BYTES = 64 << 20
+LARGEST_OPINION_BYTES = 128 << 10  # a reject has no rewards: 4,000 characters of evidence, and little beside
+MOST_OPINIONS = 256
+"""Read of one file: 16 votes at most (`slashVotes`), for each of a dozen reasons."""
 PROGRESS_SECONDS = 2.0
 
 Say = Callable[[str], None]
@@ -79,7 +85,7 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
             audit.take(data)
             progress.step()
         if documents:
-            _compare_documents(store, audit, roster, say)
+            _compare_documents(source, audit, roster, say)
     except BadLedger as error:
         audit.report.problems.append(str(error))
     else:
@@ -104,7 +110,8 @@ def stored_checkpoints(store: Store, roster: Roster) -> tuple[dict[int, list[Led
     return found, problems
 
 
-def _compare_documents(store: Store, audit: Audit, roster: Roster, say: Say) -> None:
+def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: Say) -> None:
+    store, votes = source.store, source.slash_votes
     named = [entry for entry in audit.entries if document_key_parts(entry) is not None]
     progress = Progress(say, len(named), "documents")
     for entry, data in zip(named, read_all(store, [document_key(entry) for entry in named]), strict=True):
@@ -113,7 +120,20 @@ def _compare_documents(store: Store, audit: Audit, roster: Roster, say: Say) -> 
         if problem is not None:
             audit.report.problems.append(problem)
         audit.report.documents += 1
+        repeated = rejects_to_repeat(entry, data, votes) if problem is None else None
+        if repeated is not None:
+            verdict = repeated.document
+            missing = findings_problem(entry, verdict, stored_opinions(store, verdict), roster, votes)
+            audit.report.repeated_rejects += missing is None
+            audit.report.problems += [missing] if missing is not None else []
         progress.step()
+
+
+def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
+    """What lies under `opinions/` for the file of a verdict, at most `MOST_OPINIONS` objects."""
+    listed = store.list(keys.opinions(verdict.node, verdict.sha256))
+    names = [info.key for info in islice(listed, MOST_OPINIONS) if info.size <= LARGEST_OPINION_BYTES]
+    return list(read_all(store, names))
 
 
 def document_key(entry: LedgerEntry) -> str:

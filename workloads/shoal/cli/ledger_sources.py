@@ -41,10 +41,11 @@ class Trust:
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """A ledger to be read."""
+    """A ledger to be read. `slash_votes`: validators that had to agree on a reject, as far as a configuration of the run says so."""
 
     store: Store
     trust: Trust
+    slash_votes: int = 1
 
 
 def open_source(
@@ -59,7 +60,9 @@ def open_source(
     """Open a ledger; raises `InputWrong` saying what is missing and how to give it."""
     try:
         store, own = _open(source, runs_dir, endpoint, credentials)
-        return LedgerSource(store, _trust(store, run_key, join, own))
+        described = own if join is None else read_join(join)
+        votes = described.validation.slash_votes if isinstance(described, RunConfig) else 1
+        return LedgerSource(store, _trust(store, run_key, join, described), votes)
     except StoreUnavailable as error:
         raise InputWrong(plain(error, 400)) from None
 
@@ -129,9 +132,8 @@ def _credentials(folder: Path | None) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _trust(store: Store, run_key: str | None, join: Path | None, own: RunConfig | None) -> Trust:
+def _trust(store: Store, run_key: str | None, join: Path | None, described: RunConfig | NodeConfig | None) -> Trust:
     """Whom to believe. A key that was given counts over one from a file of the run, that over what the copy says of itself."""
-    described = own if join is None else read_join(join)
     roster = described.roster if described is not None else _stored_roster(store)
     if run_key is not None:
         return Trust(checked_key(run_key), roster, "--run-key", given=True)

@@ -94,7 +94,7 @@ def totals_records(report: AuditReport, probation_files: int) -> dict[str, objec
     }
 
 
-def report_lines(report: AuditReport, trust: Trust, documents: bool) -> list[str]:
+def report_lines(report: AuditReport, trust: Trust, documents: bool, slash_votes: int) -> list[str]:
     """What was checked, and how far it carries."""
     kinds = ", ".join(f"{plain(kind)} {count(number)}" for kind, number in sorted(report.kinds.items()))
     lines = [
@@ -105,6 +105,8 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool) -> list[str
     ]
     if documents:
         lines.append(f"documents compared: {count(report.documents)}")
+        needed = "2 where they rest on a threshold" if slash_votes == 1 else f"{slash_votes} of as many validators"
+        lines.append(f"rejects with all the findings that they take ({needed}): {count(report.repeated_rejects)}")
     lines.append(f"trusted: run key {trust.run_key} (from {plain(trust.origin, 200)})")
     if not trust.given:
         lines.append(
@@ -127,6 +129,7 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "checkpoints": report.checkpoints,
         "entries_covered": report.covered,
         "documents": report.documents,
+        "repeated_rejects": report.repeated_rejects,
         "run_key": trust.run_key,
         "run_key_given": trust.given,
         "problems": [plain(problem, 500) for problem in report.problems],

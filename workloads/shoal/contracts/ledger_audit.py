@@ -3,7 +3,8 @@
 Comes in: the signed roster, checkpoints, and every entry's bytes in order. Goes out: `AuditReport` with everything that is wrong, what each node
 contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every checkpoint's signature, root and head,
 that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited.
-`document_problem` compares an entry with the document that it names. A slashed node's credit counts for nobody.
+`document_problem` compares an entry with the document that it names, `findings_problem` a reject with the findings that it takes. A slashed node's
+credit counts for nobody.
 """
 
 import hashlib
@@ -12,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.canonical import BadSignature, Signed, document_digest
 from shoal.contracts.identity import Roster
 from shoal.contracts.ledger import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_chain import BrokenChain, Chain, entry_leaf, identity
 from shoal.contracts.merkle import consistency_path, continues, includes, inclusion_path
 from shoal.contracts.seeds import beacon_commitment
 from shoal.contracts.steps import StepBatch
-from shoal.contracts.verdicts import Verdict
+from shoal.contracts.verdicts import Opinion, Verdict, findings_needed
 from shoal.contracts.weights import WeightsManifest
 
 OfRun = TypeVar("OfRun", LedgerEntry, LedgerCheckpoint)
@@ -56,6 +57,7 @@ class AuditReport:
     checkpoints: int = 0
     covered: int = 0
     documents: int = 0
+    repeated_rejects: int = 0  # of which all the findings were there that they take
     kinds: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -170,6 +172,10 @@ class Audit:
                 totals.dead = True
             case "node-evicted":
                 totals.slashed = totals.evicted = True
+                if not totals.files_rejected:
+                    problems.append(
+                        f"entry {entry.number}: node {entry.node[:16]}... is evicted, and no file of it was rejected before"
+                    )
             case "node-banned":
                 totals.evicted = True
             case "node-unbanned":
@@ -253,6 +259,45 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
     if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
         return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
     return None
+
+
+def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) -> Signed[Verdict] | None:
+    """The verdict behind a `rejected` entry that takes more than one finding; None for any other, and for what `document_problem` finds wrong."""
+    if entry.kind != "rejected" or data is None:
+        return None
+    try:
+        signed = Signed[Verdict].from_json(data)
+    except ValueError:
+        return None
+    return signed if findings_needed(signed.document, slash_votes) > 1 else None
+
+
+def findings_problem(
+    entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], roster: Roster, slash_votes: int
+) -> str | None:
+    """What is missing of the findings that a reject takes, given the recorded one and the file's `opinions/`; None when they are all there.
+
+    A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote also once a validator,
+    by the name that was signed.
+    """
+    found = {document_digest(verdict): verdict.validator}
+    for data in opinions:
+        try:
+            other = Opinion.from_json(data or b"").verdict.verified(roster.keys["validator"])
+        except (BadSignature, ValueError, KeyError):
+            continue
+        same = ("run", "node", "lease", "step", "submission", "sha256", "outcome", "reason")
+        if all(getattr(other, name) == getattr(verdict, name) for name in same):
+            found[document_digest(other)] = other.validator
+    needed = findings_needed(verdict, slash_votes)
+    there = len(set(found.values())) if slash_votes > 1 else len(found)
+    if there >= needed:
+        return None
+    by = f"{needed} validators" if slash_votes > 1 else "a second check"
+    return (
+        f"entry {entry.number} ({entry.kind}): a reject for {verdict.reason} takes the same finding by {by}, and the signed findings"
+        f" under verdicts/ and opinions/ are {there} of {needed}"
+    )
 
 
 def _batch_problem(entry: LedgerEntry, data: bytes, commitment: str | None, where: str) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.canonical import Signed
+from shoal.contracts.protocol import ShortText
 
 Outcome = Literal["accept", "reject", "expired", "inconclusive"]
 
@@ -25,6 +27,10 @@ RejectReason = Literal[
     "redraw",  # a token is not the one that the row's seed draws from the claimed policy
     "computation",  # a TOPLOC proof does not fit the claimed weights
 ]
+
+STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling", "redraw", "computation"})
+"""Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4). Some rejects for
+these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time without fail."""
 
 
 class RowReward(Contract):
@@ -86,3 +92,15 @@ class Verdict(Contract):
         if self.outcome != "accept" and self.rewards:
             raise ValueError("only an accept carries rewards")
         return self
+
+
+class Opinion(Contract):
+    """`opinions/<node>/<sha256>/<digest of the verdict>.json`: a reject that stands only when other checks find the same."""
+
+    validator: ShortText = Field(description="pod that checked, as the orchestrator took it; signed is the verdict's")
+    verdict: Signed[Verdict]
+
+
+def findings_needed(verdict: Verdict, slash_votes: int) -> int:
+    """How many findings of one reason a reject takes: `slash_votes` of as many validators, and two at least where it rests on a threshold."""
+    return max(slash_votes, 2 if verdict.reason in STATISTICAL else 1)

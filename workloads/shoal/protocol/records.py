@@ -1,7 +1,7 @@
 """What the orchestrator remembers about nodes, leases, submissions and open checks: documents in Redis and in the object store.
 
-`SubmissionRecord` and `Opinion` are written to the store and are part of the truth; `NodeRecord`, `LeaseRecord` and `Job` live in Redis and are made
-again from the store by `recovery`. Nothing outside this folder reads them.
+`SubmissionRecord` is written to the store and is part of the truth; `NodeRecord`, `LeaseRecord` and `Job` live in Redis and are made again from the
+store by `recovery`. Nothing outside this folder reads them.
 """
 
 from typing import Literal
@@ -9,10 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
-from shoal.contracts.canonical import Signed
 from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import GroupPlace, Lease, NodeState, ShortText
-from shoal.contracts.verdicts import RejectReason, Verdict
+from shoal.contracts.verdicts import RejectReason
 from shoal.protocol.node_states import MEMBERS
 
 
@@ -97,13 +96,6 @@ class SubmissionRecord(Contract):
     groups: int = Field(ge=1)
     received_unix: float
     drawn_by: DrawnBy | None = Field(default=None, description="the lease's")
-
-
-class Opinion(Contract):
-    """A statistical reject by one validator; it slashes only when another check finds the same."""
-
-    validator: ShortText
-    verdict: Signed[Verdict]
 
 
 class OpinionNote(Contract):

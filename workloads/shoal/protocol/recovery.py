@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest
 from shoal.contracts.steps import StepMetrics
-from shoal.contracts.verdicts import Verdict
+from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.protocol import evaluations
 from shoal.protocol.parallel import in_parallel
-from shoal.protocol.records import Job, LeaseRecord, NodeRecord, Opinion, OpinionNote, SubmissionRecord
+from shoal.protocol.records import Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
 from shoal.protocol.run_state import RunState
 from shoal.protocol.uploads import find_record
 from shoal.protocol.verdicts import evict, record_verdict

@@ -12,19 +12,15 @@ from typing import Literal
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
 from shoal.contracts.evaluation import is_evaluation
-from shoal.contracts.verdicts import RejectReason, Verdict
+from shoal.contracts.verdicts import Opinion, Verdict, findings_needed
 from shoal.protocol.lease_returns import end
 from shoal.protocol.leases import is_open
-from shoal.protocol.records import Job, Opinion, OpinionNote, SubmissionRecord
+from shoal.protocol.records import Job, OpinionNote, SubmissionRecord
 from shoal.protocol.run_state import RunState
 from shoal.protocol.uploads import find_verdict
 from shoal.protocol.validation_queue import backoff_seconds
 from shoal.telemetry import get_logger
 from shoal.transport.server import Problem
-
-STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling", "redraw", "computation"})
-"""Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4). Some rejects for
-these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time without fail."""
 
 EVICTED = "its node was evicted before this file was judged"
 """What the verdict on such a file says: it is neither paid nor trained on, and no further offence."""
@@ -59,8 +55,7 @@ def decide(
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
     if verdict.outcome == "reject":
-        statistical = verdict.reason in STATISTICAL
-        if not statistical and votes == 1:
+        if findings_needed(verdict, votes) == 1:
             return Decision("record")
         if any(note.digest == digest for note in opinions):
             return Decision("repeated")
