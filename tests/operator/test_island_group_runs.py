@@ -194,6 +194,32 @@ def test_a_list_with_a_mistake_leaves_the_trainer_that_runs_alone(cluster: Memor
     )
 
 
+def test_a_run_that_is_resumed_with_a_mistake_in_its_list_begins_no_attempt_and_says_why(
+    cluster: MemoryCluster,
+) -> None:
+    put_group(cluster)
+    members = {"sums": own_key(cluster), "products": OTHER}
+    put_group(cluster, members=members)
+    running(cluster)
+    wrong = {"islands": {"innerSteps": 20, "group": {"name": "both", "lighthouse": LIGHTHOUSE}}}
+    wrong["islands"]["group"]["members"] = members | {"quotients": OTHER}
+    for suspend in (True, False):
+        put(cluster, trainer=wrong, suspend=suspend)
+        cluster.settle()
+        cluster.pods_end()
+    cluster.settle()
+    assert status(cluster)["trainer"]["attempt"] == 1
+    assert not any(name.startswith("sums-trainer") for name in cluster.names("Job"))
+    problem = "waits for a key of its own for each of products, quotients in trainer.islands.group.members: they have the same"
+    assert said(cluster, "Ready")["message"].startswith(f"{problem}; waits for ")
+    progressing = said(cluster, "Progressing")
+    assert progressing["reason"] == "Waiting"
+    assert progressing["message"].startswith(problem)
+    assert said(cluster, "Exchanging")["message"] == f"{problem} (no trainer starts until the list is right)"
+    put_group(cluster, members=members)
+    assert "sums-trainer-2" in cluster.names("Job")
+
+
 def peers(cluster: MemoryCluster) -> dict[str, str]:
     terms = told(cluster)
     assert terms is not None

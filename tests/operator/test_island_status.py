@@ -102,7 +102,7 @@ def test_a_mistake_in_the_list_of_a_run_that_trains_is_said(grouped: MemoryClust
     assert (found["status"], found["reason"]) == ("False", "MembersInvalid")
     assert found["message"] == (
         "waits for a key of its own for each of products, quotients in trainer.islands.group.members: they have the same"
-        " (a trainer that runs goes on with the list of before)"
+        " (the trainer goes on with the list of before)"
     )
     assert found["message"] in said(grouped, "Ready")["message"]
     put_two(grouped)

@@ -191,6 +191,28 @@ def test_a_run_whose_relays_were_taken_away_can_still_be_suspended(cluster: Memo
     assert {counts[name] for name in ("sums-pool", "sums-validator", "sums-orchestrator", "sums-redis")} == {0}
 
 
+def test_a_run_that_is_resumed_without_its_relays_begins_no_attempt_and_says_what_it_waits_for(
+    cluster: MemoryCluster,
+) -> None:
+    other(cluster, "RelayServer", "shared")
+    put(cluster, relayServerRef="shared")
+    running(cluster)
+    cluster.objects.remove("RelayServer", "shared")
+    for suspend in (True, False):
+        put(cluster, relayServerRef="shared", suspend=suspend)
+        cluster.settle()
+        cluster.pods_end()
+    cluster.settle()
+    assert status(cluster)["trainer"]["attempt"] == 1
+    problem = "waits for RelayServer shared (spec.relayServerRef), which does not exist"
+    assert said(cluster, "Ready")["message"].startswith(f"{problem}; waits for ")
+    assert said(cluster, "Progressing")["message"].startswith(problem)
+    other(cluster, "RelayServer", "another")
+    put(cluster, relayServerRef="another")
+    cluster.settle()
+    assert "sums-trainer-2" in cluster.names("Job")
+
+
 # Ways in.
 
 

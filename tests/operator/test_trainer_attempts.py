@@ -66,6 +66,14 @@ def test_deleting_the_last_failed_job_begins_the_count_anew() -> None:
     assert decide({}, Attempt(3, 0, failures=3, last_failed=3)).remember == Attempt(4, 0, failures=0, last_failed=3)
 
 
+def test_no_attempt_is_counted_while_the_run_waits_for_something() -> None:
+    waits = decide_trainer(
+        wanted=True, complete=False, jobs={}, remembered=Attempt(2, 5, 1, 1), latest_version=7, template_hashes={}, limit=3,
+        now=NOW, waits=True,
+    )  # fmt: skip
+    assert waits == TrainerDecision(None, Attempt(2, 5, 1, 1))
+
+
 def test_a_run_with_several_trainer_pods_survives_a_lost_attempt(cluster: MemoryCluster) -> None:
     put(cluster, **SEVERAL)
     running(cluster)

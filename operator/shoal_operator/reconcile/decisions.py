@@ -3,6 +3,7 @@
 The rules of the trainer's attempts, one a row of the tests:
 
 - nothing before prepare has succeeded, nothing while suspended, nothing after the deadline;
+- no new one while the run waits for something, since none of its children is made then;
 - an attempt whose template is no longer what we want is deleted, and the next one made once it is gone;
 - an attempt that failed for good is followed by another if it made a policy version;
 - if it made none, it is followed by another after a pause that doubles, until `limit` of them in a row have failed: then the run has failed;
@@ -92,6 +93,7 @@ def decide_trainer(
     template_hashes: Mapping[int, str],
     limit: int,
     now: datetime,
+    waits: bool = False,
 ) -> TrainerDecision:
     """Which attempt of the trainer should exist.
 
@@ -104,6 +106,7 @@ def decide_trainer(
         template_hashes: hash of the Job that we would build, for each attempt in `jobs`.
         limit: attempts in a row that may fail without a new version.
         now: the time, for the pause between attempts.
+        waits: the run waits for something before its children are made.
     """
     live = {number: job for number, job in jobs.items() if not job["metadata"].get("deletionTimestamp")}
     if not wanted:
@@ -115,6 +118,8 @@ def decide_trainer(
     if newest not in live:
         if jobs:
             return TrainerDecision(None, remembered, tuple(job["metadata"]["name"] for job in live.values()))
+        if waits:
+            return TrainerDecision(None, remembered)
         return TrainerDecision(newest + 1, _next_attempt(newest + 1, remembered, latest_version, limit))
     older = tuple(job["metadata"]["name"] for number, job in live.items() if number != newest)
     current = live[newest]

@@ -28,12 +28,15 @@ def islands_status(said: IslandsProgress) -> dict[str, Any]:
     }
 
 
-def exchanging(said: IslandsProgress | None, group_problem: str, *, running: bool) -> Condition:
-    """Whether rounds come about. `said`: None while nobody knows; `group_problem`: what is wrong with the list of members, in words."""
+def exchanging(said: IslandsProgress | None, group_problem: str, *, running: bool, trains: bool) -> Condition:
+    """Whether rounds come about. `said`: None while nobody knows; `group_problem`: what is wrong with the list of members, in words; `trains`: an
+    attempt of the trainer runs."""
     if not running:
         return condition("Exchanging", None, "NotRunning")
     if group_problem:
-        goes_on = "a trainer that runs goes on with the list of before"
+        goes_on = (
+            "the trainer goes on with the list of before" if trains else "no trainer starts until the list is right"
+        )
         return condition("Exchanging", False, "MembersInvalid", f"{group_problem} ({goes_on})")
     if said is None:
         return condition("Exchanging", None, "NothingHeard", "the trainer has said nothing of exchanges yet")

@@ -19,6 +19,7 @@ from shoal_operator.reconcile.components import (
     component_conditions,
     component_counts,
     component_state,
+    counts,
 )
 from shoal_operator.reconcile.decisions import Attempt
 from shoal_operator.reconcile.island_status import exchanging, islands_status
@@ -99,6 +100,11 @@ class Findings:
     def stalled(self) -> bool:
         """The open step was sampled as often as it may be and lacks signal; a person must decide."""
         return self.stage == "running" and self.progress is not None and bool(self.progress.stalled_on_signal)
+
+    @property
+    def trains(self) -> bool:
+        """An attempt of the trainer is there and has not ended."""
+        return any(part.component == "Trainer" and counts(part.workload)[0] > 0 for part in self.parts)
 
     @property
     def missing(self) -> list[str]:
@@ -269,7 +275,12 @@ def _ready(findings: Findings) -> Condition:
         return condition("Ready", False, "ComponentsNotReady", _prepare_text(findings) or f"the run is {stage}")
     state = component_state(missing[0], findings.parts)
     why = f" ({missing[0]}: {state.message})" if state.reason not in ("Absent", "NotObserved", "PodsNotReady") else ""
-    return condition("Ready", False, "ComponentsNotReady", f"waits for {', '.join(missing)}{why}")
+    return condition("Ready", False, "ComponentsNotReady", _waits_text(findings) + why)
+
+
+def _waits_text(findings: Findings) -> str:
+    """What a run lacks: first what keeps its parts from being made."""
+    return "; ".join(filter(None, [findings.waits_for, f"waits for {', '.join(findings.missing)}"]))
 
 
 def _progressing(findings: Findings) -> Condition:
@@ -279,7 +290,7 @@ def _progressing(findings: Findings) -> Condition:
     if findings.not_grown:
         return condition("Progressing", True, "ClaimsNotGrown", findings.not_grown)
     if stage == "running" and findings.missing:
-        return condition("Progressing", True, "Starting", f"waits for {', '.join(findings.missing)}")
+        return condition("Progressing", True, "Waiting" if findings.waits_for else "Starting", _waits_text(findings))
     if stage == "running":
         return condition("Progressing", True, WORK[findings.mode], _doing(findings))
     if stage == "preparing":
@@ -296,7 +307,9 @@ def _doing(findings: Findings) -> str:
         doing = progress.waiting_for or step
     # It trains on without exchanging, and nothing else in `kubectl get` would say so.
     apart = [each["message"] for each in _exchanging(findings) if each["status"] == "False"]
-    return "; ".join(filter(None, [doing, *apart]))
+    # A list of members that is wrong is said there.
+    waits_for = findings.waits_for if findings.waits_for != findings.group_problem else ""
+    return "; ".join(filter(None, [doing, waits_for, *apart]))
 
 
 def _exchanging(findings: Findings) -> list[Condition]:
@@ -304,7 +317,7 @@ def _exchanging(findings: Findings) -> list[Condition]:
     if not findings.has_islands:
         return []
     said = findings.progress.islands if findings.progress is not None else None
-    return [exchanging(said, findings.group_problem, running=findings.stage == "running")]
+    return [exchanging(said, findings.group_problem, running=findings.stage == "running", trains=findings.trains)]
 
 
 def _prepare_text(findings: Findings) -> str:

@@ -78,7 +78,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     ungrouped = group_problem(run, own_key)
     waits_for = seen.waits_for or ungrouped or sampled.waits_for
 
-    trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late)
+    trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late, waits=bool(waits_for))
     stage = decide_stage(
         suspend=run.spec.suspend,
         complete=complete,
@@ -251,6 +251,7 @@ def _decide_trainer(
     *,
     complete: bool,
     late: bool,
+    waits: bool,
 ) -> TrainerDecision:
     name, trainer = run.metadata.name, run.spec.trainer
     before = live.get("status", {}).get("trainer", {})
@@ -275,4 +276,5 @@ def _decide_trainer(
         # A trainer of one pod is started again in its place, as often as the policy says, before its Job fails.
         limit=run.spec.failure_policy.max_trainer_attempts if trainer.replicas > 1 else 1,
         now=cluster.now(),
+        waits=waits,
     )
