@@ -160,7 +160,7 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
             rated.beat(node)
     elif how == "pushed out":
         rated.clock.now += 1
-        rated.lease(first, 1)  # a third lease then ends the oldest
+        rated.lease(first, 1)  # another lease of a key on probation ends the one before
     else:
         rated.confirm(lease, rated.upload(lease))
         rated.judge(verdict_on(rated.claimed(), "expired", evidence="another version"))

@@ -9,16 +9,18 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
+from shoal.contracts.recipe import Validation
 from shoal.protocol import uploads, work
 from shoal.protocol.lease_returns import take_back
-from shoal.protocol.leases import lease_seconds
+from shoal.protocol.leases import is_open, lease_seconds
 from shoal.protocol.progress import run_progress
 from shoal.transport.server import Problem
 
 
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
-    return Orchestrator(tmp_path, redis_server.url)
+    """No key is on probation, so that each may hold two leases."""
+    return Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=1, probation_files=0))
 
 
 @pytest.fixture
@@ -74,6 +76,29 @@ def test_nor_by_letting_leases_run_out_or_asking_for_more(run: Orchestrator, nod
     last = run.lease(node)
     data = run.upload(last)
     assert run.confirm(last, data).status == "queued"
+
+
+def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more(
+    tmp_path: Path, redis_server: Redis
+) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(probation_files=1, slashing="Discard"))
+    node = run.join()
+    run.announce(0)
+
+    def held(times: int) -> set[tuple[str, int]]:
+        for _ in range(times):
+            run.clock.now += 1
+            run.lease(node)
+        return {(r.lease.lease, r.lease.submission) for r in run.state.leases.all() if is_open(r, run.clock.now)}
+
+    first = held(1)
+    assert (held(3), [number for _, number in first]) == (first, [0])
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # accepted, without signal: the step needs more
+    assert [number for _, number in sorted(held(2), key=lambda each: each[1])] == [1, 2], "no probation, two leases"
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
+    assert len(held(1)) == 1, "a rejected file starts probation anew"
 
 
 def test_a_lease_given_again_lives_as_long_as_a_new_one(run: Orchestrator, node: str) -> None:

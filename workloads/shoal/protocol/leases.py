@@ -23,6 +23,8 @@ TOGETHER = 128
 """Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
 MAX_OPEN_LEASES = 2
 """A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
+PROBATION_LEASES = 1
+"""Of a key on probation, as keys are free, and each would hold two places of a step. Asking for a second gives the first up."""
 UPLOAD_SECONDS = 60.0
 """Life of an upload grant beyond the transfer itself."""
 SLOWEST_UPLOAD = 256 * 1024
@@ -52,10 +54,10 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
     return record.status == "open" and record.lease.expires_unix > now_unix
 
 
-def given_up(records: list[LeaseRecord], now_unix: float) -> list[LeaseRecord]:
-    """Open leases of one node that a further lease pushes out: all but the newest `MAX_OPEN_LEASES - 1`."""
+def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_LEASES) -> list[LeaseRecord]:
+    """Open leases of one node that a further lease pushes out, so that it has `most` at most: the oldest."""
     held = sorted((r for r in records if is_open(r, now_unix)), key=lambda r: r.lease.expires_unix)
-    return held[: max(0, len(held) - (MAX_OPEN_LEASES - 1))]
+    return held[: max(0, len(held) - (most - 1))]
 
 
 class LeaseBook:

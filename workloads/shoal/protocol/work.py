@@ -13,7 +13,7 @@ from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseReq
 from shoal.contracts.seeds import beacon_commitment
 from shoal.protocol import allocation, evaluation_credit, evaluations, step_counter
 from shoal.protocol.lease_returns import end, give_again
-from shoal.protocol.leases import given_up, is_open, lease_seconds
+from shoal.protocol.leases import MAX_OPEN_LEASES, PROBATION_LEASES, given_up, is_open, lease_seconds
 from shoal.protocol.membership import require_pool
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import DrawnBy, NodeRecord, SubmissionRecord
@@ -143,7 +143,8 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         mine = [r for r in state.leases.all() if r.lease.node == request.node]
         record = state.nodes.require_member(request.node)
         require_pool(state, record)  # else nobody could tell any more what drew the file's tokens
-        pushed_out = given_up(mine, now)
+        probation = on_probation(state, request.node)
+        pushed_out = given_up(mine, now, PROBATION_LEASES if probation else MAX_OPEN_LEASES)
         kept = [r for r in mine if r not in pushed_out]
         for old in pushed_out:
             end(state, old, "abandoned")
@@ -159,7 +160,10 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         state.reveal(request.step)
         shape = state.shape(request.step)
         expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
-        # What was given up just now comes again with the next request: numbers go on by files alone.
+        # What was given up just now comes again with the next request: numbers go on by files alone. On probation it comes at once: who may
+        # hold one lease would else pass over any by asking twice.
+        if probation and pushed_out:
+            mine = [r for r in state.leases.all() if r.lease.node == request.node]
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, request.step, expires, drawn_by)
         lease = again or state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
@@ -168,6 +172,11 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             needs_work = training_needs_work(state)
             evaluation_credit.note_lease(state, given, new=again is None, training_needs_work=needs_work)
         return lease
+
+
+def on_probation(state: RunState, node: str) -> bool:
+    """Whether a key has yet to show that its files are good: fewer than `probationFiles` were accepted since its last rejected one."""
+    return state.view.accepted_in_a_row[node] < state.config.validation.probation_files
 
 
 def stalled_text(load: allocation.StepLoad) -> str:
@@ -221,7 +230,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             min_version=oldest,
             max_version=newest,
             accepted_files=state.view.accepted_in_a_row[record.node],
-            on_probation=state.view.accepted_in_a_row[record.node] < state.config.validation.probation_files,
+            on_probation=on_probation(state, record.node),
             second_opinion=bool(job.opinions),
             sampler=sampler_of(state, record),
         )
