@@ -33,6 +33,7 @@ def place(loopback: Loopback) -> Iterator[tuple[str, int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(patience, "HEAD_SECONDS", SHORT_SECONDS)
+        patch.setattr(patience, "BODY_SECONDS", SHORT_SECONDS)
         patch.setattr(server, "BODY_SECONDS", SHORT_SECONDS)
         address = loopback.address()
         running = uvicorn.Server(
@@ -115,6 +116,28 @@ def test_a_body_that_stops_half_way_is_refused_and_its_connection_closed(place: 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"application/problem+json" in answer
     assert b"Body came too slowly" in answer
+
+
+def test_a_body_that_goes_on_for_ever_after_its_refusal_does_not_hold_the_connection(place: tuple[str, int]) -> None:
+    with connection(place) as line:
+        line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n")
+        assert until(line, b"}").startswith(b"HTTP/1.1 413 ")
+        ends = time.monotonic() + 20
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() < ends:
+                line.sendall(b"z")
+                time.sleep(SHORT_SECONDS / 10)
+        assert time.monotonic() < ends, "whoever sends a letter now and then held it"
+
+
+def test_a_body_that_ends_after_its_refusal_leaves_the_connection_for_the_next_request(place: tuple[str, int]) -> None:
+    with connection(place) as line:
+        line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
+        assert until(line, b"}").startswith(b"HTTP/1.1 413 ")
+        line.sendall(b"z" * 2000)
+        time.sleep(2 * SHORT_SECONDS)
+        line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok")
+        assert until(line, b"ok").startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_is_longer_than_it_says_is_no_second_request(place: tuple[str, int]) -> None:

@@ -38,6 +38,7 @@ _PLAIN_INPUT = re.compile(
     r'shoal=(\("@method" "@target-uri" "content-digest"\);created=([0-9]{1,10});keyid="([0-9a-f]{64})";alg="ed25519"'
     r';nonce="([A-Za-z0-9_-]{16,64})";tag="shoal-request-v1")'
 )
+_PLAIN_DIGEST = re.compile(r"sha-256=:[A-Za-z0-9+/]{43}=:")
 _PLAIN_SIGNATURE = re.compile(r"shoal=:([A-Za-z0-9+/]{86}==):")
 _PLAIN_URL = re.compile(r"https?://[a-z0-9.:\[\]-]+/[A-Za-z0-9/._~?=&-]*")
 """URLs that mean themselves: nothing in them is escaped or could be written otherwise."""
@@ -97,10 +98,13 @@ def sign_request(
     }
 
 
-def verify_request(*, method: str, url: str, headers: Mapping[str, str], body: bytes, now_unix: float) -> SignedBy:
+def verify_request(
+    *, method: str, url: str, headers: Mapping[str, str], body: bytes | None, now_unix: float
+) -> SignedBy:
     """Who signed this request; raises `BadRequestSignature` when it is not signed, covers too little, is out of the clock window or does not fit.
 
-    `url` is the absolute URL as the server knows itself (a wrong audience then does not verify), not as the client claims it.
+    `url` is the absolute URL as the server knows itself (a wrong audience then does not verify), not as the client claims it. With `body` None only
+    the head is looked at: who signed it, and a digest that the body must have (`has_digest`, or a second call).
     """
     wanted = {name.lower(): value for name, value in headers.items()}
     plain = _verify_plain(method, url, wanted, body)
@@ -132,7 +136,12 @@ def verify_request(*, method: str, url: str, headers: Mapping[str, str], body: b
     return SignedBy(key=key, nonce=nonce, created_unix=created)
 
 
-def _verify_plain(method: str, url: str, headers: Mapping[str, str], body: bytes) -> SignedBy | None:
+def has_digest(headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether a body is the one whose digest a head names in the form of `sign_request`; another form is for `verify_request` with the body."""
+    return headers.get("content-digest") == _content_digest(body)
+
+
+def _verify_plain(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy | None:
     """The signer of a request in the form of `sign_request`; None when anything is otherwise or does not fit: the library then says what."""
     given = _PLAIN_INPUT.fullmatch(headers.get("signature-input", ""))
     signature = _PLAIN_SIGNATURE.fullmatch(headers.get("signature", ""))
@@ -144,8 +153,8 @@ def _verify_plain(method: str, url: str, headers: Mapping[str, str], body: bytes
         or not _PLAIN_URL.fullmatch(url)
     ):
         return None
-    digest = _content_digest(body)
-    if headers.get("content-digest") != digest:
+    digest = headers.get("content-digest", "")
+    if not _PLAIN_DIGEST.fullmatch(digest) or (body is not None and digest != _content_digest(body)):
         return None
     parameters, created, key, nonce = given.groups()
     base = _signature_base(method, url, digest, parameters)

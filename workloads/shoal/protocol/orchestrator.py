@@ -19,6 +19,7 @@ from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
+    MAX_LOG_CHARACTERS,
     ChallengeAnswer,
     ChallengeRequest,
     ClaimRenewal,
@@ -75,8 +76,15 @@ STORE_SECONDS = 20.0
 LEDGER_SECONDS = 600.0
 """At start the store may be away for longer: nothing can be served without the ledger."""
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
-MAX_BODY_BYTES = 16 << 20
-"""Greatest JSON body: a verdict has some 80 bytes for each row, and the largest files have some 100,000 rows."""
+MAX_BODY_BYTES = 64 << 10
+"""Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics some 7,000 bytes."""
+BODY_BYTES = {
+    "/v1/challenge-answers": 512 << 10,  # a product of 400,000 characters
+    "/v1/logs": 8 * 6 * MAX_LOG_CHARACTERS + (64 << 10),  # eight parts; a character is six bytes where JSON escapes it
+    "/v1/progress": 1 << 20,  # the trainer's figures of a step, and its islands'
+    "/v1/verdicts": 16 << 20,  # some 80 bytes for each row, and the largest files have some 100,000 rows
+}
+"""Of those that may be longer. None is read before the signature over its head fits, a role's only when it is that role's (`Gate`)."""
 
 HOLDS = re.compile(r"([0-9]{1,6}(,[0-9]{1,6}){0,15})?", re.ASCII)
 
@@ -99,7 +107,7 @@ def make_app(
     addresses = state.config.addresses
     signatures = SignatureGate(addresses.orchestrator, nonces, lambda: [addresses.public_orchestrator])
     app.add_middleware(QuickHeartbeats, state=state, gate=signatures, client=nonces.client)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, exempt=("/v1/staging",))
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, exempt=("/v1/staging",), by_path=BODY_BYTES)
     add_problem_answers(app)
     add_peer_answers(app, background.wake)
     live = background.liveness

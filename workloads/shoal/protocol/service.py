@@ -35,12 +35,12 @@ class Gate:
         self._roster = roster
         self._pace = pace or Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
 
-    async def node(self, request: Request) -> str:
-        """The key that signed; raises `Problem` 401, and 429 for a stranger's key that asks too often.
+    async def node(self, request: Request, admit: Callable[[str], None] = lambda _: None) -> str:
+        """The key that signed; raises `Problem` 401, and 429 for a stranger's key that asks too often; what `admit` raises before the body is read.
 
         Whether the key may do anything is decided by its record. Roles are not held back: their replicas share a key.
         """
-        key = (await self._signatures.signer(request)).key
+        key = (await self._signatures.signer(request, admit)).key
         wait = 0.0 if self._roster.role_of(key) is not None else self._pace.take(key)
         if wait > 0.0:
             raise Problem(
@@ -59,13 +59,15 @@ class Gate:
         return document
 
     async def role(self, request: Request, role: Role) -> str:
-        """The signer, which must be `role` of the roster; raises `Problem` 401 or 403."""
-        signer = await self.node(request)
-        if self._roster.role_of(signer) != role:
-            raise Problem(
-                403, "Wrong role", f"{request.method} {request.scope['path']} is for the {role} of this run only"
-            )
-        return signer
+        """The signer, which must be `role` of the roster, or its body is not read; raises `Problem` 401 or 403."""
+
+        def admit(signer: str) -> None:
+            if self._roster.role_of(signer) != role:
+                raise Problem(
+                    403, "Wrong role", f"{request.method} {request.scope['path']} is for the {role} of this run only"
+                )
+
+        return await self.node(request, admit)
 
 
 def require_same(signer: str, node: str) -> None:

@@ -15,7 +15,7 @@ HEAD_SECONDS = 10.0
 """From a connection (or the first byte of a further request on it) to the end of the head: one packet, on any line that can carry rollouts."""
 MAX_HEAD_BYTES = 64 << 10  # ours have less than two thousand
 BODY_SECONDS = 30.0
-"""For a whole JSON body: the largest, a verdict of 16 MiB, comes from inside the cluster."""
+"""For a whole JSON body: the largest, a verdict of 16 MiB, comes from inside the cluster. Also for the rest of one that was answered early."""
 IDLE_SECONDS = 30.0  # between two pieces of an upload
 MOST_CONNECTIONS = 16_384
 """Open files asked for, as far as the machine allows: every node keeps a connection."""
@@ -31,6 +31,7 @@ class PatientProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a bounded head. A request that comes in one packet, as nearly all do, starts no timer."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
 
@@ -40,6 +41,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_rest_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,12 +59,29 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._in_head, self._head_bytes = False, 0
+        self._unset_keepalive_if_required()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self.scope[WHOLE_BODY] = True  # type: ignore[literal-required]
         self._in_head = True  # the next one's; its time begins with its first byte, before it keep-alive's runs
+        if self._rest_timer is not None:  # the answer is out: nothing else begins the keep-alive time anew
+            self._stop_rest_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """An answer may come before its request's body has (a refusal): what is left of the body is thrown away, and waited for so long."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self._in_head and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(BODY_SECONDS, self.timeout_keep_alive_handler)
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _head_begins(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse, *TOO_SLOW)

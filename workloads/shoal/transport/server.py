@@ -17,12 +17,12 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, verify_request
+from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, has_digest, verify_request
 from shoal.contracts.run import bind_address
 from shoal.transport.patience import BODY_SECONDS, WHOLE_BODY, PatientProtocol, allow_connections
 
 MAX_BODY_BYTES = 1 << 20
-"""Greatest JSON body in bytes; only verdicts of very large files come near it (their service raises it)."""
+"""Greatest JSON body in bytes where a service says nothing else."""
 
 
 class Problem(Exception):
@@ -63,18 +63,28 @@ class SignatureGate:
         self._further = further
         self._nonces = nonces
 
-    async def signer(self, request: Request) -> SignedBy:
+    async def signer(self, request: Request, admit: Callable[[str], None] = lambda _: None) -> SignedBy:
         """Who signed the request; raises `Problem` 401 when nobody did, the signature does not fit or it is a replay.
 
         The URL that must have been signed is one of ours, whatever Host the client wrote: a request signed for another service does not fit.
+        The signature is over the head, which has the body's digest: no body is read before the head's signature fits, and before `admit`, given
+        the key, has let it pass (by not raising).
         """
-        signed = self.check(request.method, target_of(request.scope), dict(request.headers), await request.body())
+        target, headers = target_of(request.scope), dict(request.headers)
+        signed = self.check(request.method, target, headers, None)
+        admit(signed.key)
+        body = await request.body()
+        if not has_digest(headers, body):
+            signed = self.check(request.method, target, headers, body)
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
             raise Problem(401, "Request was seen before", "sign every request with a new nonce")
         return signed
 
-    def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> SignedBy:
-        """Who signed a request to `target` (path and query); whether its nonce is new is left to the caller. Raises `Problem` 401."""
+    def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy:
+        """Who signed a request to `target` (path and query), with `body` None its head; whether its nonce is new is left to the caller.
+
+        Raises `Problem` 401.
+        """
         problem = ""
         for url in self._names(headers.get("host", "")):
             try:
@@ -90,22 +100,31 @@ class SignatureGate:
 
 
 class BodyLimit:
-    """ASGI middleware: a body above the limit is refused with 413 before it is read into memory; `exempt` paths bound themselves."""
+    """ASGI middleware: a body above the limit is refused with 413 before it is read into memory; `exempt` paths bound themselves.
 
-    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, exempt: tuple[str, ...] = ()) -> None:
+    `by_path` are paths with a limit of their own, in bytes.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int = MAX_BODY_BYTES,
+        exempt: tuple[str, ...] = (),
+        by_path: Mapping[str, int] | None = None,
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._exempt = exempt
+        self._by_path = by_path or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
+        most = self._by_path.get(scope["path"], self._max_bytes)
         length = dict(scope["headers"]).get(b"content-length")
-        if length is not None and (not length.isdigit() or int(length) > self._max_bytes):
-            await problem_response(413, "Body is too large", f"send at most {self._max_bytes} bytes")(
-                scope, receive, send
-            )
+        if length is not None and (not length.isdigit() or int(length) > most):
+            await problem_response(413, "Body is too large", f"send at most {most} bytes")(scope, receive, send)
             return
         if length is not None and scope.get(WHOLE_BODY):  # nothing to wait for, and nothing beyond the length
             await self._app(scope, receive, send)
@@ -129,8 +148,8 @@ class BodyLimit:
             waited += clock() - began
             whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
-            if read > self._max_bytes:
-                raise Problem(413, "Body is too large", f"send at most {self._max_bytes} bytes")
+            if read > most:
+                raise Problem(413, "Body is too large", f"send at most {most} bytes")
             return message
 
         await self._app(scope, bounded, send)
