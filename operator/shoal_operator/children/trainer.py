@@ -25,6 +25,12 @@ COMPONENT = "trainer"
 COLLECTOR = ["python", "-m", "shoal.collection"]
 """In mode Generate nothing is trained: the collector stands in the trainer's place, with its key, its sidecars and its Service."""
 
+OWN_CHOICE = ("--standalone",)
+"""torchrun's store at a port that it chooses."""
+FIXED_PORT = ("--master-addr", "127.0.0.1", "--master-port", str(names.RENDEZVOUS_PORT))
+"""torchrun's store at a port that is not among those that are open to other runs. On one machine, where pods share their ports, it chooses one
+all the same (`local/expand.py`)."""
+
 
 def trainer_services(run: TrainingRun) -> list[Object]:
     """The Service that names the origin, whichever attempt is current; and for several pods one that names each of them."""
@@ -133,9 +139,9 @@ def trainer_command(
     if pods == 1 and other_runs:
         # torchrun's store listens at every address, asks nobody who they are, and with --standalone holds pickles. This one holds none, and its
         # port is not among those that are open to others.
-        return [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(names.RENDEZVOUS_PORT), *module]
+        return [*torchrun, *FIXED_PORT, *module]
     if pods == 1:
         # A port of its own choice on loopback: on one machine pods share their ports.
-        return [*torchrun, "--standalone", *module]
+        return [*torchrun, *OWN_CHOICE, *module]
     place = ["--master-addr", f"{job_name}-0.{ranks_service}", "--master-port", str(names.RENDEZVOUS_PORT)]
     return [*torchrun, "--nnodes", str(pods), "--node-rank", "$(JOB_COMPLETION_INDEX)", *place, *module]

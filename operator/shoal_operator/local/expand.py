@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from shoal_operator.children.trainer import FIXED_PORT, OWN_CHOICE
+
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -55,7 +57,10 @@ def environment(
 
 
 def command_line(container: Mapping[str, Any], variables: Mapping[str, str], where: str) -> list[str]:
-    """`command` and `args` with `$(VAR)` expanded; `python` is the interpreter that runs us, so that both are of one installation."""
+    """`command` and `args` with `$(VAR)` expanded; `python` is the interpreter that runs us, so that both are of one installation.
+
+    torchrun chooses the port of its store: pods share their ports here, and trainers of two runs would both want the fixed one.
+    """
     words = [expand(str(word), variables) for word in [*container.get("command", []), *container.get("args", [])]]
     if not words or not container.get("command"):
         raise UnsupportedField(
@@ -63,4 +68,5 @@ def command_line(container: Mapping[str, Any], variables: Mapping[str, str], whe
         )
     if words[0] == "python":
         words[0] = sys.executable
-    return words
+    at = next((at for at in range(len(words)) if tuple(words[at : at + len(FIXED_PORT)]) == FIXED_PORT), None)
+    return words if at is None else [*words[:at], *OWN_CHOICE, *words[at + len(FIXED_PORT) :]]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal_operator.children.trainer import trainer_command
 from shoal_operator.local.containers import restart_pause
 from shoal_operator.local.expand import UnsupportedField, command_line, environment, expand
 from shoal_operator.local.probes import Probe, ProbeState, parse_probe
@@ -32,6 +33,15 @@ def test_the_pods_own_folder_and_address_win_over_what_the_object_says() -> None
 def test_a_container_without_a_command_is_refused() -> None:
     with pytest.raises(UnsupportedField, match="has no command"):
         command_line({"args": ["x"]}, {}, "pod a, container b")
+
+
+def test_trainers_of_a_group_with_several_processes_each_choose_a_port_of_their_own() -> None:
+    made = trainer_command("sums-trainer-1", "sums-ranks", 1, 2, other_runs=True)
+    there = command_line({"command": made}, {}, "pod a, container trainer")
+    alone = trainer_command("sums-trainer-1", "sums-ranks", 1, 2)
+    assert "29500" in made
+    assert there == command_line({"command": alone}, {}, "pod a, container trainer")
+    assert "--standalone" in there
 
 
 def test_the_first_restart_is_at_once_and_later_ones_wait_longer_up_to_a_limit() -> None:
