@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fragile_store import FragileStore, KilledError
 from protocol_stack import NEEDED, Node, Stack, ledger, post, verdict_on
 from run_states import Orchestrator
 
@@ -21,36 +22,7 @@ from shoal.contracts.steps import StepBatch
 from shoal.protocol import recovery, verdicts
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.protocol.progress import run_progress
-from shoal.storage.store import Store, open_folder
-
-
-class KilledError(BaseException):
-    """The process ended here. No `except Exception` of ours catches it, as none would catch kill -9."""
-
-
-class FragileStore(Store):
-    """A real folder store whose process is killed at a write, before or after it is done."""
-
-    def __init__(self, root: Path) -> None:
-        plain = open_folder(root, "shoal/tiny", deadline_seconds=2)
-        super().__init__(plain._backend, "shoal/tiny", root=root, deadline_seconds=2)
-        self.writes = 0
-        self.kill_at: tuple[int, str] | None = None
-
-    def _write(self, action: Callable[[], object]) -> object:
-        self.writes += 1
-        if self.kill_at == (self.writes, "before"):
-            raise KilledError
-        result = action()
-        if self.kill_at == (self.writes, "after"):
-            raise KilledError
-        return result
-
-    def create(self, key: str, data: bytes) -> bool:
-        return bool(self._write(lambda: super(FragileStore, self).create(key, data)))
-
-    def delete(self, key: str) -> None:
-        self._write(lambda: super(FragileStore, self).delete(key))
+from shoal.storage.store import open_folder
 
 
 @pytest.fixture
@@ -174,7 +146,7 @@ def almost_full(folder: Path, redis_url: str) -> tuple[Orchestrator, FragileStor
 
 def test_killed_at_any_write_nothing_is_lost_or_counted_twice(tmp_path: Path, redis_server: Redis) -> None:
     writes = count_writes(tmp_path, redis_server.url)
-    assert writes >= 7, "lease, submission, verdict, ledger, batch, ledger, staging"
+    assert writes >= 8, "lease, lease's file, submission, verdict, ledger, batch, ledger, staging"
     for number in range(1, writes + 1):
         for moment in ("before", "after"):
             folder = tmp_path / f"{number}-{moment}"

@@ -25,6 +25,7 @@ TRAINER_STATE = "trainer/state/"
 STAGING = "staging/"
 ISLANDS = "islands/"
 LEASES = "leases/"
+LEASE_FILES = "lease-files/"
 SUBMISSIONS = "submissions/"
 OPINIONS = "opinions/"
 SFT = "sft/"
@@ -98,6 +99,11 @@ def verdict(node: str, sha256: str) -> str:
 def lease(step: int, node: str, submission: int) -> str:
     """One leased submission number; created once, so that no number is given twice whatever else is lost."""
     return f"{LEASES}{step:06d}/{node}/{submission:06d}.json"
+
+
+def lease_file(lease: str) -> str:
+    """The one file that a lease hands in; created once, so that of two orchestrators that are given two files one decides."""
+    return f"{LEASE_FILES}{lease}.json"
 
 
 def submission(node: str, sha256: str) -> str:

@@ -24,7 +24,7 @@ TOGETHER = 128
 MAX_OPEN_LEASES = 2
 """A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
 PROBATION_LEASES = 1
-"""Of a key on probation, as keys are free, and each would hold two places of a step. Asking for a second gives the first up."""
+"""Of a key on probation: keys are free, and each would hold two places of a step. Asking for a second gives the first up."""
 UPLOAD_SECONDS = 60.0
 """Life of an upload grant beyond the transfer itself."""
 SLOWEST_UPLOAD = 256 * 1024
@@ -52,6 +52,12 @@ def upload_seconds(size: int) -> float:
 def is_open(record: LeaseRecord, now_unix: float) -> bool:
     """Whether a file may still come for this lease."""
     return record.status == "open" and record.lease.expires_unix > now_unix
+
+
+def other_file(lease: str, sha256: str) -> Problem:
+    """What whoever comes with a second file hears; `sha256`: of the first."""
+    words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
+    return Problem(409, "Lease is for another file", words)
 
 
 def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_LEASES) -> list[LeaseRecord]:
@@ -128,11 +134,7 @@ class LeaseBook:
     def name_file(self, record: LeaseRecord, sha256: str, size: int, expires_unix: float) -> LeaseRecord:
         """Bind a lease to the one file that it may hand in, and keep it open while that is uploaded; raises `Problem` 409."""
         if record.sha256 is not None and (record.sha256, record.size) != (sha256, size):
-            raise Problem(
-                409,
-                "Lease is for another file",
-                f"lease {record.lease.lease} was bound to file {record.sha256[:12]}...: a lease hands in one file",
-            )
+            raise other_file(record.lease.lease, record.sha256)
         lease = record.lease.model_copy(update={"expires_unix": max(record.lease.expires_unix, expires_unix)})
         bound = record.model_copy(update={"lease": lease, "sha256": sha256, "size": size})
         self.put(bound)

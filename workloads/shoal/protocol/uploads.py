@@ -1,8 +1,9 @@
 """Uploads: from a lease to a file in the validators' queue.
 
 Comes in: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is there). The file is promoted to its final name first
-and hashed there, because a staging object may change until its grant expires. Then the submission record is created, then the job is queued, then
-staging is cleared: after a crash at any point the repeated notice, or `recovery`, finishes the rest, and nothing is queued twice.
+and hashed there, because a staging object may change until its grant expires. Then the store binds the lease to it, then the submission record is
+created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with another file of that lease, or
+`recovery`, finishes the rest, and nothing is queued twice.
 """
 
 import math
@@ -15,7 +16,7 @@ from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
 from shoal.contracts.run import RunConfig
 from shoal.contracts.verdicts import Outcome, Verdict
-from shoal.protocol.leases import is_open, upload_seconds
+from shoal.protocol.leases import is_open, other_file, upload_seconds
 from shoal.protocol.records import Job, LeaseRecord, SubmissionRecord
 from shoal.protocol.run_state import RunState
 from shoal.storage import NotFound
@@ -150,17 +151,28 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         lease = state.leases.get(notice.lease) or lease
         if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
             raise Problem(409, "Lease is over", f"lease {notice.lease} was handed back while its file was confirmed")
-        created = state.store.create(keys.submission(notice.node, notice.sha256), record.to_json())
-        if created:
-            update = {"status": "submitted", "sha256": notice.sha256, "size": notice.size}
-            lease = lease.model_copy(update=update)
-            state.leases.put(lease)
+        record = _the_one_file(state, record)
+        created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
+        lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
+        state.leases.put(lease)
+    if record.sha256 != notice.sha256:
+        if find_record(state, record.node, record.sha256) == record:
+            _finish(state, record, lease)  # whoever bound the lease may have stopped there
+        raise other_file(record.lease, record.sha256)
     if not created:
         return submit(state, notice)  # another thread was first: its record decides
     get_logger().info(
         "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
     )
     return _finish(state, record, lease)
+
+
+def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord:
+    """What its lease hands in: this record, or the one of another file that came first, here or at another orchestrator."""
+    key = keys.lease_file(record.lease)
+    if state.store.create(key, record.to_json()):
+        return record
+    return SubmissionRecord.from_json(state.store.get(key))
 
 
 def find_record(state: RunState, node: str, sha256: str) -> SubmissionRecord | None:
