@@ -117,6 +117,7 @@ def trainers_own() -> list[Metric]:
     from shoal.training import progress
 
     telling = progress.Progress("arithmetic", None, None)  # type: ignore[arg-type]
+    telling.environment = "arithmetic"
     telling.begin(6)
     telling.finished(FINISHED)
     return [family for metric in _own(progress) for family in metric.collect()]

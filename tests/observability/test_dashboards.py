@@ -14,7 +14,7 @@ from prometheus_server import serve_blocks
 from run_samples import openmetrics
 from tools.observability.catalogue import Declared, declared
 from tools.observability.dashboards import BOARDS
-from tools.observability.panels import built
+from tools.observability.panels import INCIDENT_QUERY, VERSION_QUERY, built
 
 from servers import ROOT, Loopback, Server, wait_until
 
@@ -81,7 +81,9 @@ def ask(server: Server, query: str) -> list[dict[str, Any]]:
 
 def as_asked(query: str) -> str:
     """The query with Grafana's variables filled in as for "All"."""
-    return query.replace("$__rate_interval", "5m").replace("$namespace", ".+").replace("$run", ".+")
+    for variable, value in (("$__rate_interval", "5m"), ("$__range", "2h"), ("$namespace", ".+"), ("$run", ".+")):
+        query = query.replace(variable, value)
+    return query
 
 
 @pytest.mark.parametrize(("place", "query"), QUERIES, ids=[place for place, _ in QUERIES])
@@ -106,9 +108,33 @@ def test_a_panels_query_has_data_where_a_run_was_scraped(place: str, query: str,
     assert ask(prometheus, query), f"no data for {query}"
 
 
-@pytest.mark.parametrize("query", [query for place, query in QUERIES if place.startswith(("alert", "annotation"))])
+@pytest.mark.parametrize("query", [query for place, query in QUERIES if place.startswith("alert")])
 def test_a_query_that_may_be_empty_runs(query: str, prometheus: Server) -> None:
     ask(prometheus, query)
+
+
+def test_a_step_with_two_signs_is_marked_as_an_incident_and_a_version_that_stays_is_not_marked(
+    prometheus: Server,
+) -> None:
+    [found] = ask(prometheus, INCIDENT_QUERY)
+    assert found["metric"] == {"namespace": "research", "run": "arithmetic"}
+    assert ask(prometheus, VERSION_QUERY) == []  # the live run has versions that are
+
+
+def test_compute_over_the_time_shown_is_of_all_of_it(prometheus: Server) -> None:
+    [panel] = [
+        each for each in panels(documents()["shoal-run-overview"]) if each["title"] == "Inference to training compute"
+    ]
+    whole = panel["targets"][0]["expr"]
+    assert whole.count("[$__range]") == 2
+    [found] = ask(prometheus, whole)
+    [expected] = ask(
+        prometheus,
+        "sum(increase(shoal_busy_seconds_total{container='worker',phase='generate'}[2h]))"
+        " / sum(increase(shoal_busy_seconds_total{container='trainer'}[2h]))",
+    )
+    assert float(found["value"][1]) == pytest.approx(float(expected["value"][1]))
+    assert float(found["value"][1]) < 1.0
 
 
 def test_prometheus_has_nothing_for_a_metric_that_is_not_declared(prometheus: Server) -> None:

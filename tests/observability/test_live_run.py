@@ -16,7 +16,7 @@ import httpx
 import pytest
 from scraping import ScrapingPrometheus
 from tools.observability.dashboards import BOARDS
-from tools.observability.panels import built
+from tools.observability.panels import VERSION_QUERY, built
 
 from lying_worker import LIE
 from servers import ROOT, Loopback, wait_until
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 FIRE_SECONDS = 120.0
 DATA_SECONDS = 300.0
 STRANGER = "stranger"
+WAITS = "Waits"
 
 SCORED: dict[str, Any] = {
     "everyVersions": 1,
@@ -105,7 +106,7 @@ def test_every_panel_has_data_of_the_run(watched: Watched) -> None:
     system.add_pool(STRANGER, [sys.executable, "-c", LIE])
     system.until("the liar is evicted", lambda: evicted(system) > 0, 400)
     system.remove_pool(STRANGER)
-    empty = {(board, title, query) for board, title, query in panels()}
+    empty = {(board, title, query) for board, title, query in panels() if title != WAITS}
     deadline = time.monotonic() + DATA_SECONDS
     while empty and time.monotonic() < deadline:  # rates want two scrapes, and some things happen once a step
         fail_a_relay(system)
@@ -113,6 +114,21 @@ def test_every_panel_has_data_of_the_run(watched: Watched) -> None:
         system.advance(1)
         empty = {each for each in empty if not watched.ask(each[2])}
     assert empty == set()
+
+
+def test_what_processes_wait_for_is_told(watched: Watched) -> None:
+    """The panel is empty while nobody waits, so what it reads is looked at: the trainer has waited for a batch, and said so."""
+    [query] = [query for _, title, query in panels() if title == WAITS]
+    watched.ask(query)
+    told = watched.ask(f"max_over_time({query.removesuffix(' > 0')}[1h]) > 0")
+    assert {"trainer"} <= {each["metric"]["container"] for each in told}
+    assert all(each["metric"]["for_what"] for each in told)
+
+
+def test_a_new_version_is_marked(watched: Watched) -> None:
+    watched.system.advance(1)
+    [found] = wait_until("the version's mark", lambda: watched.ask(VERSION_QUERY) or None, 90.0)
+    assert found["metric"] == {"namespace": "local", "run": "watched"}
 
 
 def evicted(system: LocalSystem) -> int:

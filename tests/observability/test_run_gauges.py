@@ -1,5 +1,6 @@
 """What the orchestrator tells Prometheus, from a real orchestrator's state: few nodes however many came, ages by its clock, the ledger's length."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
 from shoal.contracts.run import Prepared
 from shoal.evaluation.versions import ScoredVersion
-from shoal.protocol import metrics
+from shoal.protocol import metrics, uploads
+from shoal.transport.server import Problem
 
 
 @pytest.fixture
@@ -161,3 +163,31 @@ def test_a_rate_that_a_node_claims_is_a_number(run: Orchestrator, claimed: float
     # What the agent's parser would refuse could still be in an older record.
     metrics._report_node(run.state, record.model_copy(update={"metrics": {"worker_tokens_per_second": claimed}}))
     assert series(metrics.NODE_RATE)[node[: metrics.NODE_LABEL_LENGTH]] == shown
+
+
+def test_a_refusal_by_the_quota_is_counted_apart_from_one_for_lack_of_room(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.announce(0)
+    node = run.join()
+
+    def counts() -> tuple[float, ...]:
+        return tuple(told("shoal_leases_total", outcome=outcome) or 0.0 for outcome in ("granted", "quota", "refused"))
+
+    def asked() -> tuple[float, ...]:
+        before = counts()
+        with contextlib.suppress(Problem), metrics.counted(metrics.LEASES):
+            run.lease(node)
+        return tuple(now - then for now, then in zip(counts(), before, strict=True))
+
+    assert asked() == (1, 0, 0)
+    run.hand_in(node)
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1)
+    assert asked() == (0, 1, 0), "the file was the one of the hour"
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1000)
+    run.state.nodes.require_member = refuse  # type: ignore[method-assign]
+    assert asked() == (0, 0, 1)
+
+
+def refuse(node: str) -> None:
+    raise Problem(403, "Not a member", f"{node} is not")

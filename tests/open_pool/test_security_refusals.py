@@ -6,6 +6,7 @@ table of all of them is in `docs/open-pool.md`.
 
 import asyncio
 import json
+import re
 import secrets
 import threading
 import time
@@ -191,6 +192,9 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
     assert is_problem(answer, 409, "Too many files"), "nothing is generated in vain"
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
+    counted = httpx.get(f"{stack.addresses.orchestrator}/metrics", trust_env=False, timeout=30).text
+    assert re.search(r'^shoal_leases_total\{outcome="quota"\} [1-9]', counted, re.M)
+    assert re.search(r'^shoal_upload_grants_total\{outcome="quota"\} [1-9]', counted, re.M)
     client.delete(counter)
 
 

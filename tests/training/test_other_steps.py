@@ -207,6 +207,7 @@ def test_the_history_is_part_of_the_state(tmp_path: Path, base: Path, orchestrat
     resumed.resume()
     resumed._waits.idle()
     assert resumed._history == pod.sealed(STEPS).history != History()
+    assert resumed._progress.last == pod.sealed(STEPS).metrics is not None, "what its last step told is told again"
 
 
 def test_bad_rows_are_left_out_of_a_step_counted_and_logged(

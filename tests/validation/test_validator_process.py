@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 import tiny_policy
 from court import CALIBRATED, JOB, Court
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
@@ -29,6 +31,7 @@ from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen
 from shoal.storage.store import Store, open_folder
 
 ADDRESS = "127.13.0.6"
+METRICS_PORT = 9106
 RUN_KEY = PrivateKey.generate()
 ROLE_KEYS = {role: PrivateKey.generate() for role in ROLES}
 VERSION = 3
@@ -220,6 +223,18 @@ def test_an_honest_file_is_accepted_after_prepare_has_finished(validating: Valid
     assert verdict.validator == "tiny-validator-0"
     assert {"parse", "reward", "load", "prefill", "computation", "redraw"} <= set(verdict.seconds_by_check)
     assert sum(verdict.seconds_by_check.values()) <= verdict.check_seconds
+
+
+def test_the_time_of_a_check_names_its_step(validating: Validating) -> None:
+    accepts = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    told = httpx.get(f"http://{ADDRESS}:{METRICS_PORT}/metrics", headers=accepts, trust_env=False, timeout=30).text
+    exemplars = [
+        sample.exemplar.labels
+        for family in text_string_to_metric_families(told)
+        for sample in family.samples
+        if sample.name == "shoal_validator_check_seconds_bucket" and sample.exemplar
+    ]
+    assert exemplars == [{"step": str(JOB.step)}]
 
 
 def test_a_file_that_is_no_parquet_is_rejected_by_format(validating: Validating, deadline: Deadline) -> None:

@@ -7,6 +7,8 @@ from tools.observability.panels import RUN, Board, Panel
 
 BY_RUN = "namespace, run"
 WINDOW = "[$__rate_interval]"
+SHOWN = "[$__range]"
+"""All that the dashboard shows, for figures of the whole run."""
 REJECTS, JUDGED = ',outcome="reject"', ',outcome=~"accept|reject"'
 
 
@@ -20,9 +22,9 @@ def one(metric: str, more: str = "", by: str = "") -> str:
     return f"max by ({BY_RUN}{', ' + by if by else ''}) ({of(metric, more)})"
 
 
-def rate(metric: str, more: str = "", by: str = "") -> str:
+def rate(metric: str, more: str = "", by: str = "", window: str = WINDOW) -> str:
     """A counter's increase a second."""
-    return f"sum by ({BY_RUN}{', ' + by if by else ''}) (rate({of(metric, more)}{WINDOW}))"
+    return f"sum by ({BY_RUN}{', ' + by if by else ''}) (rate({of(metric, more)}{window}))"
 
 
 def quantile(share: float, metric: str, by: str = "", more: str = "") -> str:
@@ -30,9 +32,11 @@ def quantile(share: float, metric: str, by: str = "", more: str = "") -> str:
     return f"histogram_quantile({share}, {rate(metric + '_bucket', more, 'le' + (', ' + by if by else ''))})"
 
 
-def busy(part: str, phase: str = "") -> str:
+def busy(part: str, phase: str = "", window: str = WINDOW) -> str:
     """Processes of a part that work at a time, mean over the interval; `phase`: at this alone."""
-    return rate("shoal_busy_seconds_total", f',container="{part}"' + (f',phase="{phase}"' if phase else ""))
+    return rate(
+        "shoal_busy_seconds_total", f',container="{part}"' + (f',phase="{phase}"' if phase else ""), window=window
+    )
 
 
 OVERVIEW = Board(
@@ -45,9 +49,9 @@ OVERVIEW = Board(
         ),
         "What comes of it": (
             Panel("Reward", {
-                "{{run}} total": one("shoal_trainer_reward"), "{{run}} task": one("shoal_trainer_task_reward"),
-                "{{run}} length penalty": one("shoal_trainer_length_penalty"),
-            }, says="Means over the rows of the last finished step, as validators computed them."),
+                f"{{{{run}}}} {{{{environment}}}} {words}": one(f"shoal_trainer_{name}", by="environment")
+                for words, name in (("total", "reward"), ("task", "task_reward"), ("length penalty", "length_penalty"))
+            }, says="Means over the rows of the last finished step, as validators computed them, by environment."),
             Panel("Groups of the open step", {"{{run}} {{kind}}": one("shoal_step_groups", by="kind")}, runbook="ShoalStalledOnSignal"),
             Panel("Completion length", {"{{run}}": one("shoal_trainer_completion_length_mean")}, "short", "Tokens, mean of the last step."),
         ),
@@ -67,16 +71,19 @@ OVERVIEW = Board(
         ),
         "Who waits for whom": (
             Panel("Step phases", {"{{run}} {{phase}}": one("shoal_trainer_phase_seconds", by="phase")}, "s", stacked=True),
-            Panel("Waits", {"{{pod}} {{for_what}}": of("shoal_waiting_seconds") + " > 0 or on() vector(0)"}, "s",
-                  "What a process waits for now, and for how long.", "ShoalPartDown"),
+            Panel("Waits", {"{{pod}} {{for_what}}": of("shoal_waiting_seconds") + " > 0"}, "s",
+                  "What a process waits for now, and for how long. Empty while nobody waits.", "ShoalPartDown"),
             Panel("Idle", {
                 "{{run}} trainer": one("shoal_trainer_idle_ratio"),
                 "{{run}} workers": f"1 - {busy('worker')} / count by ({BY_RUN}) ({of('shoal_worker_policy_version')})",
             }, "percentunit", "Share of the time in which trainer and workers do nothing.", "ShoalTrainerStarving"),
         ),
         "What it costs": (
-            Panel("Training to inference compute", {"{{run}}": f"{busy('worker', 'generate')} / {busy('trainer')}"}, "short",
-                  "Busy worker seconds for each busy trainer second, processes, not FLOPs. The paper had 1 : 4.5."),
+            Panel("Inference to training compute", {
+                "{{run}} in the time shown": f"{busy('worker', 'generate', SHOWN)} / {busy('trainer', window=SHOWN)}",
+                "{{run}} now": f"{busy('worker', 'generate')} / {busy('trainer')}",
+            }, says="Busy worker seconds for each busy trainer second, processes, not FLOPs; the paper had 4.5. Show the whole run for its figure.",
+                kind="stat"),
             Panel("Tokens a second", {
                 "{{run}} trained": one("shoal_trainer_tokens_per_second"), "{{run}} sampled": rate("shoal_worker_completion_tokens_total"),
             }),
@@ -246,7 +253,10 @@ NODES = Board(
         "All": (
             Panel("Nodes by state", {"{{run}} {{state}}": one("shoal_nodes", by="state")}, stacked=True),
             Panel("Heartbeats a second", {"{{run}} {{state}}": rate("shoal_heartbeats_total", by="state")}, "ops"),
-            Panel("Leases a second", {"{{run}} {{outcome}}": rate("shoal_leases_total", by="outcome")}, "ops", runbook="ShoalWorkersIdle"),
+            Panel("Leases a second", {
+                "{{run}} {{outcome}}": rate("shoal_leases_total", by="outcome"),
+                "{{run}} uploads, {{outcome}}": rate("shoal_upload_grants_total", by="outcome"),
+            }, "ops", "Quota: the node has handed in as many files as it may in an hour.", "ShoalWorkersIdle"),
         ),
         "The run's own and strangers with accepted files, 64 at most": (
             Panel("Silence", {"{{node}} {{pool}}": one("shoal_node_silence_seconds", by="node, pool")}, "s", "Dead after 30 s."),

@@ -5,6 +5,8 @@ own, and strangers that have files accepted, because keys are free and anybody m
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -12,6 +14,8 @@ from shoal.protocol import evaluations
 from shoal.protocol.progress import run_progress
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
+from shoal.protocol.uploads import OverQuota
+from shoal.transport.server import Problem
 
 SHOWN_NODES = 64
 """Nodes with series of their own: enough for a dashboard, and a bound on what strangers can put into Prometheus."""
@@ -83,10 +87,38 @@ OF_NODES = (NODE_SILENCE, NODE_VERSION, NODE_RATE, NODE_STREAK, NODE_ABANDONED)
 
 HEARTBEATS = Counter("shoal_heartbeats_total", "Heartbeats taken, by the state that the node is in.", ["state"])
 LEASES = Counter(
-    "shoal_leases_total", "Leases asked for: granted, or refused, mostly because there is no room.", ["outcome"]
+    "shoal_leases_total",
+    "Leases asked for: granted, refused because the node has its files of the hour (quota), or refused otherwise, mostly for lack of room.",
+    ["outcome"],
 )
+UPLOADS = Counter(
+    "shoal_upload_grants_total",
+    "Uploads asked for: granted, refused because the node has its files of the hour (quota), or refused otherwise.",
+    ["outcome"],
+)
+for _counter in (LEASES, UPLOADS):
+    for _outcome in (
+        "granted",
+        "quota",
+        "refused",
+    ):  # from the start: a rate misses the first of a series that begins with it
+        _counter.labels(_outcome)
 SUBMISSIONS = Counter("shoal_submissions_total", "Files confirmed by nodes, by the answer.", ["status"])
 SUBMITTED_BYTES = Counter("shoal_submitted_bytes_total", "Bytes of these files.")
+
+
+@contextmanager
+def counted(asked: Counter) -> Iterator[None]:
+    """Count the answer that the block gives, by outcome, in `LEASES` or `UPLOADS`."""
+    try:
+        yield
+    except OverQuota:
+        asked.labels("quota").inc()
+        raise
+    except Problem:
+        asked.labels("refused").inc()
+        raise
+    asked.labels("granted").inc()
 
 
 def report(state: RunState) -> None:

@@ -235,13 +235,8 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
         wanted = await gate.speaks_for(request, LeaseRequest)
-        try:
-            given = await call(work.lease_for, state, wanted)
-        except Problem:
-            metrics.LEASES.labels("refused").inc()
-            raise
-        metrics.LEASES.labels("granted").inc()
-        return json_answer(given)
+        with metrics.counted(metrics.LEASES):
+            return json_answer(await call(work.lease_for, state, wanted))
 
     @app.post("/v1/returns")
     async def lease_return(request: Request) -> Response:
@@ -250,7 +245,9 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
 
     @app.post("/v1/uploads")
     async def upload(request: Request) -> Response:
-        return json_answer(await call(uploads.grant_upload, state, await gate.speaks_for(request, UploadRequest)))
+        wanted = await gate.speaks_for(request, UploadRequest)
+        with metrics.counted(metrics.UPLOADS):
+            return json_answer(await call(uploads.grant_upload, state, wanted))
 
     @app.post("/v1/submissions")
     async def submission(request: Request) -> Response:

@@ -36,6 +36,10 @@ _STATUS: dict[Outcome, str] = {
 }
 
 
+class OverQuota(Problem):
+    """The node has handed in its files of the hour. A kind of its own, so that it is counted apart from refusals for lack of room."""
+
+
 def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
     """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
@@ -100,10 +104,10 @@ def _quota_key(state: RunState, node: str, now_unix: float) -> str:
     return f"{state.prefix}:files:{int(now_unix // HOUR_SECONDS)}:{node}"
 
 
-def _too_many(status: int, now_unix: float) -> Problem:
+def _too_many(status: int, now_unix: float) -> OverQuota:
     wait = math.ceil(HOUR_SECONDS - now_unix % HOUR_SECONDS)
     words = f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s"
-    return Problem(status, "Too many files", words, {"Retry-After": str(wait)})
+    return OverQuota(status, "Too many files", words, {"Retry-After": str(wait)})
 
 
 def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:

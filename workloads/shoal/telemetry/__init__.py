@@ -2,7 +2,7 @@
 
 from shoal.telemetry.health import Liveness, render_metrics, serve_health
 from shoal.telemetry.logs import get_logger, start
-from shoal.telemetry.metrics import BUSY_SECONDS, busy
+from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
 from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, wait_for
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "render_metrics",
     "serve_health",
     "start",
+    "unmeasured",
     "wait_for",
 ]

@@ -1,5 +1,6 @@
 """Metrics that every part has. Each part adds its own beside its code, with prometheus-client's default registry."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,12 @@ BUSY_SECONDS = Counter("shoal_busy_seconds_total", "Wall-clock seconds spent wor
 WAITING = Gauge(
     "shoal_waiting_seconds", "How long the process has been waiting for this, 0 when it is not.", ["for_what"]
 )
+
+
+def unmeasured(gauge: Gauge) -> Gauge:
+    """The gauge, at NaN until somebody measures it: the 0 that it would begin with is drawn, and looks like a collapse."""
+    gauge.set(math.nan)
+    return gauge
 
 
 @contextmanager

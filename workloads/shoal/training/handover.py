@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
-IN_FLIGHT_SECONDS = Gauge(
-    "shoal_trainer_handover_seconds", "Time that the last version took to be saved and handed over."
+from shoal.telemetry import unmeasured
+
+IN_FLIGHT_SECONDS = unmeasured(
+    Gauge("shoal_trainer_handover_seconds", "Time that the last version took to be saved and handed over.")
 )
-BLOCKED_SECONDS = Gauge(
-    "shoal_trainer_handover_blocked_seconds",
-    "Time that the last step waited for the version before it to be handed over.",
+BLOCKED_SECONDS = unmeasured(
+    Gauge(
+        "shoal_trainer_handover_blocked_seconds",
+        "Time that the last step waited for the version before it to be handed over.",
+    )
 )
 
 

@@ -80,6 +80,7 @@ class Trainer:
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
+        progress.environment = config.tasks.environment
         # What the islands share at the beginning are the base model's weights, which the policy has now.
         self._member = None if island is None else Membership(config, island, ranks, self._policy, self._alive)
         if self._member is not None:
@@ -158,14 +159,14 @@ class Trainer:
         if sealed is None:
             self._copy.take()
             self._deliver(0, None, save=True)
+            self._progress.taken_up(0, None)
             return
         self.version, self._history = sealed.version, sealed.history
         self._optimizer.updates = sealed.updates
         telemetry.get_logger().info("resumed", version=self.version, updates=self._optimizer.updates)
         self._warn_of_a_roll_back_that_came_too_late()
         self._deliver(self.version, sealed.metrics, save=False)
-        if sealed.metrics is not None:
-            self._progress.finished(sealed.metrics)
+        self._progress.taken_up(self.version, sealed.metrics)
 
     def _meet_islands(self) -> None:
         """Before the first step: take up what the islands share."""

@@ -14,7 +14,11 @@ import torch
 from prometheus_client import Gauge
 from torch.distributed.tensor import DTensor
 
-CLIPPED_NORM = Gauge("shoal_trainer_gradient_norm_clipped", "Gradient norm of the last update, after the clip.")
+from shoal.telemetry import unmeasured
+
+CLIPPED_NORM = unmeasured(
+    Gauge("shoal_trainer_gradient_norm_clipped", "Gradient norm of the last update, after the clip.")
+)
 
 
 @dataclass(frozen=True)

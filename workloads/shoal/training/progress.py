@@ -18,6 +18,7 @@ from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
+from shoal.telemetry import unmeasured
 from shoal.training.stability import Signals
 from shoal.training.utilisation import Utilisation
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -31,73 +32,97 @@ IDLE_PHASES = ("wait", "paused", "join", "exchange")
 """Phases in which the trainer waits for others, other islands too; all others count as busy."""
 NOTE_LENGTH = 500
 
-STEP = Gauge("shoal_trainer_step", "Step that the trainer is at.")
+STEP = unmeasured(Gauge("shoal_trainer_step", "Step that the trainer is at; NaN while it starts."))
 SKIPPED = Counter("shoal_trainer_skipped_updates_total", "Updates left out because the gradient norm was not finite.")
 TOKENS = Counter("shoal_trainer_completion_tokens_total", "Completion tokens trained on.")
+OF_ROLLOUTS = (
+    "clip_low", "clip_high", "clip_delta", "kl", "mismatch_kl", "policy_lag_mean", "policy_lag_max", "importance_capped",
+)  # fmt: skip
+"""What a step of mode SFT has nothing of."""
+REWARDS = {
+    name: Gauge(
+        f"shoal_trainer_{name}",
+        f"{name.replace('_', ' ').capitalize()} of the last finished step, by environment; NaN: it trained on nothing.",
+        ["environment"],
+    )
+    for name in ("reward", "task_reward", "length_penalty")
+}
 LAST = {
-    name: Gauge(f"shoal_trainer_{name}", f"{name.replace('_', ' ').capitalize()} of the last finished step.")
+    name: unmeasured(
+        Gauge(
+            f"shoal_trainer_{name}",
+            f"{name.replace('_', ' ').capitalize()} of the last finished step; NaN: there is none, or it has none.",
+        )
+    )
     for name in (
-        "reward",
-        "task_reward",
-        "length_penalty",
         "loss",
         "gradient_norm",
         "gradient_norm_max",
         "completion_length_mean",
-        "clip_low",
-        "clip_high",
-        "clip_delta",
         "entropy",
-        "kl",
-        "mismatch_kl",
-        "policy_lag_mean",
-        "policy_lag_max",
         "packing_density",
         "learning_rate",
-        "importance_capped",
+        *OF_ROLLOUTS,
     )
 }
 PHASE_SECONDS = Gauge("shoal_trainer_phase_seconds", "Time of the last finished step by phase.", ["phase"])
-STEP_SECONDS = Gauge("shoal_trainer_step_seconds", "Time from beginning to end of the last finished step.")
-IDLE = Gauge("shoal_trainer_idle_ratio", "Share of the last finished step that the trainer waited.")
-TOKEN_RATE = Gauge("shoal_trainer_tokens_per_second", "Completion tokens of the last finished step by its time.")
-FLOPS = Gauge(
-    "shoal_trainer_model_flops_per_second",
-    "6 x parameters x completion tokens by the time of the last step's updates; prompts are not counted.",
+STEP_SECONDS = unmeasured(Gauge("shoal_trainer_step_seconds", "Time from beginning to end of the last finished step."))
+IDLE = unmeasured(Gauge("shoal_trainer_idle_ratio", "Share of the last finished step that the trainer waited."))
+TOKEN_RATE = unmeasured(
+    Gauge("shoal_trainer_tokens_per_second", "Completion tokens of the last finished step by its time.")
 )
-MFU = Gauge(
-    "shoal_trainer_mfu_ratio", "The same as a share of the accelerators' bf16 peak; NaN where that is not known."
+FLOPS = unmeasured(
+    Gauge(
+        "shoal_trainer_model_flops_per_second",
+        "6 x parameters x completion tokens by the time of the last step's updates; prompts are not counted.",
+    )
+)
+MFU = unmeasured(
+    Gauge("shoal_trainer_mfu_ratio", "The same as a share of the accelerators' bf16 peak; NaN where that is not known.")
 )
 PAUSED = Gauge("shoal_trainer_paused", "1 while the trainer waits for a person.")
 
 SIGNALS = {
-    "gradient_norm_slope": Gauge(
-        "shoal_trainer_gradient_norm_slope",
-        "Relative change of the gradient norm per step over the window; NaN: too few steps.",
+    "gradient_norm_slope": unmeasured(
+        Gauge(
+            "shoal_trainer_gradient_norm_slope",
+            "Relative change of the gradient norm per step over the window; NaN: too few steps.",
+        )
     ),
-    "gradient_norm_growth": Gauge(
-        "shoal_trainer_gradient_norm_growth", "Mean gradient norm of the window over that of the one before."
+    "gradient_norm_growth": unmeasured(
+        Gauge("shoal_trainer_gradient_norm_growth", "Mean gradient norm of the window over that of the one before.")
     ),
-    "entropy_rise": Gauge(
-        "shoal_trainer_entropy_rise", "Mean entropy of the window above its minimum so far, as a share of it."
+    "entropy_rise": unmeasured(
+        Gauge("shoal_trainer_entropy_rise", "Mean entropy of the window above its minimum so far, as a share of it.")
     ),
-    "clip_ratio_growth": Gauge(
-        "shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window over that of the one before."
+    "clip_ratio_growth": unmeasured(
+        Gauge("shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window over that of the one before.")
     ),
 }
-HELD_OUT_LOSS = Gauge(
-    "shoal_trainer_held_out_loss", "Mean loss of rows that are not learnt, after the last step; NaN: there are none."
+HELD_OUT_LOSS = unmeasured(
+    Gauge(
+        "shoal_trainer_held_out_loss",
+        "Mean loss of rows that are not learnt, after the last step; NaN: there are none.",
+    )
 )
 REWARD_MODEL = {
-    "prm_loss": Gauge(
-        "shoal_trainer_prm_loss", "Mean loss of PRIME's reward model in the last step (nats a row); NaN: there is none."
+    "prm_loss": unmeasured(
+        Gauge(
+            "shoal_trainer_prm_loss",
+            "Mean loss of PRIME's reward model in the last step (nats a row); NaN: there is none.",
+        )
     ),
-    "prm_accuracy": Gauge(
-        "shoal_trainer_prm_accuracy",
-        "Share of rows on whose outcome PRIME's reward model was right; NaN: there is none.",
+    "prm_accuracy": unmeasured(
+        Gauge(
+            "shoal_trainer_prm_accuracy",
+            "Share of rows on whose outcome PRIME's reward model was right; NaN: there is none.",
+        )
     ),
-    "prm_gradient_norm": Gauge(
-        "shoal_trainer_prm_gradient_norm", "Gradient norm of PRIME's reward model before the clip; NaN: there is none."
+    "prm_gradient_norm": unmeasured(
+        Gauge(
+            "shoal_trainer_prm_gradient_norm",
+            "Gradient norm of PRIME's reward model before the clip; NaN: there is none.",
+        )
     ),
 }
 PRM_SKIPPED = Counter(
@@ -116,9 +141,7 @@ LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that co
 class Progress:
     """Reports of one run's trainer. Without an `orchestrator` (on ranks that do not lead) it only keeps time."""
 
-    def __init__(
-        self, run: str, orchestrator: SignedClient | None, store: Store, last: StepMetrics | None = None
-    ) -> None:
+    def __init__(self, run: str, orchestrator: SignedClient | None, store: Store) -> None:
         self._run = run
         self._orchestrator = orchestrator
         self._store = store
@@ -129,10 +152,20 @@ class Progress:
         self._seconds: dict[str, float] = {}
         self._inner_seconds: list[float] = []
         """Of each phase that is open, the outermost first: how long others inside of it have taken."""
-        self.last = last
+        self.last: StepMetrics | None = None
+        self.environment = ""
+        """Whose rewards steps report; the manifest names it. Set by the loop."""
         self.islands: Callable[[], IslandsProgress | None] = lambda: None
         """What to say of exchanges with other islands; set by whoever makes the membership."""
         self.utilisation = Utilisation()
+
+    def taken_up(self, version: int, metrics: StepMetrics | None) -> None:
+        """A new process goes on from `version`: what the step that made it said is shown again, and counted only once."""
+        self._step = version
+        STEP.set(version)
+        if metrics is not None:
+            self._show(metrics, None)
+        self._tell()
 
     def begin(self, step: int) -> None:
         """Step `step` begins: its phases count from zero."""
@@ -183,22 +216,9 @@ class Progress:
 
     def finished(self, metrics: StepMetrics, signals: Signals | None = None) -> None:
         """Tell of a finished step, and of the trends that it shows."""
-        self.last = metrics
-        for signal in fields(Signals):
-            value = None if signals is None else getattr(signals, signal.name)
-            SIGNALS[signal.name].set(math.nan if value is None else value)
-        HELD_OUT_LOSS.set(math.nan if metrics.held_out_loss is None else metrics.held_out_loss)
-        for name, gauge in REWARD_MODEL.items():
-            value = getattr(metrics, name)
-            gauge.set(math.nan if value is None else value)
+        self._show(metrics, signals)
         PRM_SKIPPED.inc(metrics.prm_skipped_updates)
-        for boundary, value in enumerate(metrics.value_by_boundary):
-            VALUE.labels(str(boundary)).set(value)
-        WARNED.set(len(metrics.warnings))
         LEFT_OUT.inc(metrics.rows_left_out)
-        for name, gauge in LAST.items():
-            gauge.set(getattr(metrics, name))
-        self._measure_times(metrics)
         TOKENS.inc(metrics.completion_tokens)
         SKIPPED.inc(metrics.skipped_updates)
         self._tell()
@@ -221,6 +241,28 @@ class Progress:
             skipped_updates=metrics.skipped_updates,
             rows_left_out=metrics.rows_left_out,
         )
+
+    def _show(self, metrics: StepMetrics, signals: Signals | None) -> None:
+        """Put the step into the gauges. What it has not measured is NaN there, never 0."""
+        self.last = metrics
+        for signal in fields(Signals):
+            value = None if signals is None else getattr(signals, signal.name)
+            SIGNALS[signal.name].set(math.nan if value is None else value)
+        HELD_OUT_LOSS.set(math.nan if metrics.held_out_loss is None else metrics.held_out_loss)
+        for name, gauge in REWARD_MODEL.items():
+            value = getattr(metrics, name)
+            gauge.set(math.nan if value is None else value)
+        VALUE.clear()
+        for boundary, value in enumerate(metrics.value_by_boundary):
+            VALUE.labels(str(boundary)).set(value)
+        WARNED.set(len(metrics.warnings))
+        for name, gauge in LAST.items():
+            measured = metrics.trained and not (metrics.supervised and name in OF_ROLLOUTS)
+            gauge.set(getattr(metrics, name) if measured else math.nan)
+        if not metrics.supervised:
+            for name, gauge in REWARDS.items():
+                gauge.labels(self.environment).set(getattr(metrics, name) if metrics.trained else math.nan)
+        self._measure_times(metrics)
 
     def _measure_times(self, metrics: StepMetrics) -> None:
         phases, tokens = metrics.phase_seconds, metrics.completion_tokens

@@ -7,6 +7,6 @@ ROWS = Counter("shoal_validator_rows_total", "Rows of accepted files.")
 PROOF_ROWS = Counter("shoal_validator_proof_rows_total", "Rows whose proofs were verified.")
 CHECK_SECONDS = Histogram(
     "shoal_validator_check_seconds",
-    "Wall-clock seconds from claim to verdict.",
+    "Wall-clock seconds from claim to verdict; exemplars name the step.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 180),  # the paper verifies a file within a minute
 )
