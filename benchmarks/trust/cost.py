@@ -1,10 +1,9 @@
 """What it costs to make a file and what it costs to verify it, in CPU seconds; and what the measured rates say about a file of the paper's size.
 
 In: the demo's models. Out: seconds of generation (vLLM in a process of its own) over seconds of all checks at the demo's rates, for long
-completions; memory; an extrapolation with its arithmetic.
+completions; an extrapolation with its arithmetic.
 """
 
-import resource
 import time
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.honest import long_config
 from benchmarks.trust.in_process import PaperRun
 from benchmarks.trust.models import Made, calibrate, for_long_completions
+from benchmarks.trust.page import ALL_ROWS
 from shoal.contracts import toploc
 from shoal.contracts.verdicts import Verdict
 
@@ -48,13 +48,11 @@ def measure(made: Made, home: Path) -> dict[str, Any]:
                 generating += generated.cpu_seconds
                 tokens += sum(len(each.tokens) for each in generated.completions)
             files.append((lease, run.write(run.rows(lease, planned, generated.completions))))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run.judge(files[0][1], files[0][0])  # loads the weights and starts the parser
     standing = {
         "good_standing": [_judged(run, files, accepted_files=GOOD_STANDING) for _ in range(REPEATS)],
         "probation": [_judged(run, files, accepted_files=0) for _ in range(REPEATS)],
     }
-    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     verifying = {name: median(seconds for seconds, _ in found) / FILES for name, found in standing.items()}
     making = generating / FILES
     return {
@@ -67,7 +65,6 @@ def measure(made: Made, home: Path) -> dict[str, Any]:
         "rows_checked": {name: found[0][1][0].proof_rows for name, found in standing.items()},
         "seconds_by_check": {name: found[0][1][0].seconds_by_check for name, found in standing.items()},
         "file_bytes": max(len(data) for _, data in files),
-        "peak_memory_growth_bytes": growth * 1024,
         # What else the machine does only ever adds to seconds of the clock.
         "paper_size": paper_size(
             min((each for _, found in standing["good_standing"] for each in found), key=lambda each: each.check_seconds)
@@ -96,7 +93,7 @@ def paper_size(verdict: Verdict) -> dict[str, Any]:
     some = sum(spent.get(name, 0.0) for name in ("redraw", "token_sampling", "termination")) / our_checked
     chunk = _compare_seconds(int(PAPER["hidden_size"]))
     terms = {
-        "parsing, cheap checks, rewards (one core)": every * all_tokens,
+        ALL_ROWS: every * all_tokens,
         "prefill (one accelerator)": 2 * PAPER["parameters"] * checked / ACCELERATOR_FLOPS,
         "proofs (one core)": chunk * checked / toploc.CHUNK_TOKENS,
         "redraw, sampling, ends (one core)": some * checked,

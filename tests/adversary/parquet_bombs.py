@@ -86,6 +86,13 @@ def long_list(honest: bytes) -> bytes:
     )
 
 
+def fat_proofs(honest: bytes) -> bytes:
+    """Proofs of three mebibytes of zeros in one row: what its reader sends is cut off, so that no reader has a last word."""
+    table = table_of(honest)
+    proofs = [bytes(3 << 20), *table["proofs"].to_pylist()[1:]]
+    return file_of(with_column(table, "proofs", pa.array(proofs, pa.binary())))
+
+
 def deep_nesting(honest: bytes) -> bytes:
     """Lists in lists, two hundred deep."""
     table = table_of(honest)
@@ -201,6 +208,9 @@ BOMBS = [
         dictionary_bomb,
     ),
     Bomb("long-list", "writes a completion of forty million tokens", "format", TOO_MUCH, long_list),
+    Bomb(
+        "fat-proofs", "writes three mebibytes of proofs for one completion", "unread", "it needs more than", fat_proofs
+    ),
     Bomb("deep-nesting", "nests lists 200 deep", "format", "completion_tokens|" + UNREADABLE, deep_nesting),
     Bomb("wrong-types", "writes tokens as 64-bit integers", "format", "completion_tokens has type", wrong_types),
     Bomb("null-seed", "leaves a seed out", "format", "seed is null", nulls),

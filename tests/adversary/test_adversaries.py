@@ -71,7 +71,10 @@ def test_a_reject_by_a_threshold_stands_only_after_a_second_finding(tournament: 
         assert outcome.verdict is not None
         if outcome.verdict.reason in ("format", "identity", "sampling", "bounds", "reward"):
             assert outcome.opinions == 0, cheat.name
-        if outcome.verdict.reason in ("token_sampling", "redraw") or "does not fit" in outcome.verdict.evidence:
+        if (
+            outcome.verdict.reason in ("token_sampling", "redraw", "unread")
+            or "does not fit" in outcome.verdict.evidence
+        ):
             assert outcome.opinions >= 1, cheat.name
 
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.trust import weight_sets
 from benchmarks.trust.__main__ import counted, summary
 from benchmarks.trust.cpu_time import cpu_seconds
-from benchmarks.trust.page import PAGE, power_lines, replaced
+from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines, replaced
 from cheat_table import CHEATS
 
 REPORT = """
@@ -53,6 +53,14 @@ def test_cpu_seconds_grow_with_work() -> None:
     total = sum(number * number for number in range(3_000_000))
     assert total > 0
     assert cpu_seconds() > before
+
+
+def test_a_file_with_every_row_checked_takes_what_grows_with_the_drawn_rows_as_often_as_they_go_into_all() -> None:
+    assumed = {"rows": 64, "proof_rows_share": 0.1}
+    assert every_row_seconds({"assumed": assumed, "seconds": {ALL_ROWS: 2.0, "prefill": 7.0}}) == 2.0 + 64.0
+    paper = json.loads((PAGE.parents[1] / "benchmarks/results/trust.json").read_text())["parts"]["cost"]["paper_size"]
+    assert set(paper["seconds"]) > {ALL_ROWS}
+    assert f"the same rates make {every_row_seconds(paper):.0f} s" in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("kind", "levels"), [("int8", 255), ("int4", 15)])

@@ -127,6 +127,19 @@ def test_where_several_validators_must_agree_each_name_counts_once(verify: Verif
     assert "are 2 of 3" in verify("--documents", "--slash-votes", 3).err
 
 
+def test_what_one_validator_could_not_read_twice_is_found_by_nobody_else(verify: Verify, tmp_path: Path) -> None:
+    copy = make_copy(tmp_path / "copy")
+    writer, found = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY), finding("validator-1", "60 s", "unread")
+    writer.load()
+    writer.append("node-joined", node=SLASHED, detail=f"{7:032d}")
+    store_of(copy).put(keys.verdict(SLASHED, FILE), sign(found, ROLE_KEYS["validator"]).to_json())
+    writer.append("rejected", node=SLASHED, step=0, submission=0, digest=FILE, detail="unread: 60 s")
+    give_opinion(copy, finding("validator-1", "59 s", "unread"))
+    assert "a reject for unread takes the same finding by 2 validators" in verify("--documents").err
+    give_opinion(copy, finding("validator-0", "60 s", "unread"))
+    assert verify("--documents").code == 0
+
+
 def of_the_cheat(validator: str) -> Verdict:
     """Another finding for the reject in `ledger_copies`."""
     return Verdict(

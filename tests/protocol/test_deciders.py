@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
-from shoal.contracts.verdicts import STATISTICAL, Outcome, RejectReason, RowReward, Verdict
+from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
 from shoal.protocol.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
 from shoal.protocol.invites import wants_invite
 from shoal.protocol.leases import lease_seconds
@@ -298,11 +298,19 @@ def test_a_statistical_reject_needs_a_second_finding(reason: RejectReason) -> No
     assert decided(verdict("reject", reason), [opinion(reason)]).kind == "record"
 
 
-@pytest.mark.parametrize("reason", sorted(STATISTICAL))
+@pytest.mark.parametrize("reason", sorted(STATISTICAL - NEVER_ALONE))
 def test_the_same_validator_confirms_itself_only_when_no_other_came(reason: RejectReason) -> None:
     notes = [opinion(reason)]
     assert decided(verdict("reject", reason), notes, by="validator-0").kind == "second-opinion"
     assert decided(verdict("reject", reason), notes, by="validator-0", alone=True).kind == "record"
+
+
+def test_what_a_validator_could_not_read_it_never_confirms_by_itself() -> None:
+    found = verdict("reject", "unread")
+    notes = [opinion("unread"), opinion("unread", digest="f" * 64)]
+    for votes in (1, 3):
+        assert decided(found, notes, by="validator-0", alone=True, votes=votes).kind == "second-opinion"
+    assert decided(found, notes, by="validator-1").kind == "record"
 
 
 def test_the_same_verdict_sent_twice_is_one_opinion() -> None:
@@ -324,9 +332,10 @@ def test_with_k_votes_every_reject_needs_k_validators_that_agree(reason: RejectR
     for before in range(2):
         assert decided(found, notes[:before], by="validator-9", votes=3).kind == "second-opinion"
     assert decided(found, notes[:2], by="validator-9", votes=3).kind == "record"
-    assert decided(found, notes[:2], by="validator-1", votes=3, alone=True) == Decision(
-        "again", "2 of 3 validators found the same; others must be asked"
-    )
+    if reason not in NEVER_ALONE:
+        assert decided(found, notes[:2], by="validator-1", votes=3, alone=True) == Decision(
+            "again", "2 of 3 validators found the same; others must be asked"
+        )
     others: RejectReason = "format" if reason != "format" else "bounds"
     assert decided(verdict("reject", others), notes[:2], by="validator-9", votes=3).kind == "second-opinion"
 

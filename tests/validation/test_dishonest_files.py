@@ -5,8 +5,11 @@ worker can.
 """
 
 import dataclasses
+import os
+import random
 
 import numpy as np
+import pytest
 import torch
 from court import JOB, METADATA, STATISTICAL, Court
 from tiny_policy import EOS
@@ -15,6 +18,8 @@ from shoal.contracts import toploc
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
+from shoal.validation import parsing
+from shoal.validation.judge import judge
 from shoal.validation.prefill import prefill
 
 replace = dataclasses.replace
@@ -52,6 +57,17 @@ def test_an_honest_file_is_accepted_with_rewards_of_every_row(court: Court, hone
         assert reward.length_penalty is not None
         assert reward.length_penalty == 0.003 * abs(row.target_length - len(row.completion_tokens))
         assert reward.reward == -reward.length_penalty
+
+
+def test_a_file_whose_readers_all_fail_is_unread_which_no_validator_decides_alone(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsing, "DEADLINE_SECONDS", 1.0)
+    path = court.folder / "endless"
+    os.mkfifo(path)  # nobody writes to it: it is never read to its end
+    verdict = judge(path, JOB, court.facts, court.policies, random.Random(0))
+    assert rejected(verdict, "unread") == "reading the file took more than 1 s"
+    assert "not a readable Parquet file" in rejected(court.judge_bytes(b"PAR1"), "format")
 
 
 def test_rows_that_the_worker_could_not_score_are_scored_by_the_validator(court: Court, honest: list[Rollout]) -> None:

@@ -1,6 +1,7 @@
 """How many rows of a file are looked at, and the error rates of the sequential test that decides when it is enough."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout
 from shoal.validation.prefill import OTHER_TEMPERATURES, Prefill
 from shoal.validation.sequential import (
+    PARTS,
     chance_of_a_part,
     first_rows,
     looks,
@@ -24,6 +26,25 @@ SPEC = Validation(probation_files=10, proof_rows_share=0.1, proof_rows_floor=4)
 
 def job(accepted: int, **changes: object) -> ValidationJob:
     return JOB.model_copy(update={"accepted_files": accepted, "on_probation": accepted < 10, **changes})
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "validation.md"
+
+
+def test_the_page_names_the_shares_and_the_border_that_the_checks_use() -> None:
+    rate = Validation().false_reject_rate
+    assert chance_of_a_part(Validation(), 1) == rate / PARTS
+    text = PAGE.read_text()
+    shares = {line.split("|")[1].strip(): line for line in text.splitlines() if "of `falseRejectRate` |" in line}
+    assert list(shares) == ["`computation`", "`token_sampling`", "`termination`"]
+    parts = [1, 3, 1]  # token_sampling: improbable tokens, surprise, the sequential test
+    assert sum(parts) == PARTS
+    for line, part in zip(shares.values(), parts, strict=True):
+        assert f" {part}/{PARTS} of `falseRejectRate` |" in line
+    # Half of the test's part for each of its two temperatures.
+    assert f"`{len(OTHER_TEMPERATURES) * PARTS} / falseRejectRate` (reject)" in text
+    words = {4: "a quarter", 5: "a fifth", 6: "a sixth"}
+    assert f"how often: {words[PARTS]} each for improbable tokens, surprise, ends, the mean error of proofs and" in text
 
 
 def test_every_row_is_looked_at_on_probation_and_for_a_second_opinion() -> None:

@@ -20,7 +20,7 @@ from shoal.contracts.ledger_chain import BrokenChain, Chain, entry_leaf, identit
 from shoal.contracts.merkle import consistency_path, continues, includes, inclusion_path
 from shoal.contracts.seeds import beacon_commitment
 from shoal.contracts.steps import StepBatch
-from shoal.contracts.verdicts import Opinion, Verdict, findings_needed
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
 from shoal.contracts.weights import WeightsManifest
 
 OfRun = TypeVar("OfRun", LedgerEntry, LedgerCheckpoint)
@@ -277,8 +277,8 @@ def findings_problem(
 ) -> str | None:
     """What is missing of the findings that a reject takes, given the recorded one and the file's `opinions/`; None when they are all there.
 
-    A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote also once a validator,
-    by the name that was signed.
+    A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
+    also once a validator, by the name that was signed.
     """
     found = {document_digest(verdict): verdict.validator}
     for data in opinions:
@@ -290,10 +290,11 @@ def findings_problem(
         if all(getattr(other, name) == getattr(verdict, name) for name in same):
             found[document_digest(other)] = other.validator
     needed = findings_needed(verdict, slash_votes)
-    there = len(set(found.values())) if slash_votes > 1 else len(found)
+    by_others = slash_votes > 1 or verdict.reason in NEVER_ALONE
+    there = len(set(found.values())) if by_others else len(found)
     if there >= needed:
         return None
-    by = f"{needed} validators" if slash_votes > 1 else "a second check"
+    by = f"{needed} validators" if by_others else "a second check"
     return (
         f"entry {entry.number} ({entry.kind}): a reject for {verdict.reason} takes the same finding by {by}, and the signed findings"
         f" under verdicts/ and opinions/ are {there} of {needed}"

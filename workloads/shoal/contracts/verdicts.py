@@ -16,6 +16,7 @@ Outcome = Literal["accept", "reject", "expired", "inconclusive"]
 
 RejectReason = Literal[
     "format",  # not a readable Rollout Parquet v1 file
+    "unread",  # every process that read it died or took too long; a validator short of memory or time finds this too
     "identity",  # run, node, step, submission or version are not those of the lease
     "replay",  # the same bytes, or the same completions, were submitted before
     "sampling",  # prompts, targets or seeds are not those drawn from the beacon
@@ -28,9 +29,13 @@ RejectReason = Literal[
     "computation",  # a TOPLOC proof does not fit the claimed weights
 ]
 
-STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling", "redraw", "computation"})
-"""Rejects that rest on a threshold: an honest node can fall under one by bad luck, so they need a second finding (DESIGN section 4). Some rejects for
-these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time without fail."""
+STATISTICAL: frozenset[RejectReason] = frozenset({"termination", "token_sampling", "redraw", "computation", "unread"})
+"""Rejects that need a second finding (DESIGN section 4): an honest node can fall under a threshold by bad luck, or meet a validator without memory
+or time for its file. Some rejects for these reasons are certain (a completion that ends nowhere, a malformed proof); they are found a second time
+without fail."""
+
+NEVER_ALONE: frozenset[RejectReason] = frozenset({"unread"})
+"""Of those, what one validator never confirms by itself, whoever else came: what it lacked at its first check it lacks at its next."""
 
 
 class RowReward(Contract):
@@ -102,5 +107,5 @@ class Opinion(Contract):
 
 
 def findings_needed(verdict: Verdict, slash_votes: int) -> int:
-    """How many findings of one reason a reject takes: `slash_votes` of as many validators, and two at least where it rests on a threshold."""
+    """How many findings of one reason a reject takes: `slash_votes` of as many validators, and two at least for `STATISTICAL`."""
     return max(slash_votes, 2 if verdict.reason in STATISTICAL else 1)

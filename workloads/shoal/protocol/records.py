@@ -4,6 +4,7 @@
 store by `recovery`. Nothing outside this folder reads them.
 """
 
+from collections import Counter
 from typing import Literal
 
 from pydantic import Field
@@ -106,6 +107,10 @@ class OpinionNote(Contract):
     digest: Sha256Hex
 
 
+MOST_READINGS = 2
+"""By one validator of one file, where no reader of it lived: a further one is another validator's. A hostile file may cost a minute each time."""
+
+
 class Job(Contract):
     """A submission that waits for a verdict."""
 
@@ -114,6 +119,12 @@ class Job(Contract):
     inconclusive: int = 0
     opinions: list[OpinionNote] = Field(default_factory=list)
     prefer_another_until_unix: float = 0.0
+
+    @property
+    def given_up_by(self) -> set[str]:
+        """Validators that could not read the file as often as they may try."""
+        readings = Counter(note.validator for note in self.opinions if note.reason == "unread")
+        return {validator for validator, count in readings.items() if count >= MOST_READINGS}
 
     @property
     def name(self) -> str:

@@ -306,13 +306,16 @@ class RunState:
             if is_open(record, now):
                 pending[record.lease.step] += record.groups
         for job in self.queue.all():
-            if job.inconclusive < UNJUDGED_CHECKS:
+            if job.inconclusive < UNJUDGED_CHECKS and not job.given_up_by:
                 pending[job.record.step] += job.record.groups
         return pending
 
     def unjudged_files(self, node: str) -> int:
         """Files of this node that were checked again and again without a result and still wait."""
-        return sum(job.record.node == node and job.inconclusive >= UNJUDGED_CHECKS for job in self.queue.all())
+        return sum(
+            job.record.node == node and (job.inconclusive >= UNJUDGED_CHECKS or bool(job.given_up_by))
+            for job in self.queue.all()
+        )
 
     def accepted_groups(self, step: int) -> int:
         """Accepted groups that carry signal."""

@@ -5,7 +5,7 @@ died needs no cleaning up: its file becomes claimable by itself. One that is sti
 by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import redis
@@ -14,7 +14,7 @@ from shoal.protocol.parsed import Parsed
 from shoal.protocol.records import Job
 
 LOOK_AHEAD = 64
-"""Files looked at for one claim: passed over are only those that prefer another validator, and those are few."""
+"""Files looked at at once for a claim: those that this validator may not have are passed over."""
 FIRST_BACKOFF_SECONDS = 2.0
 LONGEST_BACKOFF_SECONDS = 60.0
 """An inconclusive check (weights not there yet, say) is tried again after 2, 4, 8 ... 60 seconds."""
@@ -39,7 +39,9 @@ def backoff_seconds(inconclusive: int) -> float:
 
 
 def suits(job: Job, validator: str, now_unix: float) -> bool:
-    """Whether this validator may check the file now: one that already rejected it waits until others had their chance."""
+    """Whether this validator may check the file now: one that rejected it waits until others had their chance, one that gave it up for ever."""
+    if validator in job.given_up_by:
+        return False
     return now_unix >= job.prefer_another_until_unix or validator not in {note.validator for note in job.opinions}
 
 
@@ -85,9 +87,7 @@ class ValidationQueue:
 
     def claim(self, validator: str, now_unix: float, claim_seconds: float) -> Job | None:
         """The longest waiting file that suits this validator, for `claim_seconds`; None when there is none."""
-        found = self._redis.zrangebyscore(self._queue, "-inf", now_unix, start=0, num=LOOK_AHEAD, withscores=True)
-        waiting = cast(Sequence[tuple[str, float]], found)
-        for name, score in waiting:
+        for name, score in self._waiting(now_unix):
             data = self._redis.hget(self._jobs, name)
             if data is None:  # settled between the two reads
                 self._redis.zrem(self._queue, name)
@@ -100,6 +100,19 @@ class ValidationQueue:
             ):
                 return claimed
         return None
+
+    def _waiting(self, now_unix: float) -> Iterator[tuple[str, float]]:
+        """Names and times of what may be claimed, the longest waiting first. What is claimed meanwhile may hide some from this look."""
+        seen = 0
+        while True:
+            found = self._redis.zrangebyscore(
+                self._queue, "-inf", now_unix, start=seen, num=LOOK_AHEAD, withscores=True
+            )
+            page = cast(Sequence[tuple[str, float]], found)
+            yield from page
+            seen += len(page)
+            if len(page) < LOOK_AHEAD:
+                return
 
     def renew(self, validator: str, node: str, sha256: str, until_unix: float) -> bool:
         """Let a validator keep its claim until then. False for a file that is not in the queue, that another one claimed, or that was put back.

@@ -12,7 +12,7 @@ from typing import Literal
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
 from shoal.contracts.evaluation import is_evaluation
-from shoal.contracts.verdicts import Opinion, Verdict, findings_needed
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
 from shoal.protocol.lease_returns import end
 from shoal.protocol.leases import is_open
 from shoal.protocol.records import Job, OpinionNote, SubmissionRecord
@@ -49,8 +49,8 @@ def decide(
     """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
-    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one. With `votes` above 1
-    every reject needs so many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
+    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one, but for `NEVER_ALONE`. With
+    `votes` above 1 every reject needs so many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -59,14 +59,15 @@ def decide(
             return Decision("record")
         if any(note.digest == digest for note in opinions):
             return Decision("repeated")
+        before = {note.validator for note in opinions if note.reason == verdict.reason}
+        lonely = verdict.reason in NEVER_ALONE
         if votes > 1:
-            before = {note.validator for note in opinions if note.reason == verdict.reason}
             if len(before | {validator}) >= votes:
                 return Decision("record")
-            if validator in before:
+            if validator in before and not lonely:
                 return Decision("again", f"{len(before)} of {votes} validators found the same; others must be asked")
             return Decision("second-opinion")
-        agreed = any(note.reason == verdict.reason and (alone or note.validator != validator) for note in opinions)
+        agreed = bool(before if alone and not lonely else before - {validator})
         return Decision("record") if agreed else Decision("second-opinion")
     if evicted:
         return Decision("expire", EVICTED)

@@ -34,7 +34,7 @@ from shoal.validation.checks import (
 )
 from shoal.validation.claims import ClaimLostError
 from shoal.validation.facts import Facts, File, Finding, reject
-from shoal.validation.parsing import parse_file
+from shoal.validation.parsing import ReaderLost, parse_file
 from shoal.validation.policies import Policy
 from shoal.validation.prefill import Prefill, prefill_rows
 from shoal.validation.stopwatch import Stopwatch
@@ -86,6 +86,8 @@ def judge(
             finding = dear_finding(file, facts, policy, rng, looked_at, watch, progress)
     except ClaimLostError:
         raise
+    except ReaderLost as error:
+        finding = reject("unread", str(error))
     except BadRollouts as error:
         finding = reject("format", str(error))
     except Exception as error:  # whatever it is, it is not the worker's fault until shown

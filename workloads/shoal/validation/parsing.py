@@ -1,8 +1,9 @@
 """The format check: read a stranger's Parquet file in a child process with limits on memory and time.
 
 In: a path and the greatest size that an honest file can have. Out: rows and metadata, or `BadRollouts`, which is a
-reject. A Parquet file can ask its reader for any amount of memory, and readers have had memory bugs; so the file is
-read in a process that may die, and what it sends back, some rows at a time, is JSON, which cannot run anything here.
+reject; `ReaderLost`, where no reader lived to say what is wrong, is one that another validator must find too. A Parquet
+file can ask its reader for any amount of memory, and readers have had memory bugs; so the file is read in a process
+that may die, and what it sends back, some rows at a time, is JSON, which cannot run anything here.
 The reader refuses a file with more tokens or rows than allowed before it sends any; they are counted here once more.
 Children are forked from a server process that has imported pyarrow already: some milliseconds each.
 """
@@ -66,22 +67,26 @@ def parse_file(
     """Rows and metadata of a file of at most `rows` rows (default: any number), in which prompts and completions together have at most
     `max_tokens` tokens, and each row's `row_tokens` (default: as many).
 
-    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1 or has more, and for one whose reading dies, takes too
-    much memory or longer than `deadline_seconds` (by default `reading_seconds`). A reader that died or took too long is
-    followed by one more: this machine may have been short of memory or time, and a reject for this reason is final.
+    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1, has more, or asks its reader for more memory than an honest
+    one can, and `ReaderLost` where readers died or took longer than `deadline_seconds` (by default `reading_seconds`). One that
+    died in the first half of that time is followed by one more, which has the rest.
     `progress` is called every `WORD_SECONDS` while a reader is waited for: the wait is bounded.
     """
     deadline = reading_seconds(max_tokens) if deadline_seconds is None else deadline_seconds
     # A row has a token of its prompt and one of its completion, at least.
     limits = FileLimits(max_tokens, row_tokens or max_tokens, rows or max(1, max_tokens // 2))
+    begun = time.monotonic()
     try:
         return _parse(path, limits, deadline, progress)
-    except _ReaderLost:
-        return _parse(path, limits, deadline, progress)
+    except ReaderLost:
+        left = deadline - (time.monotonic() - begun)
+        if left < deadline / 2:
+            raise
+        return _parse(path, limits, left, progress)
 
 
-class _ReaderLost(BadRollouts):
-    """The reader gave no answer."""
+class ReaderLost(BadRollouts):
+    """The reader gave no answer: by the file's fault, or because this machine is short of memory or time."""
 
 
 class _Count:
@@ -123,7 +128,7 @@ def _parse(
         while True:
             while not receiver.poll(max(0.0, min(WORD_SECONDS, ends - time.monotonic()))):
                 if time.monotonic() >= ends:
-                    raise _ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
+                    raise ReaderLost(f"reading the file took more than {deadline_seconds:g} s")
                 progress()
             data = receiver.recv_bytes(maxlength=min(room, message))
             room -= len(data)
@@ -140,15 +145,15 @@ def _parse(
                 break
     except (EOFError, OSError) as error:  # OSError: the answer is longer than any honest file's
         child.join(5.0)
-        raise _ReaderLost(
-            f"reading the file failed (exit {child.exitcode}): it needs more than {memory} bytes"
+        raise ReaderLost(
+            f"reading the file failed (exit {child.exitcode}): it needs more than {memory} bytes, or its reader was ended"
         ) from error
     finally:
         child.kill()
         child.join()
         receiver.close()
     if metadata is None:
-        raise _ReaderLost("reading the file gave no metadata")
+        raise ReaderLost("reading the file gave no metadata")
     return rows, metadata
 
 
