@@ -160,6 +160,7 @@ def test_runs_whose_steps_are_longer_than_a_meeting_waits_meet_all_the_same(
 ) -> None:
     monkeypatch.setattr(islands, "IslandSettings", partial(IslandSettings, connect_seconds=1.0))
     reef.group_of_two(1)
+    reef.config = reef.config.model_copy(update={"sft": None})  # as of mode Train
     two = [reef.member(name) for name in NAMES[:2]]
     reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in two))
     began, made = time.monotonic(), {}
@@ -175,6 +176,33 @@ def test_runs_whose_steps_are_longer_than_a_meeting_waits_meet_all_the_same(
     )
     assert [made[member] for member in two] == [True, True]
     assert [member._island.shared.meta.round for member in two] == [1, 1]
+
+
+SFT_ROUND_SECONDS = 5.0
+
+
+@pytest.mark.parametrize("federated", [True, False], ids=["of a group", "of one run"])
+def test_islands_of_unequal_speed_come_to_a_first_round_in_mode_sft(
+    reef: Reef, monkeypatch: pytest.MonkeyPatch, federated: bool
+) -> None:
+    monkeypatch.setattr(islands, "IslandSettings", partial(IslandSettings, connect_seconds=1.0))
+    reef.group_of_two(1)
+    if not federated:
+        reef.terms = reef.terms.model_copy(update={"group": None})
+    two = [reef.member(name) for name in NAMES[:2]]
+    reef.ended(*(reef.begun(lambda member=member: member.join(0)) for member in two))
+    began, made = time.monotonic(), {}
+
+    def train(member: Membership, late: float) -> None:
+        time.sleep(began + SFT_ROUND_SECONDS + late - time.monotonic())
+        learnt(member)
+        learnt(member)  # an update takes no time beside a round
+        made[member] = member.exchange(0)
+
+    reef.ended(
+        *(reef.begun(lambda member=member, late=late: train(member, late)) for member, late in zip(two, (0.0, 4.0), strict=True))
+    )  # fmt: skip
+    assert [made[member] for member in two] == [True, True], "the question of the faster one was over by then"
 
 
 def at_one_meeting(reef: Reef, *members: Membership) -> None:

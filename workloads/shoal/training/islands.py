@@ -40,7 +40,7 @@ So long one that begins the run also waits for all islands: one that starts late
 GATHER_SECONDS = 600.0
 """How long the first runs of a group wait for the others before their first step. Whoever comes later copies what they share, and loses nothing."""
 LONGEST_PATIENCE_SECONDS = 3600.0
-"""That a run of a group waits for the others between two steps, however long its own take."""
+"""That an island waits for the others between two steps, or before the first round, however long its own take."""
 FINISH_DEADLINE_SECONDS = 3600.0
 """How long an island that has made its last update tries to exchange what it learnt since the last round. Then its result goes without it."""
 LINGER_DEADLINE_SECONDS = 24 * 3600.0
@@ -170,6 +170,8 @@ class Membership:
         self._step_began = time.monotonic()
         self._step_seconds = 0.0
         """Of the last updates that were counted, whatever they waited for."""
+        self._round_began = time.monotonic()
+        self._sft = config.sft is not None
 
     @property
     def position(self) -> int:
@@ -184,7 +186,7 @@ class Membership:
         while True:
             said = self._timed(lambda: self._island.join(step))
             if said is not None and (step > 0 or said.round > 0 or len(said.islands) == len(self._names)):
-                return
+                break
             seconds = JOIN_DEADLINE_SECONDS
             last = self._island.last
             if self.federated and (said is not None or last.held or not last.company):
@@ -194,8 +196,9 @@ class Membership:
                 telemetry.get_logger().warning(
                     "training goes on without having met all islands", islands=here, known=len(self._names)
                 )
-                return
+                break
             self._pause()
+        self._round_began = time.monotonic()
 
     def due(self, updates: int = 1) -> bool:
         """Updates were made; whether it is time to exchange."""
@@ -212,8 +215,7 @@ class Membership:
         settings: no round would come of it. An exchange that is `overdue` has waited so once, and been counted as missed; now it looks whether
         somebody else waits.
         """
-        patience = min(self._step_seconds, LONGEST_PATIENCE_SECONDS) if self.federated and not overdue else 0.0
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + (0.0 if overdue else self._patience())
         while not (made := self._exchange_once(step, OWED_SECONDS if overdue else None)):
             waits_on = self._island.last.company and not self.held and time.monotonic() < deadline
             if not self._ranks.broadcast(waits_on, "whether to wait on for other runs"):
@@ -221,8 +223,20 @@ class Membership:
             self._pause()
         if made or not overdue:  # one that is overdue was counted when it was due
             self._count_exchange(made)
-        self._step_began = time.monotonic()
+        self._step_began = self._round_began = time.monotonic()
         return made
+
+    def _patience(self) -> float:
+        """Seconds for which an exchange that is due waits for others that are alive, beyond one meeting.
+
+        In mode SFT an exchange is not looked for again until the next is due, and before the first round nobody knows when the others come: islands
+        of unequal speed could pass one another for hours. So each then waits as long as its own round took, and the slower one is met.
+        """
+        if self._sft and self._island.shared.meta.round == 0:
+            seconds = time.monotonic() - self._round_began
+        else:
+            seconds = self._step_seconds if self.federated else 0.0
+        return min(seconds, LONGEST_PATIENCE_SECONDS)
 
     @property
     def held(self) -> bool:
