@@ -78,6 +78,18 @@ def test_nor_by_letting_leases_run_out_or_asking_for_more(run: Orchestrator, nod
     assert run.confirm(last, data).status == "queued"
 
 
+def test_the_oldest_lease_is_given_up_for_a_third(run: Orchestrator, node: str) -> None:
+    leases = []
+    for _ in range(3):
+        run.clock.now += 1
+        leases.append(run.lease(node))
+    assert [lease.submission for lease in leases] == [0, 1, 2]
+    with pytest.raises(Problem, match="409 Lease is over"):
+        run.upload(leases[0])
+    for lease in leases[1:]:
+        assert run.confirm(lease, run.upload(lease)).status == "queued"
+
+
 def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more(
     tmp_path: Path, redis_server: Redis
 ) -> None:

@@ -315,15 +315,6 @@ def test_a_wrong_number_of_groups_is_refused(stack: Stack, member: Node) -> None
     assert (answer.status, answer.title) == (422, "Wrong number of groups")
 
 
-def test_the_oldest_lease_is_given_up_for_a_third(members: list[Node]) -> None:
-    node = members[3]
-    first, second, third = (node.lease(1) for _ in range(3))
-    assert refused(lambda: node.grant(first, b"data")).title == "Lease is over"
-    assert [lease.submission for lease in (first, second, third)] == [0, 1, 2]
-    node.grant(second, b"data 2")
-    node.grant(third, b"data 3")
-
-
 # Versions and verdicts
 
 
