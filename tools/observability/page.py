@@ -8,7 +8,8 @@ HEAD = """# Metrics
 
 Made from the code by `make observability`; do not edit. Every process serves these on `/metrics` of its port (docs/architecture.md), as OpenMetrics
 for who accepts it, with exemplars that name the step or the policy version. Names carry their unit: `_seconds`, `_bytes`, `_tokens`, `_ratio` (0 to
-1); what has none is a count or has the unit of the paper's formula (nats for entropy and KL). In a cluster the chart's PodMonitor
+1); what has none is a count or has the unit of the paper's formula (nats for entropy and KL). What the trainer has not measured is NaN, a gap in
+the graph, and never 0: while it starts, after a step that trained on nothing, of ratios and rewards in mode SFT. In a cluster the chart's PodMonitor
 (`metrics.runMonitor`) adds `namespace`, `run`, `component`, `pod` and `container`; queries of the dashboards and alerts rest on these.
 
 Alerts over them are in [runbooks](runbooks/README.md), dashboards in `charts/shoal/dashboards/`.
