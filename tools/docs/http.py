@@ -25,6 +25,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.canonical import Signed, sign
 from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.programs import ProgramOutcome, ProgramRequest
+from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import AgentState
 from shoal.protocol import agent_socket, discovery, orchestrator
 from shoal.rewards.runner import service as runner
@@ -37,6 +38,7 @@ BODIES: dict[str, str | type[Contract]] = {
 ANSWERS: dict[tuple[str, str], str | type[Contract]] = {
     ("POST", "/v1/programs"): ProgramOutcome,
     ("GET", "/v1/state"): AgentState,
+    ("GET", "/v1/run"): RunProgress,
     ("GET", "/v1/nodes/{node}/invite"): "`Signed[Invite]`, or 204 after the wait",
 }
 """What the idioms do not show, by path: text, or the document."""

@@ -2,7 +2,7 @@
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
-from shoal_operator.children.exposure import way_in
+from shoal_operator.children.exposure import API, way_in
 from shoal_operator.children.pods import (
     Container,
     claim_template,
@@ -93,7 +93,7 @@ def _served(run: TrainingRun, name: str, component: str, replicas: int, template
     return [
         headless_service(name, run_name, component, {component: port}),
         deployment(name, run_name, component, replicas, template, single=True),
-        *way_in(names.public(name), run_name, component, exposure, selector, (component, port)),
+        *way_in(names.public(name), run_name, component, exposure, selector, (component, port), API),
     ]
 
 

@@ -4,19 +4,30 @@ Nothing is balanced: a client that gets half a version from one relay and half f
 the URL of one of them as soon as it is known; a load balancer's comes with the live Service's status.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
+EVERYTHING = (("/", "Prefix"),)
+API = (("/v1", "Prefix"), ("/openapi.json", "Exact"))
+"""Paths of discovery and orchestrator that are for clients outside: the rest of their ports is health and metrics."""
+
 
 def way_in(
-    name: str, run: str, component: str, exposure: Exposure, selector: Mapping[str, str], port: tuple[str, int]
+    name: str,
+    run: str,
+    component: str,
+    exposure: Exposure,
+    selector: Mapping[str, str],
+    port: tuple[str, int],
+    paths: Sequence[tuple[str, str]] = EVERYTHING,
 ) -> list[Object]:
     """Objects that let clients in to the pod that `selector` finds, at its `port` (name, number); none for ClusterIP.
 
-    The objects are called `name`, and so is the host below the exposure's domain.
+    The objects are called `name`, and so is the host below the exposure's domain. An Ingress lets in to `paths` (path, type) alone; the other types
+    of exposure know no paths.
     """
     if exposure.type == "ClusterIP":
         return []
@@ -34,15 +45,16 @@ def way_in(
     service = child("Service", name, run, component, {"spec": spec})
     if exposure.type != "Ingress":
         return [_annotated(service, exposure)]
-    return [service, _annotated(_ingress(name, run, component, exposure, port_name), exposure)]
+    return [service, _annotated(_ingress(name, run, component, exposure, port_name, paths), exposure)]
 
 
-def _ingress(name: str, run: str, component: str, exposure: Exposure, port_name: str) -> Object:
+def _ingress(
+    name: str, run: str, component: str, exposure: Exposure, port_name: str, paths: Sequence[tuple[str, str]]
+) -> Object:
     host = f"{name}.{exposure.domain}"
     backend = {"service": {"name": name, "port": {"name": port_name}}}
-    spec: Object = {
-        "rules": [{"host": host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}]
-    }
+    allowed = [{"path": path, "pathType": kind, "backend": backend} for path, kind in paths]
+    spec: Object = {"rules": [{"host": host, "http": {"paths": allowed}}]}
     if exposure.ingress_class_name is not None:
         spec["ingressClassName"] = exposure.ingress_class_name
     if exposure.tls_secret is not None:

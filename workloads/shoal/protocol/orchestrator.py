@@ -63,6 +63,7 @@ from shoal.protocol.service import (
     poll_seconds,
     read_secret,
 )
+from shoal.protocol.shared_answer import SharedAnswer
 from shoal.protocol.staging import receive_form, temporary_file
 from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
@@ -147,9 +148,11 @@ def make_app(
 def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
     """The run in aggregates, what the trainer's pod says, and what relays ask for."""
 
+    aggregates = SharedAnswer(lambda: call(lambda: progress.run_progress(state).to_json()))
+
     @app.get("/v1/run")
     async def run() -> Response:
-        return json_answer(await call(progress.run_progress, state))
+        return Response(await aggregates.get(), media_type="application/json")
 
     @app.post("/v1/versions")
     async def announce(request: Request) -> Response:
