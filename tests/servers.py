@@ -5,6 +5,7 @@ pid; nothing is ever found by name.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import pytest
 
@@ -100,6 +101,22 @@ def answers(address: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((address, port)) == 0
+
+
+def structured_lines(text: str, **fields: object) -> list[dict[str, Any]]:
+    """Every line of a process of ours; fails at one that is no event with time, level and these fields."""
+    lines: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            said = json.loads(line)
+        except ValueError:
+            pytest.fail(f"line {number} is no JSON: {line[:300]}", pytrace=False)
+        assert isinstance(said, dict)
+        assert {"event", "level", "timestamp", "role", "pod"} <= set(said), f"line {number}: {line[:300]}"
+        assert said | fields == said, f"line {number}: {line[:300]}"
+        lines.append(said)
+    assert lines, "nothing was said"
+    return lines
 
 
 @dataclass

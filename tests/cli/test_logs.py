@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.errors import InputWrong
-from shoal.cli.log_lines import LogLine, dated, line_time, show, since_unix
+from shoal.cli.log_lines import LogLine, dated, line_time, said, show, since_unix
 from shoal.cli.logs import Tail, fits, log_files, print_logs
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -52,6 +52,17 @@ def test_a_structured_line_is_shown_as_event_and_fields() -> None:
 
 def test_a_warning_is_marked() -> None:
     assert "  WARNING store away" in show(LogLine(NOON, "p/c", '{"event": "store away", "level": "warning"}'))
+
+
+def test_a_traceback_is_shown_below_its_event_and_not_in_one_line() -> None:
+    text = json_line(
+        0, "broke", run="demo", role="agent", node="9c31", exception="Traceback:\n  in f\x1b\nE: x", error="E: x"
+    )
+    first, *below = show(LogLine(NOON, "p/c", text)).splitlines()
+    assert first.endswith("p/c  broke error=E: x")
+    assert below == ["    Traceback:", "      in f\\x1b", "    E: x"]
+    assert said(text) == "broke error=E: x"
+    assert "node=9c31" in said(json_line(0, "node joined", node="9c31")), "of another's node the line is about it"
 
 
 def test_a_hostile_line_cannot_move_the_cursor() -> None:

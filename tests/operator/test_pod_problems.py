@@ -46,6 +46,26 @@ NO_NODE = {
 
 
 @pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ('{"event": "starts"}\n{"event": "the process ends by an error", "timestamp": "T", "exception": "...", '
+         '"error": "ValueError: no \\"model\\"\\nhere"}\n', 'ValueError: no "model" here'),
+        ('n f\\n", "error": "OSError: disk full"}', "OSError: disk full"),  # the kubelet keeps the end of a long line
+        ('{"event": "secrets/role.pem is missing", "logger": "stderr", "timestamp": "T"}', "secrets/role.pem is missing"),
+        ("plain: no such model\n", "plain: no such model"),
+        ('"error": "\\q"}', '"error": "\\q"}'),
+        ('{"other": 1}', '{"other": 1}'),
+        ("[" * 2000, "[" * 300),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_crashed_container_are_read_out_of_its_last_line(log: str, said: str) -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
+    found = pod_problem(pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=ended)]))
+    assert found is not None
+    assert found.text.endswith(f"exit code 1: {said}") or found.text.endswith(f"...{said}")
+
+
+@pytest.mark.parametrize(
     ("found", "reason", "text"),
     [
         (pod(conditions=[NO_NODE]), "Unschedulable", "pod sums-pool-0: Unschedulable: 0/3 nodes: 3 Insufficient gpu"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from protocol_stack import NEEDED, Node, Stack, ledger, verdict_on
 
+from servers import structured_lines
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed
 from shoal.contracts.protocol import ClaimRenewal
@@ -66,6 +67,10 @@ def test_a_run_goes_from_the_first_invite_to_the_last_version(new_stack: Callabl
     assert (progress.completion_tokens_accepted, progress.groups_accepted_total) == (400, 8)
     assert node.step() is None
     assert stack.store.list(keys.STAGING) == []
+    for server, role in ((stack.orchestrator, "orchestrator"), (stack.discovery, "discovery")):
+        server.stop()
+        said = structured_lines((server.folder / "log").read_text(), role=role, pod=f"tiny-{role}")
+        assert {line.get("run") for line in said} == {"tiny"}
 
 
 def test_the_ledger_commits_to_a_beacon_before_it_is_revealed(stack: Stack) -> None:

@@ -17,6 +17,7 @@ import tiny_policy
 from court import CALIBRATED, JOB, Court
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from servers import structured_lines
 from shoal.contracts import keys
 from shoal.contracts.canonical import Signed, document_digest, sign
 from shoal.contracts.http_signatures import verify_request
@@ -282,3 +283,5 @@ def test_nothing_is_left_on_disk_but_the_weights(validating: Validating) -> None
 def test_on_sigterm_it_finishes_and_exits_with_0(validating: Validating) -> None:
     validating.process.send_signal(signal.SIGTERM)
     assert validating.process.wait(timeout=60) == 0
+    validating.log.seek(0)
+    structured_lines(validating.log.read(), role="validator", pod="tiny-validator-0")  # torch's and transformers' too

@@ -4,6 +4,8 @@ Used for the message of a component's condition, so that `kubectl describe` of o
 to and fro between `ErrImagePull` and `ImagePullBackOff` must not cause a status write each time.
 """
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +16,8 @@ CONFIG_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunCont
 CRASHES = 2
 """Restarts from which on a container that is not ready is said to crash: the first may be a peer that was not there yet."""
 MAX_TEXT = 300
+ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
+"""How a line with a traceback ends (`shoal.telemetry.logs`)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -76,10 +80,23 @@ def _container_problem(pod: str, state: Object) -> Problem | None:
 def _ended(terminated: Object) -> str:
     if not terminated:
         return ""
-    reason, message = terminated.get("reason", ""), _short(terminated.get("message", ""))
+    reason, message = terminated.get("reason", ""), _short(_last_words(terminated.get("message", "")))
     code = f"exit code {terminated.get('exitCode')}" if "exitCode" in terminated else ""
     said = ", ".join(part for part in (reason if reason not in ("", "Error") else "", code) if part)
     return f", last: {said}{f': {message}' if message else ''}"
+
+
+def _last_words(text: str) -> str:
+    """What the end of a log says. A structured line, of which only the end may be there, comes down to its `error` or its event: its time
+    is another after each crash."""
+    last = text.strip().rsplit("\n", 1)[-1]
+    try:
+        if found := ERROR_AT_END.search(last):
+            return str(json.loads(found[1]))
+        line = json.loads(last)
+    except (ValueError, RecursionError):
+        return text
+    return str(line["event"]) if isinstance(line, dict) and "event" in line else text
 
 
 def _short(text: str) -> str:

@@ -69,6 +69,7 @@ class Agent:
                 state = self._client.call("GET", "/v1/state", None, AgentState, deadline_seconds=AGENT_DEADLINE_SECONDS)
                 assert state is not None
                 self._state, self._asked_at = state, time.monotonic()
+                telemetry.every_line(node=state.node)
             return self._state
 
     def try_state(self) -> AgentState | None:
@@ -274,6 +275,7 @@ def main() -> None:
     log = telemetry.start("fetch")
     telemetry.install_signals()
     config = load_node_config()
+    telemetry.every_line(run=config.run, pool=config.pool)
     trainer_key = config.trusted_roster().keys["trainer"]
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
     weights = WeightsFolder(home() / "weights", config.run, trainer_key)

@@ -348,7 +348,11 @@ def main() -> None:
     www.mkdir(parents=True, exist_ok=True)
     # As root, workers are given to whoever owns the files that they serve and the log that they write.
     user = pwd.getpwuid(www.stat().st_uid).pw_name if os.geteuid() == 0 else None
-    relay = None if role == "origin" else load_relay_config(load_run_config())
+    relay = None
+    if role == "relay":
+        config = load_run_config()
+        telemetry.every_line(run=config.run)
+        relay = load_relay_config(config)
     places = places_of(
         "origin" if role == "origin" else "relay", folder, bind_address(), os.cpu_count() or 1, user, relay
     )

@@ -196,6 +196,7 @@ def main() -> None:
         stand_by()
         return
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
     roster = config.trusted_roster()
     if key.public != roster.keys["trainer"]:

@@ -196,6 +196,7 @@ def main() -> None:
     log = telemetry.start("relay")
     telemetry.install_signals()
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     relay_config = load_relay_config(config)
     roster = config.trusted_roster()
     key = PrivateKey.load(home() / "secrets" / "role.pem")

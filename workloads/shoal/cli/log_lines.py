@@ -1,7 +1,7 @@
 """Reads lines of logs: when each was written and how to show it. Pure; used by `logs.py`.
 
 Our own processes write one JSON object a line with an ISO time. nginx, Redis and libraries write plain lines in their own ways; a line whose time is
-not understood belongs to the one before it (a traceback, a wrapped message).
+not understood belongs to the one before it (a wrapped message).
 """
 
 import json
@@ -13,9 +13,12 @@ from datetime import UTC, datetime
 from shoal.report.text import plain
 
 TIME_KEYS = ("timestamp", "time", "ts")
-HIDDEN_KEYS = frozenset({*TIME_KEYS, "event", "level", "role", "pod"})
+HIDDEN_KEYS = frozenset({*TIME_KEYS, "event", "level", "role", "pod", "run", "pool", "exception"})
 """Shown elsewhere in the line, or the same in all lines of a file."""
+OWN_NODE_ROLES = frozenset({"agent", "fetch", "worker"})
+"""Whose lines all have the same `node`: their own."""
 MAX_SHOWN = 2000
+MAX_TRACEBACK_LINES = 60
 
 _ISO = re.compile(r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _SLASHED = re.compile(r"^(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d)")  # nginx's error log
@@ -88,23 +91,31 @@ def dated(part: str, lines: Iterable[str], begin_unix: float = 0.0) -> Iterator[
         yield LogLine(unix, part, line)
 
 
-def show(line: LogLine) -> str:
-    """`04:18:07.123 pod/container  event key=value`; plain lines as they are, without control codes."""
-    document = _document(line.text) if line.text.startswith("{") else {}
+def said(text: str) -> str:
+    """What a line says, in one line for people: `event key=value`; a plain line as it is, without control codes. A traceback is left out."""
+    document = _document(text) if text.startswith("{") else {}
     event = document.get("event")
     if event is None:
-        body = plain(line.text, MAX_SHOWN)
-    else:
-        level = str(document.get("level", "info"))
-        mark = "" if level in ("info", "debug") else f"{level.upper()} "
-        rest = " ".join(
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in document.items()
-            if key not in HIDDEN_KEYS
-        )
-        body = plain(f"{mark}{event} {rest}".rstrip(), MAX_SHOWN)
+        return plain(text, MAX_SHOWN)
+    level = str(document.get("level", "info"))
+    mark = "" if level in ("info", "debug") else f"{level.upper()} "
+    hidden = HIDDEN_KEYS | {"node"} if document.get("role") in OWN_NODE_ROLES else HIDDEN_KEYS
+    rest = " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in document.items()
+        if key not in hidden
+    )
+    return plain(f"{mark}{event} {rest}".rstrip(), MAX_SHOWN)
+
+
+def show(line: LogLine) -> str:
+    """`04:18:07.123 pod/container  event key=value`, and the end of the event's traceback, if it has one, in lines below."""
     stamp = datetime.fromtimestamp(line.unix, UTC).astimezone()
-    return f"{stamp:%H:%M:%S}.{stamp.microsecond // 1000:03d} {plain(line.part, 80)}  {body}"
+    shown = f"{stamp:%H:%M:%S}.{stamp.microsecond // 1000:03d} {plain(line.part, 80)}  {said(line.text)}"
+    found = _document(line.text).get("exception") if line.text.startswith("{") else None
+    if not isinstance(found, str):
+        return shown
+    return "\n".join([shown, *(f"    {plain(each, 400)}" for each in found.splitlines()[-MAX_TRACEBACK_LINES:])])
 
 
 def since_unix(text: str, now_unix: float) -> float:

@@ -14,6 +14,7 @@ from shoal.cli.driver import Driver
 from shoal.cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.cli.interrupts import Interrupts
 from shoal.cli.local_run import Manifest, clean_up, open_local_run
+from shoal.cli.log_lines import said
 from shoal.cli.logs import last_line
 from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report
@@ -21,6 +22,7 @@ from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
 from shoal.cli.view import History
 from shoal.contracts.protocol import HEARTBEAT_SECONDS
 from shoal.report.access import has_orchestrator
+from shoal.telemetry.logs import STEPS
 
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = HEARTBEAT_SECONDS + 2.0
@@ -105,7 +107,7 @@ def _end(outcome: str, run_dir: Path, console: Console, ended_badly: list[str]) 
         print_plain(console, "the run is complete; writing the report")
     else:
         for name in ended_badly[:MOST_LAST_LINES]:
-            print_plain(console, f"last line of {name}: {last_line(run_dir / LOGS_FOLDER, name)}")
+            print_plain(console, f"last line of {name}: {said(last_line(run_dir / LOGS_FOLDER, name))}")
         print_plain(console, f"the run {outcome.removesuffix(CLUSTER_HINT)}")
         print_plain(console, f"logs: shoal logs {run_dir.name} --runs-dir {run_dir.parent}; {_hint(run_dir)}")
     report, problem = write_report(run_dir)
@@ -144,11 +146,6 @@ def log_to_file(run_dir: Path) -> None:
     path = run_dir / LOGS_FOLDER / "shoal" / "up.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*STEPS, structlog.processors.JSONRenderer()],
         logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)),
     )

@@ -32,6 +32,7 @@ def main() -> None:
     from shoal.environments.tokens import eos_token_ids
 
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     starting: list[str] = ["the tokenizer is being loaded"]
     telemetry.serve_health(PORT, liveness, lambda: starting[0] if starting else None)

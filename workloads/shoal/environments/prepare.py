@@ -273,6 +273,7 @@ def main() -> None:
     # One thread, so that a seed gives the same model everywhere; two are slower where cores are shared.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     prepare(config, open_store(config), home() / "tmp" / "prepare")
 
 

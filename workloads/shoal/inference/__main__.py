@@ -2,7 +2,7 @@
 
 from shoal import telemetry
 from shoal.contracts.run import home, load_node_config
-from shoal.inference.process_settings import set_engine_variables
+from shoal.inference.process_settings import set_engine_variables, set_log_variables
 from shoal.rewards.sandbox import use_runners
 
 PORT = 9105
@@ -16,8 +16,10 @@ def main() -> None:
     log = telemetry.start("worker")
     telemetry.install_signals()
     config = load_node_config()
+    telemetry.every_line(run=config.run, pool=config.pool)
     settings = config.engine
     use_runners(config.runners)
+    set_log_variables()
     set_engine_variables(settings.compiled)
     from shoal.inference.worker import Worker  # imports vLLM, which reads the environment and takes seconds
 

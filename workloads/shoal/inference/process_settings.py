@@ -24,6 +24,9 @@ ENGINE_VARIABLES = {
 }
 
 
+LOG_VARIABLES = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_LEVEL")
+
+
 DYNAMO = "TORCHDYNAMO_DISABLE"
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """What a container that was given a GPU has, NVIDIA's or AMD's. Asking torch would load it."""
@@ -43,3 +46,12 @@ def set_engine_variables(compiled: bool | None = None) -> None:
     for name, value in ENGINE_VARIABLES.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault(DYNAMO, "0" if compiles(compiled) else "1")
+
+
+def set_log_variables() -> None:
+    """Have vLLM write its warnings as our own lines, in processes that it starts as well: it brings handlers that look at no other settings.
+
+    Called before `set_engine_variables`, by processes that write structured logs. An admin who sets one of `LOG_VARIABLES` gets vLLM's own lines.
+    """
+    if not any(name in os.environ for name in LOG_VARIABLES):
+        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(Path(__file__).with_name("vllm_logging.json"))

@@ -33,7 +33,7 @@ from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
 from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations, plan_submission
 from shoal.inference.tool_episodes import ToolFailedError, play
 from shoal.inference.weights import Policy, newest_policy, versions_in
-from shoal.telemetry import STOP, Liveness, Stopped, busy, get_logger, wait_for
+from shoal.telemetry import STOP, Liveness, Stopped, busy, every_line, get_logger, wait_for
 from shoal.transport.client import Refused, Unavailable
 
 WAIT_SECONDS = 7 * 24 * 3600.0
@@ -84,6 +84,7 @@ class Worker:
             for left in self._tmp.glob(pattern):
                 left.unlink()
         self._state = wait_for("the agent to be admitted to a run", self._admitted, **self._waiting)
+        every_line(node=self._state.node)
         self._agent.give_back(None)
         public = self._state.public
         assert public is not None

@@ -20,7 +20,7 @@ from shoal.contracts.run import AgentStatus, NodeConfig, PartStatus, home, load_
 from shoal.protocol import agent_socket, node_key
 from shoal.protocol.held_leases import HeldLeases, give_back
 from shoal.protocol.session import Session
-from shoal.telemetry import get_logger, serve_health, start
+from shoal.telemetry import every_line, get_logger, serve_health, start
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.server import Problem
@@ -163,13 +163,14 @@ def run_agent(
     `neighbourhood` judges the URLs that the run names; None: any may be called. `goes_when_over`: end by itself when the run is over. A pod
     stays: it would be started again.
     """
+    every_line(run=config.run, pool=config.pool, node=key.public)
     session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood)
     stop = threading.Event()
     listener = agent_socket.bind(home() / "run" / "agent.sock")
     health = serve_health(HEALTH_PORT, session.liveness, lambda: not_ready(session))
     joining = threading.Thread(target=session.run, args=(stop,), name="session", daemon=True)
     joining.start()
-    get_logger().info("agent starts", node=key.public, run=config.run, pool=config.pool)
+    get_logger().info("agent starts")
     held, leaving = HeldLeases(), threading.Event()
     follower = Follower(session, work, leaving, home() / "run" / "status.json")
     follower.start()
@@ -181,6 +182,7 @@ def run_agent(
 
     options = uvicorn.Config(
         app,
+        log_config=None,  # its lines go where all of this process go
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -32,7 +32,7 @@ from shoal.protocol.service import (
     read_secret,
     require_same,
 )
-from shoal.telemetry import get_logger, start
+from shoal.telemetry import every_line, get_logger, start
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
 
 PORT = 8081
@@ -247,10 +247,11 @@ def main() -> None:
     """Entry point of the discovery container."""
     log = start("discovery")
     config = load_run_config()
+    every_line(run=config.run)
     key = PrivateKey.from_pem(read_secret("role.pem"))
     if config.trusted_roster().keys["discovery"] != key.public:
         sys.exit("secrets/role.pem is not discovery's key of the roster in config/run.json")
-    log.info("discovery starts", run=config.run, port=PORT)
+    log.info("discovery starts", port=PORT)
     newest = ConfigFile(home() / "config" / "run.json", config)
     serve(make_app(config, connect_async(config.addresses.redis), newest), PORT)
 

@@ -67,7 +67,7 @@ from shoal.protocol.shared_answer import SharedAnswer
 from shoal.protocol.staging import receive_form, temporary_file
 from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
-from shoal.telemetry import Liveness, install_signals, serve_health, start, wait_for
+from shoal.telemetry import Liveness, every_line, install_signals, serve_health, start, wait_for
 from shoal.transport import SignedClient
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
 
@@ -357,6 +357,7 @@ def main() -> None:
     """Entry point of the orchestrator container."""
     log = start("orchestrator")
     config = load_run_config()
+    every_line(run=config.run)
     key = PrivateKey.from_pem(read_secret("role.pem"))
     secret = read_secret("run_secret")
     if len(secret) < 16:
@@ -370,7 +371,7 @@ def main() -> None:
     wait_for("the ledger in the object store", lambda: load_ledger(state), deadline_seconds=LEDGER_SECONDS)
     nonces = RedisNonces(connect_async(config.addresses.redis), state.prefix)
     background = Background(state, SignedClient(config.addresses.discovery, key))
-    log.info("orchestrator starts", run=config.run, port=PORT, store=store.kind, ledger_entries=state.view.next_number)
+    log.info("orchestrator starts", port=PORT, store=store.kind, ledger_entries=state.view.next_number)
     # A port that only serves figures has no loop of its own to watch: its liveness is never asked for.
     serve_health(metrics.NODE_METRICS_PORT, Liveness(float("inf")), lambda: None, registry=metrics.NODES_REGISTRY)
     token = read_token(home() / "secrets" / "admin_token")

@@ -235,7 +235,7 @@ class Session:
             code=self._code(),
         )
         self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
-        get_logger().info("registered, waiting for an invite", node=self.key.public)
+        get_logger().info("registered, waiting for an invite")
         self._wait_for("an invite (registered at discovery)")
         while not stop.is_set():
             self.liveness.progress()

@@ -1,7 +1,7 @@
 """What every process says about itself: structured logs, health, metrics, busy time, and waits that say what they wait for."""
 
 from shoal.telemetry.health import Liveness, render_metrics, serve_health
-from shoal.telemetry.logs import get_logger, start
+from shoal.telemetry.logs import every_line, get_logger, start
 from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
 from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, wait_for
 
@@ -12,6 +12,7 @@ __all__ = [
     "Liveness",
     "Stopped",
     "busy",
+    "every_line",
     "get_logger",
     "install_signals",
     "render_metrics",

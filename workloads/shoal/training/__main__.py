@@ -9,8 +9,6 @@ import os
 import signal
 import sys
 
-from structlog.contextvars import bind_contextvars
-
 from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import home, load_run_config, pod_name
@@ -48,13 +46,14 @@ def main() -> None:
     from shoal.transport import SignedClient
 
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     starting: list[str] = ["the base model is being loaded"]
     if os.environ.get("LOCAL_RANK", "0") == "0":
         telemetry.serve_health(PORT, liveness, lambda: starting[0] if starting else None)
     ranks = start_ranks()
     if ranks.world > 1:
-        bind_contextvars(rank=ranks.rank)
+        telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     island = own_island(config, store, lambda name: open_island_store(config, name, STORE_DEADLINE_SECONDS))
     orchestrator = None

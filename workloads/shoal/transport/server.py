@@ -192,6 +192,7 @@ def serve(app: FastAPI, port: int, *, grace_seconds: int = 10) -> None:
         ws="none",
         host=bind_address(),
         port=port,
+        log_config=None,  # its lines go where all of this process go
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=grace_seconds,

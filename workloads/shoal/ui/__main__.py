@@ -11,7 +11,7 @@ from shoal.cli.progress import ProgressReader
 from shoal.contracts.run import bind_address, home, load_run_config
 from shoal.report.text import plain
 from shoal.storage import open_store
-from shoal.telemetry import start
+from shoal.telemetry import every_line, start
 from shoal.ui.access import Access, BadToken, access_for
 from shoal.ui.app import make_app
 from shoal.ui.parts import snapshots
@@ -27,6 +27,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     log = start("ui")
     config = load_run_config()
+    every_line(run=config.run)
     access = _access()
     store = open_store(config, deadline_seconds=STORE_SECONDS)
     source = LedgerSource(store, Trust(config.run_key, config.roster, "the run's own configuration", given=True))
@@ -35,7 +36,7 @@ def main() -> None:
         source, snapshots(config, home() / "config" / "parts.json", reader.newest), vine=config.recipe.vine
     )
     reader.start()
-    log.info("page starts", run=config.run, port=PORT, store=store.kind)
+    log.info("page starts", port=PORT, store=store.kind)
     try:
         watch.start()
         server(make_app(watch, access, probed=True), host=bind_address(), port=PORT).run()

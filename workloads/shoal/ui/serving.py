@@ -61,6 +61,7 @@ def server(app: FastAPI, **further: Any) -> uvicorn.Server:
         app,
         http=FairProtocol,
         ws="none",
+        log_config=None,  # its lines go where all of this process go
         log_level="warning",
         access_log=False,
         server_header=False,

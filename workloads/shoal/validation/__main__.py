@@ -22,6 +22,7 @@ def main() -> None:
     from shoal.validation.service import Validator
 
     config = load_run_config()
+    telemetry.every_line(run=config.run)
     use_runners(config.addresses.runners)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
