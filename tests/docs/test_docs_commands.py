@@ -1,6 +1,7 @@
 """Every command of the documentation is one that its program takes: verbs and options of `shoal`, targets of make, values of the chart, files.
 
-Blocks that are marked `<!-- run -->` are run, in a folder of their own; those marked `<!-- run: soak -->` by `make soak`, beside a finished demo.
+Blocks that are marked `<!-- run -->` are run, in a folder of their own; those marked `<!-- run: soak -->` by `make soak`, beside a finished demo. Why
+other commands of `shoal` are not run is in `NOT_RUN`.
 """
 
 import importlib.util
@@ -44,6 +45,28 @@ OTHERS = {
     "promtool": "Prometheus's own",
     "prometheus": "with the configuration above it, which test_docs_manifests.py checks",
 }
+
+NOT_RUN = {
+    "shoal up": "a run of minutes: `finished_demo` runs the first, tests/system/test_other_runs.py others",
+    "shoal generate": "a run of minutes: tests/system/test_generate.py",
+    "shoal down": "wants a run that goes on: tests/cli/test_main.py",
+    "shoal logs north": "wants a run of two islands: tests/system/test_islands_system.py makes one",
+    "shoal ui": "serves until it is stopped: tests/ui/test_ui_command.py",
+    "shoal trace": "wants a collector of spans: tests/report/test_submission_traces.py",
+    "shoal calibrate": "wants a model of the reader: tests/cli/test_calibrate.py",
+    "shoal eval ./my-model": "wants a model of the reader; a block beside a finished demo asks the demo's",
+    "shoal eval runs/arithmetic/model --env carries": "wants an environment that pip has installed: tests/cli/test_env.py",
+    "shoal env check carries": "wants an environment that pip has installed: tests/cli/test_env.py",
+    "shoal env check word-puzzles": "wants an environment that pip has installed: tests/cli/test_env.py",
+    "shoal node": "wants a run that goes on and lets machines in: tests/open_pool/test_strangers.py",
+    "--help": "tests/cli/test_main.py",
+    "--follow": "goes on until it is stopped: tests/cli/test_logs.py",
+    "s3://": "wants an object store: tests/report/test_report_elsewhere.py, tests/cli/test_ledger_verbs.py",
+    "./copy": "wants a copy of a store: tests/cli/test_ledger_verbs.py",
+    "--check proof.json": "wants the key of a run: tests/cli/test_ledger_verbs.py",
+    "open-pool": "wants a run of minutes: tests/open_pool/test_strangers.py",
+}
+"""Why a command of `shoal` is in no marked block, by a part of it."""
 
 
 def check(words: list[str], where: str) -> None:
@@ -167,14 +190,13 @@ def test_a_wrong_command_would_be_found(wrong: str) -> None:
 def run_block(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     """The block's lines by bash, which stops at the first that fails; `shoal` is the one of this environment."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    lines = "\n".join(line for line in block.text.splitlines() if "--follow" not in line)
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", lines],
+        ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder,
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
 
 
@@ -213,3 +235,33 @@ def test_blocks_are_marked_on_both_kinds_of_pages() -> None:
     for page in page_names():
         marked = [block for block in BLOCKS if block.page == page and block.run is not None]
         assert text_of(page).count("<!-- run") == len(marked), f"{page}: a mark without a block behind it"
+
+
+def shoal_commands(marked: bool) -> dict[str, str]:
+    """Every command of `shoal` in blocks that are run, or in others, with where it is."""
+    found = {}
+    for block in BLOCKS:
+        if (block.run is not None) == marked:
+            for words in commands(block):
+                if words[0].removeprefix(".venv/bin/") == "shoal":
+                    found[" ".join(["shoal", *words[1:]])] = str(block)
+    return found
+
+
+def test_a_command_of_shoal_is_run_or_there_is_a_reason_why_not() -> None:
+    run = shoal_commands(marked=True)
+    # docs/cli.md is generated: its examples are run where a guide has the same verb with the same kind of argument.
+    verbs = {" ".join(command.split()[:3]) for command in run}
+    missing = []
+    for command, where in shoal_commands(marked=False).items():
+        same = command in run or (where.startswith("docs/cli.md") and " ".join(command.split()[:3]) in verbs)
+        if not same and not any(part in command for part in NOT_RUN):
+            missing.append(f"{where}: {command}")
+    assert not missing, "mark the block, or say in NOT_RUN why it is not run:\n" + "\n".join(missing)
+
+
+@pytest.mark.parametrize("part", NOT_RUN)
+def test_a_reason_not_to_run_is_about_a_command_of_the_pages_and_names_tests_that_exist(part: str) -> None:
+    assert any(part in command for command in shoal_commands(marked=False)), "no page has it any more"
+    for name in re.findall(r"tests/[\w/]+\.py", NOT_RUN[part]):
+        assert as_path(name).is_file(), f"{name} does not exist"
