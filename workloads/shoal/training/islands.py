@@ -309,7 +309,12 @@ class Membership:
         """The shared state for a training state. A round makes new vectors, so these are not changed later."""
         shared = self._island.shared
         links = [json.loads(link.to_json()) for link in self._island.certificate]
-        found = {"meta": shared.meta.to_bytes().decode(), "certificate": links, "left_behind": self.left_behind}
+        found = {
+            "meta": shared.meta.to_bytes().decode(),
+            "certificate": links,
+            "left_behind": self.left_behind,
+            "fresh": self._fresh,
+        }
         said = json.dumps(found).encode()
         return dict(zip(self._keys(), (shared.weights, shared.momentum, padded(said, SAID_BYTES)), strict=True))
 
@@ -341,8 +346,8 @@ class Membership:
             return
         self.left_behind = left_behind
         self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)
-        # The weights beside it may hold what is part of no round yet. An exchange of nothing moves nothing.
-        self._fresh = False
+        # Unless it is said, the weights beside it may hold what is part of no round yet.
+        self._fresh = said.get("fresh") is True
 
     def _keys(self) -> list[str]:
         return [f"{PREFIX}{kind}/{self._key}" for kind in ("weights", "momentum", "said")]
