@@ -77,12 +77,7 @@ class LocalCluster:
         if self.keep:
             return []
         self.node.down()
-        after = host.snapshot(self.node.layout)
-        if self.before is None:
-            return []
-        return [
-            f"{name}: {self.before[name]} became {after[name]}" for name in after if after[name] != self.before[name]
-        ]
+        return host.differences(self.before, host.snapshot(self.node.layout)) if self.before is not None else []
 
     def _answers(self) -> bool:
         kube = Kube(self.kubeconfig)

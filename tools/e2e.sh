@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
-# An archive, and the images in it.
-declare -A archives=([operator]=operator [protocol]=protocol [relay]=relay [redis]=redis [minio]=minio [runtime]="trainer worker validator")
 
 for tool in kubernetes helm; do tools/build.sh "$tool" >/dev/null; done # kubectl is one of the first's programs
 if [[ " $* " != *" --kubeconfig"* ]]; then
@@ -14,28 +12,15 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
         cluster=local
         command -v kind >/dev/null && command -v docker >/dev/null && docker info >/dev/null 2>&1 && cluster=kind
     fi
+    [[ $cluster != local ]] || tools/node.sh
+    tools/archives.sh
     if [[ $cluster == local ]]; then
-        tools/node.sh
-        if ! command -v buildah >/dev/null && ! command -v podman >/dev/null && ! { command -v docker >/dev/null && docker info >/dev/null 2>&1; }; then
-            echo "e2e: installing buildah and mmdebstrap with apt-get, to build images" >&2
-            DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 update
-            DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends buildah mmdebstrap >/dev/null
-        fi
+        # The machine's one node is for one run at a time; tools/core.sh asks for the same lock. pytest inherits it.
+        lock=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/node.lock
+        mkdir -p "$(dirname "$lock")"
+        exec 9>>"$lock"
+        flock -n 9 || { echo "e2e: another run of end-to-end tests has this machine's node; see who holds $lock" >&2; exit 1; }
+        : >"$lock" # a node that is up from now on is no leftover of tools/core.sh
     fi
-    # An image is as new as the sources that may go into it.
-    for name in "${!archives[@]}"; do
-        read -ra roles <<<"${archives[$name]}"
-        archive=.cache/images/$name.tar
-        folders=("${roles[@]/#/images/}")
-        [[ $name != runtime ]] || folders+=(images/runtime)
-        if [[ -f $archive ]] && [[ -z $(find "${folders[@]}" images/*.* operator workloads pyproject.toml "requirements/images" \
-            -newer "$archive" -type f -not -name '*.pyc' -print -quit) ]]; then
-            continue
-        fi
-        if command -v buildah >/dev/null && ! buildah inspect --type image localhost/shoal-base:bookworm >/dev/null 2>&1; then
-            tools/images.sh --base # needs no registry, and is the same everywhere
-        fi
-        PLAIN=1 tools/images.sh "${roles[@]}"
-    done
 fi
 exec .venv/bin/python -m pytest e2e -p no:cacheprovider --durations=10 --timeout=600 "$@"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Lint, types, import rules and tests: `make test`. Everything runs even when something before it failed, so that one run shows all that is wrong;
-# the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out.
+# Lint, types, import rules, tests and the core of the end-to-end tests: `make test`. Everything runs even when something before it failed, so that one
+# run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out. The core
+# (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
 #
 # Writes .cache/junit.xml and prints the slowest tests and every skipped one with its reason. With CI set, a test that was skipped for want of
 # something that CI must have is a failure (tests/conftest.py).
@@ -10,6 +11,9 @@ export PATH="$PATH:/usr/sbin:/sbin"
 mkdir -p .cache
 
 failed=()
+whole=
+(($# == 0)) || [[ $# == 2 && $1 == -m && $2 == "not soak" ]] && whole=yes
+
 check() {
     local name=$1 started=$SECONDS
     shift
@@ -18,25 +22,45 @@ check() {
     echo "   $((SECONDS - started)) s"
 }
 
+# A signal reaches the step at once, and is waited out: it has a node to take down.
+passing_signals_on() {
+    local step status
+    "$@" &
+    step=$!
+    trap 'kill -TERM "$step" 2>/dev/null' INT TERM HUP
+    wait "$step"
+    status=$?
+    while kill -0 "$step" 2>/dev/null; do # the signal ended the wait, not the step
+        wait "$step"
+        status=$?
+    done
+    trap - INT TERM HUP
+    return "$status"
+}
+
 if [[ ${1:-} == --only-tests ]]; then
     shift
 else
     # Go programs are built while the static checks run; a machine without Go is told how to get it, and their tests are skipped (in CI: fail).
-    { tools/build.sh minio && tools/build.sh helm && tools/build.sh kubernetes; } >/dev/null &
+    # What only the core's node needs is built here too, or it would come out of the core's minutes.
+    programs=(minio helm kubernetes)
+    [[ -n $whole && $(uname -s) == Linux && $(id -u) == 0 ]] && programs+=(pause coredns)
+    for program in "${programs[@]}"; do tools/build.sh "$program" || exit; done >/dev/null &
     building=$!
     check "ruff check" .venv/bin/ruff check
     check "ruff format" .venv/bin/ruff format --check
     check "mypy" .venv/bin/mypy operator/shoal_operator workloads/shoal benchmarks tools e2e
     check "import rules" .venv/bin/lint-imports
     echo "== tools"
-    wait "$building" || echo "   MinIO, Helm or the Kubernetes control plane is not built: their tests cannot run"
+    wait "$building" || echo "   MinIO, Helm or a program of Kubernetes is not built: their tests cannot run"
 fi
 
-[[ "$*" == *"not soak"* ]] && echo "left out: tests marked soak (make soak), the end-to-end tests on a cluster (make e2e) among them"
+[[ "$*" == *"not soak"* ]] && echo "left out: tests marked soak, and the end-to-end tests beyond their core, which want more images (make soak)"
 echo "== tests"
 .venv/bin/python -m pytest --junitxml=.cache/junit.xml --durations=15 --durations-min=1 -p no:cacheprovider "$@"
 status=$?
 ((status == 0)) || failed+=("tests")
+[[ -z $whole ]] || check "core of the end-to-end tests" passing_signals_on tools/core.sh
 
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}" | sed 's/,/, /g')"

@@ -137,9 +137,16 @@ def snapshot(layout: Layout) -> dict[str, list[str]]:
         "chains": own_chains(),
         "rules": sorted(line for line in _rules("filter") + _rules("nat") if "shoal" in line or at.BRIDGE in line),
         "cgroups": sorted(map(str, _pod_cgroups())),
-        "settings": [f"{name}={_setting(name)}" for name in (*SETTINGS, *KUBELETS)],
+        "settings": [f"{name}={text}" for name in (*SETTINGS, *KUBELETS) if (text := _setting(name)) is not None],
         "folders": [str(each) for each in (layout.run, *CNI_NOTES.glob(f"{at.NETWORK_NAME}-*")) if each.exists()],
     }
+
+
+def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
+    """What two snapshots do not have in common, in words. A setting that was not there before came with a kernel module, and counts for nothing."""
+    known = {setting.partition("=")[0] for setting in before["settings"]}
+    after = after | {"settings": [each for each in after["settings"] if each.partition("=")[0] in known]}
+    return [f"{name}: {before[name]} became {after[name]}" for name in after if after[name] != before[name]]
 
 
 def own_chains() -> list[str]:

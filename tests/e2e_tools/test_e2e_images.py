@@ -1,4 +1,4 @@
-"""What tools/e2e.sh builds is what the end-to-end tests load: an image that nobody builds would be found missing after an hour of building."""
+"""What tools/archives.sh builds is what the end-to-end tests load: an image that nobody builds would be found missing after an hour of building."""
 
 import re
 
@@ -11,7 +11,7 @@ from shoal_operator.children import names
 
 def built() -> dict[str, list[str]]:
     """Roles by archive, as the script has them."""
-    (line,) = re.findall(r"^declare -A archives=\((.*)\)$", (ROOT / "tools" / "e2e.sh").read_text(), re.M)
+    (line,) = re.findall(r"^declare -A archives=\((.*)\)$", (ROOT / "tools" / "archives.sh").read_text(), re.M)
     return {
         archive: roles.split()
         for archive, quoted, plain in re.findall(r'\[(\w+)\]=(?:"([^"]*)"|(\w+))', line)
