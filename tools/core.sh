@@ -18,15 +18,15 @@ title="core of the end-to-end tests"
 tests=(e2e/test_node.py e2e/test_network_policy.py e2e/test_chart.py
     # It needs two more images.
     --deselect e2e/test_chart.py::test_the_charts_own_object_store_comes_up_with_its_bucket)
-total=900 down_seconds=90 compare_seconds=20 grace=10
-# What preparations leave of the fifteen minutes is the tests', four and a half of them at least.
-prepare_seconds=${CORE_PREPARE_SECONDS:-490} tests_seconds=${CORE_TESTS_SECONDS:-$total}
+total=900 down_seconds=80 compare_seconds=20 settle_seconds=30 grace=10
+# What preparations leave of the fifteen minutes is the tests', but for what the end takes: five of them at least.
+prepare_seconds=${CORE_PREPARE_SECONDS:-440} tests_seconds=${CORE_TESTS_SECONDS:-$total}
 test_seconds=180 # one test; the slowest takes half a minute
 python=.venv/bin/python
 log=.cache/core.log
 lock=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/node.lock
-before=
-started=
+before=.cache/core.before.json
+started= group=
 
 limited() {  # $1: seconds, then a command. 124 or 137 when it took longer, and 124 at once when there is no time left.
     local seconds=$1
@@ -34,7 +34,20 @@ limited() {  # $1: seconds, then a command. 124 or 137 when it took longer, and 
     ((seconds > 0)) || return 124
     # In the background and awaited: a signal to this script is acted upon at once. `timeout` ends all that the command started, but for the node's daemons.
     timeout -k "$grace" "$seconds" "$@" &
-    wait "$!"
+    group=$!
+    wait "$group"
+    local status=$?
+    ((status != 124 && status != 137)) || settle
+    return "$status"
+}
+
+settle() {  # What a step that was ended left of its process group has time to clean up (mounts, folders), and is killed.
+    local until=$((SECONDS + settle_seconds))
+    while [[ -n $group ]] && kill -0 -- "-$group" 2>/dev/null; do
+        ((SECONDS < until)) || { kill -KILL -- "-$group" 2>/dev/null; break; }
+        sleep 0.1
+    done
+    group=
 }
 
 skip() {
@@ -55,6 +68,7 @@ finish() {  # at every exit: nothing that was started here stays
         # shellcheck disable=SC2086 # several
         kill -TERM $running 2>/dev/null
         while [[ -n $(jobs -pr) ]]; do wait; done # timeout kills what does not end
+        settle
     fi
     if [[ -n $started ]]; then
         if timeout -k "$grace" "$down_seconds" "$python" -m e2e.nodes down >>"$log" && timeout -k "$grace" "$compare_seconds" "$python" -m e2e.nodes compare "$before"; then
@@ -63,8 +77,8 @@ finish() {  # at every exit: nothing that was started here stays
             echo "$title: the node was not taken down cleanly; \`$python -m e2e.nodes down\` tries again" >&2
             status=1
         fi
+        rm -f "$before"
     fi
-    [[ -z $before ]] || rm -f "$before"
     exit "$status"
 }
 trap finish EXIT
@@ -86,11 +100,11 @@ prepare() {  # $1: what it is for, then a command. The lock stays with this scri
 }
 
 mkdir -p .cache "$(dirname "$lock")"
-: >"$log"
 [[ $(uname -s) == Linux ]] || skip "a node needs Linux"
 [[ $(id -u) == 0 ]] || skip "a node needs root: it mounts, and makes network namespaces"
 exec 9>>"$lock" || skip "$lock cannot be written"
 flock -n 9 || skip "another run of end-to-end tests has this machine's node; see who holds $lock"
+: >"$log"
 
 prepare "programs of the node" tools/node.sh
 if [[ ! -s $lock ]] && "$python" -m e2e.nodes status | grep -q '[0-9]$'; then
@@ -99,16 +113,15 @@ fi
 prepare "what an earlier run left" "$python" -m e2e.nodes down # one that was killed with no chance to do so itself
 : >"$lock"
 prepare "the operator's image" tools/archives.sh operator
-before=$(mktemp)
 prepare "the machine as it is" "$python" -m e2e.nodes snapshot "$before"
 started=yes
 echo "core" >"$lock"
 prepare "the node" "$python" -m e2e.nodes up
 prepare "the image on the node" "$python" -m e2e.nodes load .cache/images/operator.tar
 
-left=$((total - down_seconds - compare_seconds - 3 * grace - SECONDS)) # a kill, too, takes its time
+left=$((total - down_seconds - compare_seconds - settle_seconds - 3 * grace - SECONDS))
 limited $((tests_seconds < left ? tests_seconds : left)) "$python" -m pytest -p no:cacheprovider --junitxml=.cache/junit-core.xml --durations=5 \
     --timeout="$test_seconds" "${tests[@]}"
 status=$?
-((status != 124 && status != 137)) || fail "the tests did not end within their time, $SECONDS s after the beginning"
+((status != 124 && status != 137)) || fail "the tests did not end within their time, or were killed, $SECONDS s after the beginning"
 ((status == 0)) || fail "tests failed"

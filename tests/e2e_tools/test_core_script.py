@@ -171,6 +171,17 @@ def test_a_terminated_script_ends_its_step_and_takes_the_node_down(checkout: Che
     assert checkout.lock.read_text() == ""
 
 
+def test_what_a_step_started_may_clean_up_before_the_script_ends(checkout: Checkout) -> None:
+    checkout.act(
+        "archives.sh", "(trap 'sleep 1; touch cleaned; exit' TERM; touch reached; while :; do sleep 0.1; done) & wait"
+    )
+    process = checkout.start("core.sh")
+    wait_until("the step", lambda: (checkout.folder / "reached").exists(), SECONDS)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
+    assert (checkout.folder / "cleaned").exists()
+
+
 def test_a_node_that_is_up_already_is_left_alone(checkout: Checkout) -> None:
     checkout.act("status", "echo 'etcd -'; echo 'kubelet 4711'")
     status, said = checkout.run("core.sh")
