@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin" E2E_CLUSTER=local
 # Deadlines of single tests; a machine of two cores may have other work.
-export E2E_PATIENCE=${E2E_PATIENCE:-2}
+export E2E_PATIENCE=${E2E_PATIENCE:-3}
 
 title="core of the end-to-end tests"
 tests=(e2e/test_node.py e2e/test_network_policy.py e2e/test_chart.py
