@@ -78,7 +78,7 @@ def test_prepare_reads_a_data_set_from_the_claim_and_names_a_file_that_is_not_th
         release.uninstall()
 
 
-def missed(story: Story) -> str:
-    """What is said of a prepare that cannot."""
+def missed(story: Story) -> str | None:
+    """What is said of a prepare that cannot; None while there is nothing of the kind."""
     found = story.condition("Prepared")
-    return found["message"] if found["reason"] in ("CrashLoop", "JobFailed") else ""
+    return str(found["message"]) if found["reason"] in ("CrashLoop", "JobFailed") else None

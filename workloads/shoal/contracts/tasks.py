@@ -82,8 +82,9 @@ def write_tasks(tasks: Sequence[Task]) -> bytes:
 def read_tasks(data: bytes) -> list[Task]:
     """Tasks of a table written by `write_tasks`; raises `BadTaskTable` naming what is wrong and in which row."""
     try:
-        # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
-        table = pq.read_table(pa.BufferReader(data), use_threads=False)
+        # No threads, which `read_table` has for input even so: one that is alive at interpreter exit aborts the process (seen with pyarrow 26).
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise BadTaskTable(f"not a Parquet file: {error}") from error
     version = (table.schema.metadata or {}).get(b"shoal.tasks.version", b"none").decode()
