@@ -60,7 +60,7 @@ class TextLines(io.TextIOBase):
         return self._raw.fileno()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override] # an attribute there; nothing is to set it here
         return "utf-8"
 
     @property
@@ -72,7 +72,7 @@ def text_becomes_events() -> None:
     """Put `TextLines` in the place of `sys.stderr`, once."""
     if not isinstance(sys.stderr, TextLines):
         lines = TextLines(sys.stderr)
-        sys.stderr = lines  # type: ignore[assignment]
+        sys.stderr = lines  # type: ignore[assignment] # it writes and flushes, which is all that is asked of it
         atexit.register(lines.finish)
 
 
