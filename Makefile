@@ -101,7 +101,7 @@ tools: ## build the Go programs that tests need (MinIO, Helm, a Kubernetes contr
 	@tools/build.sh helm
 	@tools/build.sh kubernetes
 
-images: ## build the images of images/ with buildah, podman or docker (ROLES="operator relay": some)
+images: ## build the images of images/ with buildah, podman or docker (ROLES="operator relay": some; ARCH=arm64: for other machines)
 	@tools/images.sh $(ROLES)
 
 base-image: ## a base for them from Debian's packages, for machines without a container registry

@@ -7,6 +7,7 @@
 #
 # The program is the `tool` of go.mod, or the folder's own main.go. One with a file `names` goes by several names: it gets a folder of links.
 # Programs are kept outside the checkout, under $XDG_CACHE_HOME/shoal/tools (default ~/.cache), named by the digest of the lock and the Go version.
+# GOARCH=arm64 builds for other machines than this one, and has a name of its own.
 # Status 3: this machine has no Go that is new enough; the line on stderr says how to get it.
 set -euo pipefail
 
@@ -38,7 +39,7 @@ if [[ -f names ]]; then
     # Without it the programs call themselves v0.0.0, and a kubelet refuses to be that much older than its API server.
     flags+=" -X k8s.io/component-base/version.gitVersion=$version -X k8s.io/client-go/pkg/version.gitVersion=$version"
 fi
-key=$(cat "${sources[@]}" <(echo "$have") | sha256sum | cut -c1-16)
+key=$(cat "${sources[@]}" <(echo "$have${GOARCH:+ $GOARCH}") | sha256sum | cut -c1-16)
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/tools
 program=$folder/$tool-$key
 [[ -f names ]] && program=$folder/$tool-$key/kubernetes

@@ -7,7 +7,8 @@
 #
 # BUILDER=podman chooses the program, TAG=1.2.3 the tag (default: the version of the project), REPOSITORY=registry.example.org/shoal what stands
 # before the role, BASE=... the base image (default: debian:bookworm-slim, or the base made here if it is there), VARIANT=cuda the variant of runtime,
-# trainer, worker and validator (default: cpu; others are tagged 1.2.3-cuda). Settings of this machine that a build needs (its certificates, apt's and
+# trainer, worker and validator (default: cpu; others are tagged 1.2.3-cuda), ARCH=arm64 or amd64 the machines that it is for (default: such as this one;
+# others are tagged 1.2.3-arm64, and are built in emulation: images/README.md). Settings of this machine that a build needs (its certificates, apt's and
 # pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each, and leaves archives in .cache/images for
 # `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once. PLAIN=1 spares
 # compressing archives only to weigh them: the sizes are then those of the archives.
@@ -29,7 +30,24 @@ for candidate in buildah podman docker; do
 done
 [[ -n $builder ]] || fail "there is no buildah, podman, or docker with a running daemon; on Debian: apt-get install -y buildah"
 
-local_base=localhost/shoal-base:bookworm
+own=$(uname -m)
+case $own in x86_64) own=amd64 ;; aarch64) own=arm64 ;; esac
+arch=${ARCH:-$own}
+[[ $arch == amd64 || $arch == arm64 ]] || fail "ARCH is $arch; images are for: amd64 arm64"
+foreign=
+platform=()
+if [[ $arch != "$own" ]]; then
+    foreign=-$arch
+    platform=(--platform "linux/$arch")
+    # Docker asks its daemon, which may have an emulator of its own. F: the kernel keeps the emulator open, and it is found inside an image too.
+    machine=$([[ $arch == arm64 ]] && echo aarch64 || echo x86_64)
+    registered=${BINFMT_MISC:-/proc/sys/fs/binfmt_misc}/qemu-$machine
+    [[ $builder == docker ]] || { grep -qx enabled "$registered" && grep -q '^flags:.*F' "$registered"; } 2>/dev/null ||
+        fail "images for $arch run programs of $arch as they are built, and this machine ($own) runs none; on Debian: apt-get install -y qemu-user-static" \
+            "binfmt-support, then see that /proc/sys/fs/binfmt_misc is mounted; or build on a machine of $arch"
+fi
+
+local_base=localhost/shoal-base:bookworm$foreign
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 tag=${TAG:-$version}
 repository=${REPOSITORY:-shoal}
@@ -43,10 +61,10 @@ import_base() {  # $1: a root file system as a tar file
             local container
             container=$(buildah from scratch)
             buildah add -q "$container" "$1" / >/dev/null
-            buildah config --env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$container"
+            buildah config --arch "$arch" --env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$container"
             buildah commit -q --rm "$container" "$local_base" >/dev/null
             ;;
-        *) "$builder" import --change 'ENV PATH=/usr/sbin:/usr/bin:/sbin:/bin' "$1" "$local_base" >/dev/null ;;
+        *) "$builder" import "${platform[@]}" --change 'ENV PATH=/usr/sbin:/usr/bin:/sbin:/bin' "$1" "$local_base" >/dev/null ;;
     esac
 }
 
@@ -54,7 +72,7 @@ if [[ ${1:-} == --base ]]; then
     command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing: apt-get install -y mmdebstrap"
     say "making $local_base from Debian's packages, some two minutes"
     # Packages come from where this machine gets its own; the file's settings stay outside the image.
-    mmdebstrap --quiet --variant=minbase --include=ca-certificates \
+    mmdebstrap --quiet --architectures="$arch" --variant=minbase --include=ca-certificates \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
         --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/*' \
         bookworm "$scratch/root.tar"
@@ -85,10 +103,11 @@ variant=${VARIANT:-cpu}
 arguments+=(--build-arg "VARIANT=$variant")
 suffix=
 [[ $variant == cpu ]] || suffix=-$variant
+suffix+=$foreign
 on_runtime=" trainer worker validator "
 
 name_of() {
-    if [[ " runtime$on_runtime" == *" $1 "* ]]; then echo "$repository/$1:$tag$suffix"; else echo "$repository/$1:$tag"; fi
+    if [[ " runtime$on_runtime" == *" $1 "* ]]; then echo "$repository/$1:$tag$suffix"; else echo "$repository/$1:$tag$foreign"; fi
 }
 
 roles=("$@")
@@ -104,9 +123,9 @@ build() {  # $1: role
     local role=$1 name context=. command=(build) given=("${arguments[@]}")
     name=$(name_of "$role")
     if [[ $role == minio ]]; then
-        context=.cache/images/minio
+        context=.cache/images/minio$foreign
         mkdir -p "$context"
-        install -m 0755 "$(tools/build.sh minio)" "$context/minio"
+        install -m 0755 "$(GOARCH=${foreign#-} tools/build.sh minio)" "$context/minio"
         cp tools/minio/go.mod images/sbom.py "$context"
     fi
     if [[ $on_runtime == *" $role "* ]]; then
@@ -119,9 +138,9 @@ build() {  # $1: role
     say "building $name on ${base:-the base of its Dockerfile} with $builder"
     # In a chroot: needs no container runtime, and works where cgroups are not what a runtime wants.
     [[ $builder == buildah ]] && command=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
-    "$builder" "${command[@]}" -q --network=host "${secrets[@]}" "${given[@]}" \
+    "$builder" "${command[@]}" -q --network=host "${platform[@]}" "${secrets[@]}" "${given[@]}" \
         --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$name" "$context" >"$scratch/log" 2>&1 ||
-        { cat "$scratch/log" >&2; fail "$name was not built$([[ -n $base ]] || echo "; where no registry has the base of its Dockerfile, make one first: make base-image")"; }
+        { cat "$scratch/log" >&2; fail "$name was not built$([[ -n $base ]] || echo "; where no registry has the base of its Dockerfile, make one first: make base-image${foreign:+ ARCH=$arch}")"; }
 }
 
 plain=${PLAIN:-}
@@ -131,7 +150,7 @@ report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
 }
 
 # The runtime of the same files is not built again: to see that nothing changed, buildah would read all its gigabytes.
-runtime_inputs=$(cat images/runtime/Dockerfile images/install.sh requirements/bootstrap.lock "requirements/images/runtime-$variant.lock" <(echo "$base") | sha256sum)
+runtime_inputs=$(cat images/runtime/Dockerfile images/install.sh requirements/bootstrap.lock "requirements/images/runtime-$variant.lock" <(echo "$base${foreign:+ $arch}") | sha256sum)
 runtime_known=$repository/runtime:${variant}-${runtime_inputs:0:16}
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
@@ -139,7 +158,7 @@ sharing=()
 for role in "${wanted[@]}"; do
     started=$SECONDS
     name=$(name_of "$role")
-    archive=.cache/images/$role.tar
+    archive=.cache/images/$role$foreign.tar
     if [[ $role == runtime ]] && "$builder" inspect --type image "$runtime_known" >/dev/null 2>&1; then
         "$builder" tag "$runtime_known" "$name"
         say "$name is there already"

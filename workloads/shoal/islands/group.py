@@ -14,7 +14,6 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.distributed import Work
 from torch.distributed.distributed_c10d import AllgatherOptions
-from torchft.process_group import ProcessGroupGloo
 
 POLL_SECONDS = 0.05
 LONGEST_MESSAGE = 1 << 26
@@ -29,6 +28,9 @@ class Group:
     """A group that can be joined again and again. `connect_seconds` bounds the joining, `transfer_seconds` every exchange of bytes."""
 
     def __init__(self, connect_seconds: float, transfer_seconds: float, beat: Callable[[], None]) -> None:
+        # Not there on every machine (`library`), and a trainer without islands starts without it.
+        from torchft.process_group import ProcessGroupGloo
+
         self._transfer_seconds = transfer_seconds
         self._beat = beat
         self._group = ProcessGroupGloo(timeout=timedelta(seconds=connect_seconds))

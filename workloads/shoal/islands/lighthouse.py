@@ -7,8 +7,12 @@ address. It says who meets whom and sees no weights. Logs go to standard error; 
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
-from torchft.coordination import LighthouseServer
+from shoal.islands import library
+
+if TYPE_CHECKING:
+    from torchft.coordination import LighthouseServer
 
 SILENCE_SECONDS = 20.0
 """Without a sign of life an island counts as gone: twenty missed beats (`members.BEAT_SECONDS`). Islands that are taken for dead by one another,
@@ -19,8 +23,12 @@ WAIT_SECONDS = 60.0
 
 def serve(
     host: str, port: int, wait_seconds: float = WAIT_SECONDS, silence_seconds: float = SILENCE_SECONDS
-) -> LighthouseServer:
-    """Listen at `host:port` (0: any free port). A round waits `wait_seconds` for islands that are alive and not there, once most are."""
+) -> "LighthouseServer":
+    """Listen at `host:port` (0: any free port). A round waits `wait_seconds` for islands that are alive and not there, once most are.
+    Raises NoLibrary."""
+    library.check()
+    from torchft.coordination import LighthouseServer
+
     return LighthouseServer(
         bind=f"{host}:{port}",
         min_replicas=1,  # one survivor goes on; that no minority does beside living others is the lighthouse's own rule
@@ -40,7 +48,10 @@ def main(arguments: list[str]) -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    server = serve(arguments[0], port, wait_seconds)
+    try:
+        server = serve(arguments[0], port, wait_seconds)
+    except library.NoLibrary as error:
+        raise SystemExit(str(error)) from error
     print(f"lighthouse listens at {arguments[0]}:{server.address().rsplit(':', 1)[1]}", flush=True)
     while not stopped.wait(1.0):  # a wait with an end, so that signals are heard
         pass

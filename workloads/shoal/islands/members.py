@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from torchft.coordination import LighthouseClient
 
 from shoal import telemetry
 from shoal.contracts.canonical import BadSignature, Signed, sign, signed_object
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
 from shoal.islands.differences import FRESH_SECONDS, Differing
+
+if TYPE_CHECKING:
+    from torchft.coordination import LighthouseClient
 
 BEAT_SECONDS = 1.0
 """Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
@@ -279,5 +282,8 @@ def _fresh(at_unix: float) -> bool:
     return abs(time.time() - at_unix) <= FRESH_SECONDS
 
 
-def _client(lighthouse: str) -> LighthouseClient:
+def _client(lighthouse: str) -> "LighthouseClient":
+    # Not there on every machine (`library`), and a trainer without islands starts without it.
+    from torchft.coordination import LighthouseClient
+
     return LighthouseClient(addr=lighthouse, connect_timeout=timedelta(seconds=CONNECT_SECONDS))

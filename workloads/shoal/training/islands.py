@@ -23,6 +23,7 @@ from shoal import telemetry
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import CertificateLink, IslandDifference, IslandsProgress, IslandTerms
 from shoal.contracts.run import RunConfig, bind_address, home
+from shoal.islands import library
 from shoal.islands.contributions import padded, unpadded
 from shoal.islands.island import Island
 from shoal.islands.setting import Exchanged, IslandSettings, Place
@@ -94,9 +95,11 @@ class OwnIsland:
 def own_island(
     config: RunConfig, store: Store, open_own: Callable[[str], Store], folder: Path | None = None
 ) -> OwnIsland | None:
-    """The island whose key lies in `secrets/island.pem`; None where the run has none. Raises ValueError for a key that no island has."""
+    """The island whose key lies in `secrets/island.pem`; None where the run has none. Raises ValueError for a key that no island has, and
+    NoLibrary where islands cannot meet."""
     if config.islands is None:
         return None
+    library.check()
     key = PrivateKey.load((folder or home() / "secrets") / "island.pem")
     name = next((name for name, public in config.islands.peers.items() if public == key.public), None)
     if name is None:
