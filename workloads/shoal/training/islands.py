@@ -95,8 +95,7 @@ class OwnIsland:
 def own_island(
     config: RunConfig, store: Store, open_own: Callable[[str], Store], folder: Path | None = None
 ) -> OwnIsland | None:
-    """The island whose key lies in `secrets/island.pem`; None where the run has none. Raises ValueError for a key that no island has, and
-    NoLibrary where islands cannot meet."""
+    """The island whose key lies in `secrets/island.pem`; None where the run has none. Raises ValueError for a foreign key; NoLibrary."""
     if config.islands is None:
         return None
     library.check()
