@@ -110,7 +110,7 @@ def test_a_node_that_dies_and_returns_again_and_again_loses_each_lease_once_and_
     assert record is not None
     assert record.abandoned_leases == 5
     kinds = Counter(entry.kind for entry in ledger(run.store) if entry.node == node)
-    assert kinds == {"node-joined": 6, "node-dead": 5, "accepted": 1}
+    assert kinds == {"node-invited": 6, "node-joined": 6, "node-dead": 5, "accepted": 1}
 
 
 # Clocks

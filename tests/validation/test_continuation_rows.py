@@ -106,6 +106,11 @@ def test_an_honest_file_is_accepted_and_every_row_has_a_reward(
     assert (verdict.outcome, verdict.evidence) == ("accept", "")
     assert verdict.rows == len(verdict.rewards) == PARENTS * (1 + EACH)
     assert {row.sample_index for row in file} == set(range(8 * (1 + EACH)))
+    assert verdict.compute is not None
+    drawn = sum(len(row.prompt_tokens) for row in file[: PARENTS : PUBLIC.group_size])
+    assert verdict.compute.prompt_tokens == drawn, (
+        "the prompt of a continuation is its parent's, which is counted there"
+    )
 
 
 def test_a_continuation_is_scored_as_the_whole_answer_with_the_length_of_both(

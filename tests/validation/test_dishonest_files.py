@@ -41,6 +41,7 @@ def proven(court: Court, row: Rollout, policy: str = "old") -> Rollout:
 
 def rejected(verdict: Verdict, reason: str) -> str:
     assert (verdict.outcome, verdict.reason) == ("reject", reason), verdict.evidence
+    assert verdict.compute is None
     return verdict.evidence
 
 
@@ -51,6 +52,11 @@ def test_an_honest_file_is_accepted_with_rewards_of_every_row(court: Court, hone
     assert verdict.rows == 24
     assert verdict.proof_rows == 12
     assert verdict.completion_tokens == sum(len(row.completion_tokens) for row in honest)
+    assert verdict.compute is not None
+    prompts = sum(len(row.prompt_tokens) for row in honest[:: court.facts.group_size])
+    parameters = sum(weight.numel() for weight in court.policies.policy.model.parameters())
+    assert (verdict.compute.prompt_tokens, verdict.compute.parameters) == (prompts, parameters)
+    assert verdict.compute.flops == 2.0 * parameters * (prompts + verdict.completion_tokens)
     for row, reward in zip(honest, verdict.rewards, strict=True):
         assert reward.task_reward == 0.0  # a random model knows no sums
         assert row.target_length is not None

@@ -60,8 +60,13 @@ def show(
     last: Annotated[int, typer.Option("--last", min=0, help="Only so many, the newest; 0: all.")] = 0,
     totals: Annotated[bool, typer.Option("--totals", help="What each node contributed, in place of entries.")] = False,
     probation: Annotated[
-        int, typer.Option("--probation", min=0, help="Accepted files before which a node's work does not count.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--probation",
+            min=0,
+            help="Accepted files before which a node's work does not count; else as the ledger's terms say. 0: every file counts.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     run_key: RunKey = None,
@@ -105,7 +110,7 @@ def verify(
             min=1,
             max=16,
             metavar="K",
-            help="validation.slashVotes of the run: so many validators must have found each reject; else by its run.json, or 1.",
+            help="validation.slashVotes of the run: so many validators must have found each reject; else by the ledger's terms, its run.json, or 1.",
         ),
     ] = None,
     kept: Annotated[
@@ -129,19 +134,20 @@ def verify(
     from shoal.cli.ledger_proofs import newest_checkpoint, read_kept
     from shoal.cli.ledger_reading import read_ledger
     from shoal.cli.ledger_sources import open_source
-    from shoal.cli.ledger_text import report_lines, report_record
+    from shoal.cli.ledger_text import report_lines, report_record, votes_words
     from shoal.cli.main import _print
 
     if slash_votes is not None and not documents:
         raise InputWrong("--slash-votes is compared with the findings in the store: give --documents too")
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    opened = replace(opened, slash_votes=slash_votes or opened.slash_votes)
+    opened = replace(opened, slash_votes=slash_votes)
     before = [read_kept(kept, opened.trust)] if kept is not None else []
     audit = read_ledger(opened, _say, kept=before, documents=documents)
     if as_json:
         _print(json.dumps(report_record(audit.report, opened.trust)))
     else:
-        for line in report_lines(audit.report, opened.trust, documents, opened.slash_votes):
+        votes = votes_words(slash_votes, audit.report, opened.configured_votes)
+        for line in report_lines(audit.report, opened.trust, documents, votes):
             _print(line)
     _fail_if_wrong(audit.report.problems)
     if keep is not None:

@@ -14,15 +14,12 @@ from shoal.cli.ledger_sources import LedgerSource
 from shoal.contracts import keys
 from shoal.contracts.identity import Roster
 from shoal.contracts.ledger import LedgerCheckpoint, LedgerEntry
-from shoal.contracts.ledger_audit import (
-    Audit,
-    BadLedger,
+from shoal.contracts.ledger_audit import Audit, BadLedger, read_checkpoint, trusted_roster
+from shoal.contracts.ledger_documents import (
     document_key_parts,
     document_problem,
     findings_problem,
-    read_checkpoint,
     rejects_to_repeat,
-    trusted_roster,
 )
 from shoal.contracts.verdicts import Verdict
 from shoal.report.text import count, plain
@@ -68,7 +65,7 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
     listed = store.list(keys.LEDGER)
     if not listed and not checkpoints:
         raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
-    audit = Audit(roster, checkpoints)
+    audit = Audit(roster, checkpoints, trust.run_key)
     audit.report.problems += problems
     names: list[str] = []
     for number, info in enumerate(listed):
@@ -111,7 +108,13 @@ def stored_checkpoints(store: Store, roster: Roster) -> tuple[dict[int, list[Led
 
 
 def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: Say) -> None:
-    store, votes = source.store, source.slash_votes
+    store = source.store
+    declared, configured = audit.report.in_force, source.configured_votes
+    if declared is not None and configured is not None and configured > declared.slash_votes and not source.slash_votes:
+        audit.report.problems.append(
+            f"entry {audit.report.terms[-1].number}: by the ledger's terms a reject takes {declared.slash_votes} validators, by the run's"
+            f" configuration {configured}: its orchestrator goes by another one, or has not yet taken it up"
+        )
     named = [entry for entry in audit.entries if document_key_parts(entry) is not None]
     progress = Progress(say, len(named), "documents")
     for entry, data in zip(named, read_all(store, [document_key(entry) for entry in named]), strict=True):
@@ -120,6 +123,7 @@ def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: 
         if problem is not None:
             audit.report.problems.append(problem)
         audit.report.documents += 1
+        votes = votes_for(source, audit, entry)
         repeated = rejects_to_repeat(entry, data, votes) if problem is None else None
         if repeated is not None:
             verdict = repeated.document
@@ -127,6 +131,11 @@ def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: 
             audit.report.repeated_rejects += missing is None
             audit.report.problems += [missing] if missing is not None else []
         progress.step()
+
+
+def votes_for(source: LedgerSource, audit: Audit, entry: LedgerEntry) -> int:
+    """Validators that had to agree on a reject: as the reader says, by the ledger's terms of its time, by the configuration, or 1."""
+    return source.slash_votes or audit.report.slash_votes_at(entry) or source.configured_votes or 1
 
 
 def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:

@@ -41,11 +41,14 @@ class Trust:
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """A ledger to be read. `slash_votes`: validators that had to agree on a reject, as far as a configuration of the run says so."""
+    """A ledger to be read. `slash_votes`: validators that had to agree on a reject as whoever reads wants it, whatever the ledger says;
+    `configured_votes`: the same as a configuration of the run has it, where there is one.
+    """
 
     store: Store
     trust: Trust
-    slash_votes: int = 1
+    slash_votes: int | None = None
+    configured_votes: int | None = None
 
 
 def open_source(
@@ -61,8 +64,8 @@ def open_source(
     try:
         store, own = _open(source, runs_dir, endpoint, credentials)
         described = own if join is None else read_join(join)
-        votes = described.validation.slash_votes if isinstance(described, RunConfig) else 1
-        return LedgerSource(store, _trust(store, run_key, join, described), votes)
+        votes = described.validation.slash_votes if isinstance(described, RunConfig) else None
+        return LedgerSource(store, _trust(store, run_key, join, described), configured_votes=votes)
     except StoreUnavailable as error:
         raise InputWrong(plain(error, 400)) from None
 

@@ -6,10 +6,13 @@ from datetime import UTC, datetime
 from shoal.cli.ledger_sources import Trust
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.ledger_audit import AuditReport, NodeTotals
+from shoal.contracts.ledger_facts import RunTerms
 from shoal.report.text import count, plain
 
 SHORT = 16
 """Hex digits of a key in a line: 64 bits tell nodes apart, and to grind a key with another's beginning costs more than it gains."""
+MOST_TERMS = 5
+"""The newest terms are shown in words; JSON has them all."""
 
 
 def chosen(entries: Sequence[LedgerEntry], node: str | None, kind: str | None, last: int) -> list[LedgerEntry]:
@@ -33,9 +36,25 @@ def entry_line(entry: LedgerEntry) -> str:
             parts.append(f"{name.replace('_', ' ')} {value}")
     if entry.digest is not None:
         parts.append(f"digest {entry.digest[:SHORT]}")
+    if entry.compute is not None:
+        parts.append(f"flops {entry.compute.flops:.3g}")
+    if entry.invited is not None:
+        parts.append(f"pool {entry.invited.pool}")
+    if entry.terms is not None:
+        parts.append(terms_line(entry.terms))
     if entry.detail:
         parts.append(plain(entry.detail, 200))
     return "  ".join(parts)
+
+
+def terms_line(terms: RunTerms) -> str:
+    """Whose run it is and by what terms, in a line."""
+    pools = ", ".join(f"{pool.name}{' (open)' if pool.open else ''}" for pool in terms.pools) or "none"
+    more = f" and {count(terms.pool_count - len(terms.pools))} more" if terms.pool_count > len(terms.pools) else ""
+    return (
+        f"{terms.domain} of {plain(terms.model_id, 100)}, owner {terms.owner[:SHORT]}; credit after {count(terms.probation_files)} accepted files;"
+        f" slash votes {terms.slash_votes}, slashing {terms.slashing}; pools {pools}{more}"
+    )
 
 
 def when(unix: float) -> str:
@@ -57,27 +76,44 @@ def _ordered(report: AuditReport) -> Iterable[tuple[str, NodeTotals]]:
     return sorted(report.nodes.items(), key=lambda item: (-item[1].tokens, item[0]))
 
 
-def totals_lines(report: AuditReport, probation_files: int) -> list[str]:
-    """A table of nodes, largest contribution first, and the sum."""
-    lines = [f"{'node':<64}  {'state':<8}{'accepted':>9}{'rejected':>9}{'groups':>9}{'tokens':>14}{'credit':>14}"]
+def totals_lines(report: AuditReport, probation_files: int | None) -> list[str]:
+    """A table of nodes, largest contribution first, and the sum. Credit counts after `probation_files`, None: as the ledger's terms say."""
+    lines = [
+        f"{'node':<64}  {'state':<8}{'accepted':>9}{'rejected':>9}{'groups':>9}{'tokens':>14}{'flops':>10}{'credit':>14}"
+    ]
     for node, totals in _ordered(report):
         lines.append(
             f"{node:<64}  {state_of(totals):<8}{count(totals.files_accepted):>9}{count(totals.files_rejected):>9}"
-            f"{count(totals.groups):>9}{count(totals.tokens):>14}{count(totals.credit(probation_files)):>14}"
+            f"{count(totals.groups):>9}{count(totals.tokens):>14}{totals.flops:>10.3g}{count(totals.credit(probation_files)):>14}"
         )
     credited = sum(node.credit(probation_files) for node in report.nodes.values())
     lines.append(
         f"{count(report.tokens)} tokens accepted, {count(credited)} credited,"
         f" {count(report.forfeited)} forfeited by slashed nodes and credited to nobody"
     )
+    flops = sum(node.credited_flops(probation_files) for node in report.nodes.values())
+    lines.append(f"{report.flops:.3g} floating-point operations by estimate, {flops:.3g} of what is credited")
+    lines.append(probation_line(report, probation_files))
     return lines
 
 
-def totals_records(report: AuditReport, probation_files: int) -> dict[str, object]:
+def probation_line(report: AuditReport, probation_files: int | None) -> str:
+    """From how many accepted files on a node's work counts, and who says so."""
+    if probation_files is not None:
+        return f"credit counts after {count(probation_files)} accepted files (--probation)"
+    if report.in_force is None:
+        return "credit counts from the first accepted file: the ledger is from before there were terms in it"
+    return f"credit counts after {count(report.in_force.probation_files)} accepted files (the ledger's terms)"
+
+
+def totals_records(report: AuditReport, probation_files: int | None) -> dict[str, object]:
     """The same for programs."""
+    terms = report.in_force
     return {
         "run": report.run,
+        "probation_files": probation_files if probation_files is not None else terms.probation_files if terms else 0,
         "tokens": report.tokens,
+        "flops": report.flops,
         "forfeited": report.forfeited,
         "nodes": [
             {
@@ -87,26 +123,32 @@ def totals_records(report: AuditReport, probation_files: int) -> dict[str, objec
                 "files_rejected": totals.files_rejected,
                 "groups": totals.groups,
                 "tokens": totals.tokens,
+                "flops": totals.flops,
                 "credit": totals.credit(probation_files),
+                "credited_flops": totals.credited_flops(probation_files),
             }
             for node, totals in _ordered(report)
         ],
     }
 
 
-def report_lines(report: AuditReport, trust: Trust, documents: bool, slash_votes: int) -> list[str]:
+def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str) -> list[str]:
     """What was checked, and how far it carries."""
     kinds = ", ".join(f"{plain(kind)} {count(number)}" for kind, number in sorted(report.kinds.items()))
     lines = [
         f"run {plain(report.run)}: {count(report.entries)} entries, {count(len(report.nodes))} nodes",
         f"entries: {kinds or 'none'}",
+        *(
+            f"terms from entry {each.number} on: {terms_line(each.terms)}"
+            for each in report.terms[-MOST_TERMS:]
+            if each.terms
+        ),
         f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
         f" {count(report.entries - report.covered)} came after it",
     ]
     if documents:
         lines.append(f"documents compared: {count(report.documents)}")
-        needed = "2 where they rest on a threshold" if slash_votes == 1 else f"{slash_votes} of as many validators"
-        lines.append(f"rejects with all the findings that they take ({needed}): {count(report.repeated_rejects)}")
+        lines.append(f"rejects with all the findings that they take ({votes}): {count(report.repeated_rejects)}")
     lines.append(f"trusted: run key {trust.run_key} (from {plain(trust.origin, 200)})")
     if not trust.given:
         lines.append(
@@ -118,6 +160,14 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, slash_votes
     return lines
 
 
+def votes_words(slash_votes: int | None, report: AuditReport, configured: int | None) -> str:
+    """How many findings a reject takes, and who says so."""
+    if slash_votes is None and report.in_force is not None:
+        return f"by the terms of its time, now {report.in_force.slash_votes}, 2 where it rests on a threshold"
+    votes = slash_votes or configured or 1
+    return "2 where they rest on a threshold" if votes == 1 else f"{votes} of as many validators"
+
+
 def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
     """The same for programs."""
     return {
@@ -126,6 +176,11 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "entries": report.entries,
         "nodes": len(report.nodes),
         "kinds": dict(sorted(report.kinds.items())),
+        "terms": [
+            {"entry": each.number, **each.terms.model_dump(mode="json")}
+            for each in report.terms
+            if each.terms is not None
+        ],
         "checkpoints": report.checkpoints,
         "entries_covered": report.covered,
         "documents": report.documents,

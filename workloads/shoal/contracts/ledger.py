@@ -5,13 +5,14 @@ orchestrator; readable and checkable by anyone with read access. Checkpoints sig
 or from an older checkpoint, to a checkpoint (docs/ledger.md); `ledger_audit` checks all of it.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import Roster
+from shoal.contracts.ledger_facts import Compute, InvitedNode, RunTerms
 from shoal.contracts.merkle import LONGEST_PATH
 
 CHECKPOINT_ENTRIES = 256
@@ -23,6 +24,9 @@ GENESIS = "0" * 64
 """`previous` of the first entry."""
 
 EntryKind = Literal[
+    "run-declared",  # digest = of the roster, terms; opens a ledger, and goes into an older one that has none
+    "terms-changed",  # digest = of the roster, terms, replaces = number of the entry whose terms end with this one
+    "node-invited",  # node, detail = nonce of the invite, digest = of its registration, invited; see docs/ledger.md for which
     "beacon-committed",  # step, digest = commitment, before the beacon is revealed
     "beacon-revealed",  # step, digest = commitment; nodes that joined after this entry may not serve the step
     "node-joined",  # node, detail = nonce of the invite, which is used up by this
@@ -31,7 +35,7 @@ EntryKind = Literal[
     "node-banned",  # node, detail: by an admin, with the reason
     "node-unbanned",  # node, detail: takes a ban back, never an eviction
     "version-published",  # version, digest = weights digest
-    "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups
+    "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups, compute
     "rejected",  # node, step, submission, digest = file, detail = reason and evidence
     "dataset-published",  # digest = SHA-256 of card.json, detail = name; of a run of mode Generate
     "batch-sealed",  # step, digest = SHA-256 of batch.json
@@ -53,6 +57,19 @@ class LedgerEntry(Contract):
     groups: int | None = Field(default=None, ge=0)
     signal_groups: int | None = None
     detail: Annotated[str, Field(max_length=4000)] = ""
+    terms: RunTerms | None = None
+    replaces: int | None = Field(default=None, ge=0)
+    invited: InvitedNode | None = None
+    compute: Compute | None = Field(default=None, description="None: judged before validators counted it")
+
+    @model_serializer(mode="wrap")
+    def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that came later are left out where there are none: digests and signatures of older entries still fit."""
+        document: dict[str, Any] = dump(self)
+        for name in ("terms", "replaces", "invited", "compute"):
+            if document.get(name) is None:
+                document.pop(name, None)
+        return document
 
 
 class LedgerCheckpoint(Contract):

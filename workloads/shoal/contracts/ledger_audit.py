@@ -2,12 +2,11 @@
 
 Comes in: the signed roster, checkpoints, and every entry's bytes in order. Goes out: `AuditReport` with everything that is wrong, what each node
 contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every checkpoint's signature, root and head,
-that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited.
-`document_problem` compares an entry with the document that it names, `findings_problem` a reject with the findings that it takes. A slashed node's
-credit counts for nobody.
+that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited, that the run is
+declared as its owner's and members were invited (ledgers of before there were such entries are good without), that compute follows from its figures.
+A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from shoal.contracts.canonical import BadSignature, Signed, document_digest
 from shoal.contracts.identity import Roster
 from shoal.contracts.ledger import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_chain import BrokenChain, Chain, entry_leaf, identity
+from shoal.contracts.ledger_facts import RunTerms, compute_of
 from shoal.contracts.merkle import consistency_path, continues, includes, inclusion_path
-from shoal.contracts.seeds import beacon_commitment
-from shoal.contracts.steps import StepBatch
-from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
-from shoal.contracts.weights import WeightsManifest
 
 OfRun = TypeVar("OfRun", LedgerEntry, LedgerCheckpoint)
+
+SETTLING_SECONDS = 600.0
+"""After a change of the terms a reject may still be by those before: its findings were made when they held."""
 
 
 class BadLedger(ValueError):
@@ -42,10 +41,17 @@ class NodeTotals:
     files_rejected: int = 0
     groups: int = 0
     tokens: int = 0
+    flops: float = 0.0  # of the files that say so
+    proven: bool = False  # at some time as many files were accepted as the terms of that time asked for
 
-    def credit(self, probation_files: int = 0) -> int:
-        """Tokens that count: none of a node that was slashed, and none before so many of its files were accepted."""
-        return 0 if self.evicted or self.files_accepted < probation_files else self.tokens
+    def credit(self, probation_files: int | None = None) -> int:
+        """Tokens that count: none of a node that was slashed, and none before so many of its files were accepted; None: as the ledger's terms say."""
+        counts = self.proven if probation_files is None else self.files_accepted >= probation_files
+        return self.tokens if counts and not self.evicted else 0
+
+    def credited_flops(self, probation_files: int | None = None) -> float:
+        """Their floating-point operations."""
+        return self.flops if self.credit(probation_files) else 0.0
 
 
 @dataclass
@@ -58,6 +64,7 @@ class AuditReport:
     covered: int = 0
     documents: int = 0
     repeated_rejects: int = 0  # of which all the findings were there that they take
+    terms: list[LedgerEntry] = field(default_factory=list)  # entries that say the run's terms, the last one in force
     kinds: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -65,6 +72,23 @@ class AuditReport:
     @property
     def tokens(self) -> int:
         return sum(node.tokens for node in self.nodes.values())
+
+    @property
+    def flops(self) -> float:
+        return sum(node.flops for node in self.nodes.values())
+
+    @property
+    def in_force(self) -> RunTerms | None:
+        """The run's terms as the ledger has them last; None: it does not say."""
+        return self.terms[-1].terms if self.terms else None
+
+    def slash_votes_at(self, entry: LedgerEntry) -> int | None:
+        """Validators that had to agree on a reject by the terms of its time, where the ledger says so."""
+        before = [each for each in self.terms if each.number < entry.number]
+        # Of terms that ended long before, none counts; of several that changed within minutes, the mildest.
+        ended = [later for later in before[1:] if later.unix < entry.unix - SETTLING_SECONDS]
+        votes = [each.terms.slash_votes for each in before[len(ended) :] if each.terms is not None]
+        return min(votes, default=None)
 
     @property
     def forfeited(self) -> int:
@@ -90,29 +114,34 @@ def _signed_by_orchestrator(parse: Callable[[bytes], Signed[OfRun]], data: bytes
         document = parse(data).verified(roster.keys["orchestrator"])
     except (BadSignature, ValueError, KeyError) as error:
         raise BadLedger(
-            f"{where} is not signed by this run's orchestrator, or not readable: {_first_line(error)}"
+            f"{where} is not signed by this run's orchestrator, or not readable: {first_line(error)}"
         ) from error
     if document.run != roster.run:
         raise BadLedger(f"{where} is of run {document.run!r}, this is {roster.run!r}")
     return document
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class Audit:
     """One pass over a ledger. `checkpoints` are good ones by size, from the store or kept by the reader; they are compared on the way."""
 
-    def __init__(self, roster: Roster, checkpoints: Mapping[int, Sequence[LedgerCheckpoint]]) -> None:
+    def __init__(
+        self, roster: Roster, checkpoints: Mapping[int, Sequence[LedgerCheckpoint]], run_key: str | None = None
+    ) -> None:
+        """`run_key`: that the roster was checked with; a declaration must name it as the run's owner."""
         self.report = AuditReport(roster.run, checkpoints=sum(map(len, checkpoints.values())))
         self.leaves: list[bytes] = []
         self.entries: list[LedgerEntry] = []
         self._roster = roster
+        self._run_key = run_key
         self._checkpoints = checkpoints
         self._chain = Chain(roster.run)
         self._seen: set[object] = set()
         self._committed: dict[int, str] = {}
+        self._invited: set[tuple[str, str]] = set()  # (node, nonce)
 
     def take(self, data: bytes) -> LedgerEntry:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
@@ -148,11 +177,17 @@ class Audit:
             self.report.problems.append(
                 f"the ledger has {self.report.entries} entries, and a signed checkpoint covers {beyond}: its end is missing"
             )
+        if self.report.terms and self.report.terms[-1].digest != document_digest(self._roster):
+            self.report.problems.append(
+                f"entry {self.report.terms[-1].number}: it declares another roster than the one that the run's key signed"
+            )
         return self.report
 
     def _fold(self, entry: LedgerEntry) -> None:
         problems, step, digest = self.report.problems, entry.step if entry.step is not None else -1, entry.digest or ""
         match entry.kind:
+            case "run-declared" | "terms-changed":
+                self._declare(entry)
             case "beacon-committed":
                 self._committed[step] = digest
             case "beacon-revealed":
@@ -164,10 +199,17 @@ class Audit:
                 pass
         if entry.node is None:
             return
+        if entry.kind == "node-invited":  # no node of the run yet: whoever has a key may be invited
+            self._note_invite(entry, entry.node)
+            return
         totals = self.report.nodes.setdefault(entry.node, NodeTotals())
         match entry.kind:
             case "node-joined":
                 totals.joined, totals.dead = True, False
+                if self.report.terms and (entry.node, entry.detail) not in self._invited:
+                    problems.append(
+                        f"entry {entry.number}: node {entry.node[:16]}... joined by an invite that was never noted"
+                    )
             case "node-dead":
                 totals.dead = True
             case "node-evicted":
@@ -184,12 +226,46 @@ class Audit:
                 totals.files_accepted += 1
                 totals.groups += entry.groups or 0
                 totals.tokens += entry.tokens or 0
+                totals.flops += entry.compute.flops if entry.compute is not None else 0.0
+                self._prove(totals)
+                problems += _compute_problem(entry)
             case "rejected":
                 totals.files_rejected += 1
             case _:
                 pass
         if entry.kind in ("accepted", "rejected") and not totals.joined:
             problems.append(f"entry {entry.number}: a file of node {entry.node[:16]}..., which never joined")
+
+    def _declare(self, entry: LedgerEntry) -> None:
+        """Whose run it is, and its terms from here on."""
+        where, last = f"entry {entry.number} ({entry.kind})", self.report.terms[-1] if self.report.terms else None
+        problems = self.report.problems
+        if entry.terms is None:
+            problems.append(f"{where}: it says no terms")
+            return
+        if self._run_key is not None and entry.terms.owner != self._run_key:
+            problems.append(
+                f"{where}: the run is declared as that of key {entry.terms.owner[:16]}..., not of the run's key"
+            )
+        if entry.kind == "terms-changed" and last is None:
+            problems.append(f"{where}: terms change, and no entry before declares the run")
+        elif last is not None and entry.replaces != last.number:
+            problems.append(
+                f"{where}: it replaces the terms of entry {entry.replaces}, those in force are of entry {last.number}"
+            )
+        self.report.terms.append(entry)
+        for totals in self.report.nodes.values():
+            self._prove(totals)
+
+    def _prove(self, totals: NodeTotals) -> None:
+        """A node that has shown as much as the terms of some time ask for has shown it, whatever later ones ask for."""
+        terms = self.report.in_force
+        totals.proven |= terms is None or totals.files_accepted >= terms.probation_files
+
+    def _note_invite(self, entry: LedgerEntry, node: str) -> None:
+        if not self.report.terms:
+            self.report.problems.append(f"entry {entry.number} (node-invited): no entry before declares the run")
+        self._invited.add((node, entry.detail))
 
     def commitment(self, step: int) -> str | None:
         """The commitment to the beacon of a step, or None before it."""
@@ -227,84 +303,11 @@ def check_proof(proof: InclusionProof | ConsistencyProof, run_key: str) -> Roste
     return roster
 
 
-def document_key_parts(entry: LedgerEntry) -> tuple[str, str | int, str] | None:
-    """Which document an entry names: `("verdict", node, file)`, `("batch", step, "")`, `("weights", version, "")`; None for none."""
-    if entry.kind in ("accepted", "rejected") and entry.node is not None and entry.digest is not None:
-        return ("verdict", entry.node, entry.digest)
-    if entry.kind == "batch-sealed" and entry.step is not None:
-        return ("batch", entry.step, "")
-    if entry.kind == "version-published" and entry.version is not None:
-        return ("weights", entry.version, "")
-    return None
-
-
-def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, commitment: str | None) -> str | None:
-    """What is wrong between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
-    where = f"entry {entry.number} ({entry.kind})"
-    if data is None:
-        return f"{where}: the document that it names is not there"
-    try:
-        if entry.kind == "batch-sealed":
-            return _batch_problem(entry, data, commitment, where)
-        if entry.kind == "version-published":
-            manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
-            same = (manifest.version, manifest.sha256) == (entry.version, entry.digest)
-            return None if same else f"{where}: the sealed weights are others than those that were announced"
-        verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
-    except (BadSignature, ValueError, KeyError) as error:
-        return f"{where}: its document is not signed by the role that makes it, or not readable: {_first_line(error)}"
-    told = (entry.node, entry.step, entry.submission, entry.digest, f"{verdict.outcome}ed")
-    if told != (verdict.node, verdict.step, verdict.submission, verdict.sha256, entry.kind):
-        return f"{where}: the validator's verdict is on another file, or says {verdict.outcome}"
-    if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
-        return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
-    return None
-
-
-def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) -> Signed[Verdict] | None:
-    """The verdict behind a `rejected` entry that takes more than one finding; None for any other, and for what `document_problem` finds wrong."""
-    if entry.kind != "rejected" or data is None:
-        return None
-    try:
-        signed = Signed[Verdict].from_json(data)
-    except ValueError:
-        return None
-    return signed if findings_needed(signed.document, slash_votes) > 1 else None
-
-
-def findings_problem(
-    entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], roster: Roster, slash_votes: int
-) -> str | None:
-    """What is missing of the findings that a reject takes, given the recorded one and the file's `opinions/`; None when they are all there.
-
-    A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
-    also once a validator, by the name that was signed.
-    """
-    found = {document_digest(verdict): verdict.validator}
-    for data in opinions:
-        try:
-            other = Opinion.from_json(data or b"").verdict.verified(roster.keys["validator"])
-        except (BadSignature, ValueError, KeyError):
-            continue
-        same = ("run", "node", "lease", "step", "submission", "sha256", "outcome", "reason")
-        if all(getattr(other, name) == getattr(verdict, name) for name in same):
-            found[document_digest(other)] = other.validator
-    needed = findings_needed(verdict, slash_votes)
-    by_others = slash_votes > 1 or verdict.reason in NEVER_ALONE
-    there = len(set(found.values())) if by_others else len(found)
-    if there >= needed:
-        return None
-    by = f"{needed} validators" if by_others else "a second check"
-    return (
-        f"entry {entry.number} ({entry.kind}): a reject for {verdict.reason} takes the same finding by {by}, and the signed findings"
-        f" under verdicts/ and opinions/ are {there} of {needed}"
-    )
-
-
-def _batch_problem(entry: LedgerEntry, data: bytes, commitment: str | None, where: str) -> str | None:
-    if hashlib.sha256(data).hexdigest() != entry.digest:
-        return f"{where}: the batch of step {entry.step} is not the one that was sealed"
-    batch = StepBatch.from_json(data)
-    if commitment is None or beacon_commitment(bytes.fromhex(batch.beacon)) != commitment:
-        return f"{where}: the beacon of step {entry.step} is not the one committed to before"
-    return None
+def _compute_problem(entry: LedgerEntry) -> list[str]:
+    """What is wrong with an entry's compute by its own figures."""
+    said = entry.compute
+    if said is None or said == compute_of(said.parameters, said.prompt_tokens, entry.tokens or 0):
+        return []
+    return [
+        f"entry {entry.number} ({entry.kind}): {said.flops:g} operations do not follow from its parameters and tokens"
+    ]

@@ -31,13 +31,17 @@ def entry_leaf(entry: LedgerEntry) -> bytes:
 def identity(entry: LedgerEntry) -> Hashable | None:
     """What this entry records, if that can happen only once; None for what may happen again (a node's death)."""
     match entry.kind:
+        case "run-declared":
+            return entry.kind
+        case "terms-changed":
+            return (entry.kind, entry.replaces)
         case "beacon-committed" | "beacon-revealed" | "batch-sealed":
             return (entry.kind, entry.step)
         case "version-published":
             return (entry.kind, entry.version)
         case "dataset-published":
             return (entry.kind, entry.detail)
-        case "node-joined":
+        case "node-invited" | "node-joined":
             return (entry.kind, entry.node, entry.detail)
         case "node-evicted":
             return (entry.kind, entry.node)

@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
+from shoal.contracts.ledger_facts import Compute
 from shoal.contracts.protocol import ShortText
 
 Outcome = Literal["accept", "reject", "expired", "inconclusive"]
@@ -76,12 +77,13 @@ class Verdict(Contract):
     cut_rows: list[int] = Field(
         default_factory=list, max_length=1_000_000, description="of such a file: rows that ended at the length limit"
     )
+    compute: Compute | None = Field(default=None, description="of an accepted file; None in old verdicts")
 
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows"):
+        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute"):
             if not document.get(name):
                 document.pop(name, None)
         return document

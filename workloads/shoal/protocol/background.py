@@ -80,6 +80,7 @@ class Background:
                     self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
+                    self._attempt("keep the terms", self._state.terms.keep)
                     self._attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     self._attempt("sweep staging", lambda: sweep_staging(self._state))

@@ -1,24 +1,32 @@
-"""Invites for registered nodes: discovery's registrations come in, signed invites go back there. Called by the orchestrator's background work."""
+"""Invites for registered nodes: discovery's registrations come in, signed invites go back there, and the ledger is told of them.
+
+Called by the orchestrator's background work. Keys are free: how many invites the ledger takes is bounded (`LedgerView.has_room_for_invite`), and so
+is how often one key gets an invite (`Inviter`).
+"""
 
 import secrets
 import time
 from collections.abc import Callable
 
-from shoal.contracts.canonical import sign
+from shoal.contracts.canonical import document_digest, sign
+from shoal.contracts.ledger_facts import InvitedNode
 from shoal.contracts.pools import is_own_pod, terms_of
-from shoal.contracts.protocol import KnownNode, KnownNodes
+from shoal.contracts.protocol import Invite, KnownNode, KnownNodes
 from shoal.protocol.invites import InviteTerms, Places, address_block, make_invite, wants_invite, why_not
 from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient
+from shoal.transport.pace import Pace
 
 FULL_LOOK_SECONDS = 10.0
 """Between two looks at all registrations that wait for an invite; in between only what has come since is asked for. A pool that opens, or a place
 that becomes free, is noticed with the next full look."""
 OVERLAP_SECONDS = 5.0
 """Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
+INVITES_PER_SECOND, INVITES_AT_ONCE = 1 / 120, 10
+"""Of one key. A machine that is started again needs one; each that is used is two entries of the ledger, which nobody may fill by joining again."""
 
 
 class Inviter:
@@ -30,6 +38,7 @@ class Inviter:
         self._clock = clock
         self._full_at = -FULL_LOOK_SECONDS
         self._newest = 0.0
+        self._pace = Pace(INVITES_PER_SECOND, INVITES_AT_ONCE, clock)
 
     def round(self) -> int:
         """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
@@ -39,7 +48,7 @@ class Inviter:
         answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
         if answer is None:
             return 0
-        invited = invite(self._state, self._discovery, answer.nodes)
+        invited = invite(self._state, self._discovery, answer.nodes, self._pace)
         # Only now: what failed half way is looked at again.
         self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
         if full:
@@ -47,8 +56,8 @@ class Inviter:
         return invited
 
 
-def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode]) -> int:
-    """Invite those of `registered` that ask for it; returns how many."""
+def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode], pace: Pace) -> int:
+    """Invite those of `registered` that ask for it; returns how many. Who asks too often waits in discovery for a later look."""
     addresses, invited = state.config.addresses, 0
     places: Places | None = None  # read once a round, and only where some pool has a limit
     for known in registered:
@@ -73,11 +82,14 @@ def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode]
                     state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
                 )
                 continue
+        if pace.wait(node) > 0.0:
+            continue
         url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
         terms = InviteTerms(run=state.config.run, orchestrator_url=url)
         made = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
         if places is not None:
             places.take(known)
+        _note_invite(state, known, made)
         # Before the node can have the invite: it is judged by this record when it comes.
         record = state.nodes.change(
             record or NodeRecord(node=node),
@@ -95,8 +107,25 @@ def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode]
             get_logger().info("invite not delivered", node=node, problem=str(refused))
             continue
         state.nodes.change(record, answered_seen_unix=known.seen_unix)
+        pace.take(node)  # only now: what failed on our side costs the node nothing
         invited += 1
     return invited
+
+
+def _note_invite(state: RunState, known: KnownNode, made: Invite) -> None:
+    """Tell the ledger, if there is room; else it is told when the node comes."""
+    if not state.view.has_room_for_invite(made.node, state.clock()):
+        return
+    registration = known.registration
+    noted = InvitedNode(
+        pool=made.pool,
+        expires_unix=made.expires_unix,
+        registered_unix=known.seen_unix,
+        software_version=registration.software_version,
+        hardware=registration.hardware,
+    )
+    digest = document_digest(registration)
+    state.ledger.append("node-invited", node=made.node, detail=made.nonce, digest=digest, invited=noted)
 
 
 def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:

@@ -15,6 +15,10 @@ from shoal.contracts.ledger_chain import Chain, identity
 
 SEALED_STEPS = 8
 """Of so many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
+UNUSED_SECONDS = 86_400.0
+MOST_UNUSED = 1000
+"""Of invites that nobody came with, the ledger takes so many in a day, and one of a node: keys are free, and a ledger is for ever. What is left out
+is written when the node joins, so that nobody has to wait and every member's invite is there."""
 
 
 @dataclass
@@ -32,6 +36,10 @@ class LedgerView:
         self.run = run
         self.chain = Chain(run)
         self.identities: set[Hashable] = set()
+        self.terms: LedgerEntry | None = None  # the last entry that says the run's terms
+        self.unused_invites: dict[
+            str, float
+        ] = {}  # node -> when its invite was noted, oldest first, of a day; until it joins
         self.joined: dict[str, int] = {}  # node -> number of the entry of its first admission
         self.invite_nonces: dict[str, str] = {}  # used nonce -> node
         self.dead: set[str] = set()
@@ -69,6 +77,20 @@ class LedgerView:
     def latest_version(self) -> int | None:
         return max(self.versions, default=None)
 
+    def has_room_for_invite(self, node: str, now_unix: float) -> bool:
+        """Whether an invite to this node may be noted before anybody comes with it."""
+        old = now_unix - UNUSED_SECONDS
+        if self.unused_invites.get(node, old) > old:
+            return False
+        return (
+            len(self.unused_invites) < MOST_UNUSED
+            or sum(unix > old for unix in list(self.unused_invites.values())) < MOST_UNUSED
+        )
+
+    def has_invite(self, node: str, nonce: str) -> bool:
+        """Whether this invite was noted."""
+        return ("node-invited", node, nonce) in self.identities
+
     def apply(self, entry: LedgerEntry) -> None:
         """Fold one entry in; raises `BrokenChain` when it is not the next one of this run."""
         self.chain.follow(entry)
@@ -83,6 +105,10 @@ class LedgerView:
     def _fold(self, entry: LedgerEntry) -> None:
         node, step, digest = entry.node or "", entry.step if entry.step is not None else -1, entry.digest or ""
         match entry.kind:
+            case "run-declared" | "terms-changed":
+                self.terms = entry
+            case "node-invited":
+                self._note_invite(node, entry.unix)
             case "beacon-committed":
                 self.committed[step] = digest
             case "beacon-revealed":
@@ -90,6 +116,7 @@ class LedgerView:
             case "node-joined":
                 self.joined.setdefault(node, entry.number)
                 self.invite_nonces[entry.detail] = node
+                self.unused_invites.pop(node, None)
                 self.dead.discard(node)
             case "node-dead":
                 self.dead.add(node)
@@ -132,6 +159,14 @@ class LedgerView:
                 self.files_of[node].rejected += 1
                 self.files_rejected += 1
                 self.reject_reasons[entry.detail.split(":", 1)[0]] += 1
+
+    def _note_invite(self, node: str, unix: float) -> None:
+        self.unused_invites.pop(node, None)
+        while (oldest := next(iter(self.unused_invites), None)) is not None:
+            if self.unused_invites[oldest] > unix - UNUSED_SECONDS:
+                break
+            del self.unused_invites[oldest]
+        self.unused_invites[node] = unix
 
     def _forget_files(self) -> None:
         """Leave off the files of the step that is no longer among the last few sealed."""

@@ -1,11 +1,13 @@
 """Membership: heartbeats, admission, relay tokens, and the end of nodes that fell silent.
 
-Comes in: heartbeats. Goes out: `HeartbeatReply`, entries node-joined and node-dead in the ledger. Invites are made by `inviting`.
+Comes in: heartbeats. Goes out: `HeartbeatReply`, entries node-joined and node-dead in the ledger, and node-invited where `inviting` wrote none.
+Invites are made by `inviting`.
 A node is admitted once its invite's nonce is in the ledger, which also makes invites single use across restarts.
 """
 
 import math
 
+from shoal.contracts.ledger_facts import InvitedNode
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
     Exclusions,
@@ -127,6 +129,9 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
         # What was decided of a stranger's machine (its pool, what it must show) was decided with the newest one.
         raise Problem(403, "Invite is not valid", "a newer invite was given; register at discovery for another")
     capability_check.require_answer(state, invite, record)
+    if not state.view.has_invite(beat.node, invite.nonce):
+        noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
+        state.ledger.append("node-invited", node=beat.node, detail=invite.nonce, invited=noted)
     state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
     if state.view.invite_nonces.get(invite.nonce) != beat.node:
         raise Problem(403, "Invite is not valid", "this invite was used before; register at discovery for a new one")

@@ -32,9 +32,11 @@ def is_built(state: RunState) -> bool:
 def rebuild(state: RunState) -> None:
     """Bring Redis and the ledger in line with the store."""
     state.ledger.catch_up()
+    state.terms.open()
     evaluations.load(state)
     verdicts = _names(state, keys.VERDICTS)
     _conclude_verdicts(state, verdicts)
+    state.terms.keep()  # after what the orchestrator before us decided, which was by the terms of its time
     if state.config.validation.slashing == "Evict":
         for node in state.view.rejected_nodes - state.view.evicted:
             evict(state, node, "a file was rejected")

@@ -31,6 +31,7 @@ from shoal.protocol.leases import LeaseBook, is_open
 from shoal.protocol.ledger_writer import LedgerWriter
 from shoal.protocol.nodes import NodeRegistry
 from shoal.protocol.schedule import GenerateSchedule, Schedule, SupervisedSchedule, TrainSchedule
+from shoal.protocol.terms import TermsKeeper
 from shoal.protocol.validation_queue import ValidationQueue
 from shoal.storage import NotFound, Store
 from shoal.telemetry import get_logger
@@ -93,6 +94,7 @@ class RunState:
         self.prefix = f"shoal:{config.run}:orchestrator"
         self.ledger = LedgerWriter(store, config.run, key, clock)
         self.view = self.ledger.view
+        self.terms = TermsKeeper(config, self.ledger)
         self.nodes = NodeRegistry(client, self.prefix, self.view.evicted, self.view.banned)
         self.leases = LeaseBook(client, self.prefix, store)
         self.queue = ValidationQueue(client, self.prefix)

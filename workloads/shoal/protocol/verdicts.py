@@ -203,6 +203,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
             tokens=verdict.completion_tokens,
             groups=groups,
             signal_groups=counted,
+            compute=verdict.compute,
         )
     elif verdict.outcome == "reject":
         detail = f"{verdict.reason}: {verdict.evidence}"[:4000]

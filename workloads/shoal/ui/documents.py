@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.cli.ledger_text import state_of
+from shoal.cli.ledger_text import state_of, terms_line
 from shoal.cli.view import view_model
 from shoal.contracts import keys
 from shoal.contracts.evaluation import is_evaluation
@@ -190,6 +190,7 @@ def nodes_document(seen: Seen) -> Document:
                 "reasons": dict(Counter(verdict.reason for verdict in own if verdict.reason)),
                 "groups": credit.groups if credit else 0,
                 "tokens": credit.tokens if credit else 0,
+                "flops": credit.flops if credit else 0.0,
                 "credit": credit.credit() if credit else 0,
                 "last": [last[node].unix, last[node].kind, plain(last[node].detail, 300)] if node in last else None,
             }
@@ -277,4 +278,5 @@ def ledger_document(seen: Seen, *, node: str, kind: str, page: int) -> Document:
 
 def entry_document(entry: LedgerEntry) -> Document:
     document = entry.model_dump(mode="json", exclude={"previous", "run"})
-    return {**document, "detail": plain(entry.detail, 500)}
+    words = terms_line(entry.terms) if entry.terms is not None else entry.detail
+    return {**document, "detail": plain(words, 500)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.contracts.evaluation import is_evaluation
+from shoal.contracts.ledger_facts import Compute, compute_of
 from shoal.contracts.proof_profile import thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import ProofThresholds
@@ -68,6 +69,7 @@ def judge(
     file: File | None = None
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
+    compute: Compute | None = None
     try:
         facts = facts.of(job.step)
         with watch("parse"):
@@ -84,6 +86,7 @@ def judge(
             with watch("load"):
                 policy = policies.get(file.policy_version)
             finding = dear_finding(file, facts, policy, rng, looked_at, watch, progress)
+            compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
     except ClaimLostError:
         raise
     except ReaderLost as error:
@@ -93,7 +96,17 @@ def judge(
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
         get_logger().exception("file could not be judged", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
-    return verdict(job, file, finding, rewards, len(looked_at), watch, validator)
+    return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute)
+
+
+def completion_tokens(file: File) -> int:
+    """Tokens of all completions, tools' output and continuations included."""
+    return sum(len(row.completion_tokens) for row in file.rows)
+
+
+def prompt_tokens(file: File, facts: Facts) -> int:
+    """Tokens of the prompts that were drawn, each group's once: continuations bring none (`ledger_facts.forward_flops`)."""
+    return sum(len(row.prompt_tokens) for row in file.rows[: facts.completions : facts.group_size])
 
 
 def cheap_finding(file: File, facts: Facts, watch: Stopwatch) -> Finding | None:
@@ -226,8 +239,9 @@ def verdict(
     proof_rows: int,
     watch: Stopwatch,
     validator: str,
+    compute: Compute | None = None,
 ) -> Verdict:
-    """The document for a finding, or for none."""
+    """The document for a finding, or for none. `compute` is only an accepted file's."""
     accepted = finding is None
     scored = file if accepted and file is not None and is_evaluation(job.step) else None
     return Verdict(
@@ -243,7 +257,7 @@ def verdict(
         evidence="" if finding is None else finding.evidence[:4000],
         rewards=list(rewards) if accepted else [],
         rows=len(file.rows) if file is not None else 0,
-        completion_tokens=sum(len(row.completion_tokens) for row in file.rows) if file is not None else 0,
+        completion_tokens=completion_tokens(file) if file is not None else 0,
         proof_rows=proof_rows,
         check_seconds=watch.total,
         validator=validator,
@@ -252,4 +266,5 @@ def verdict(
         cut_rows=[number for number, row in enumerate(scored.rows) if row.finish_reason == "length"]
         if scored is not None
         else [],
+        compute=compute if accepted else None,
     )

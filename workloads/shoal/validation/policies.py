@@ -38,6 +38,11 @@ class Policy:
         """Of the weights, as torch calls it without its prefix: float32, bfloat16, float16."""
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
+    @property
+    def parameters(self) -> int:
+        """How many there are; tied weights count once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
 
 class Policies:
     """Loaded versions, the least recently used one dropped first, with its folder."""

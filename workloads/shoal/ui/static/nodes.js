@@ -21,11 +21,12 @@ export const nodes = {
         ["State", (row) => chip(row.state, KINDS[row.state] || "")],
         ["Accepted", (row) => count(row.accepted), true], ["Rejected", (row) => count(row.rejected), true],
         ["Expired", (row) => count(row.expired), true], ["Inconclusive", (row) => count(row.inconclusive), true],
-        ["Groups", (row) => count(row.groups), true], ["Tokens", (row) => count(row.tokens), true], ["Credit", (row) => count(row.credit), true],
+        ["Groups", (row) => count(row.groups), true], ["Tokens", (row) => count(row.tokens), true],
+        ["Operations", (row) => (row.flops ? row.flops.toExponential(2) : "–"), true], ["Credit", (row) => count(row.credit), true],
         ["Why rejected", (row) => Object.entries(row.reasons).map(([reason, times]) => `${reason} ${times}`).join(", ") || "–", "long"],
         ["Last in the ledger", (row) => (row.last ? `${time(row.last[0])} ${row.last[1]}${row.last[2] ? `: ${row.last[2]}` : ""}` : "–"), "long"],
       ], found.nodes),
-      el("p", {}, "A slashed node keeps its tokens in the books, and none of them count as credit."),
+      el("p", {}, "A slashed node keeps its tokens in the books, and none of them count as credit. A new one has credit once as many of its files were accepted as the run asks for. Operations are an estimate, two for each parameter and token."),
     ];
   },
 };

@@ -1,0 +1,205 @@
+"""Invites in the ledger: each member's is there before it joins, and free keys cannot fill the ledger with invites or by joining again."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from protocol_stack import ledger
+from run_states import Orchestrator
+from test_invitations import MACHINE, Book
+
+from servers import Redis
+from shoal.cli.ledger_reading import read_ledger
+from shoal.cli.ledger_sources import LedgerSource, Trust
+from shoal.contracts.canonical import document_digest
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.pools import PoolTerms
+from shoal.protocol import ledger_view
+from shoal.protocol.inviting import INVITES_AT_ONCE, INVITES_PER_SECOND, Inviter
+from shoal.protocol.ledger_view import UNUSED_SECONDS
+from shoal.storage import StoreUnavailable
+from shoal.transport import Refused
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    return Orchestrator(tmp_path, redis_server.url, pools=[PoolTerms(name="pool", open=True)])
+
+
+@pytest.fixture
+def book(run: Orchestrator) -> Book:
+    return Book(run)
+
+
+def new_node() -> str:
+    return PrivateKey.generate().public
+
+
+def of(run: Orchestrator, *kinds: str, node: str | None = None) -> list[LedgerEntry]:
+    return [entry for entry in ledger(run.store) if entry.kind in kinds and node in (None, entry.node)]
+
+
+def problems(run: Orchestrator) -> list[str]:
+    trust = Trust(run.config.run_key, run.config.roster, "the test", given=True)
+    return read_ledger(LedgerSource(run.store, trust), lambda _: None).report.problems
+
+
+def test_an_invite_is_noted_with_what_the_node_registered_and_not_its_address(run: Orchestrator, book: Book) -> None:
+    node = new_node()
+    book.register(node, address="192.0.2.77")
+    assert book.round() == 1
+    (entry,) = of(run, "node-invited")
+    assert entry.invited is not None
+    assert (entry.node, entry.invited.pool, entry.invited.hardware) == (node, "pool", MACHINE)
+    assert entry.detail == book.invites[node].document.nonce
+    assert entry.digest == document_digest(book.rows[node].registration)
+    assert entry.invited.registered_unix == book.rows[node].seen_unix
+    assert b"192.0.2.77" not in entry.to_json()
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    assert [each.kind for each in of(run, "node-invited", "node-joined")] == ["node-invited", "node-joined"]
+    assert problems(run) == []
+
+
+def test_a_key_that_registers_again_and_again_without_coming_is_noted_once_a_day(run: Orchestrator, book: Book) -> None:
+    node = new_node()
+    for _ in range(5):
+        book.register(node)
+        assert book.round() == 1
+        run.restarted()
+    assert len(of(run, "node-invited")) == 1
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    assert [each.kind for each in of(run, "node-invited", "node-joined")] == [
+        "node-invited",
+        "node-invited",
+        "node-joined",
+    ]
+    other = new_node()
+    for _ in range(3):
+        book.register(other)
+        book.round()
+        run.clock.now += UNUSED_SECONDS + 1
+    assert len(of(run, "node-invited", node=other)) == 3
+    assert problems(run) == []
+
+
+def test_a_flood_of_keys_is_invited_and_noted_up_to_a_bound_and_keeps_nobody_out(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_view, "MOST_UNUSED", 20)
+    for _ in range(60):
+        book.register(new_node())
+    assert book.round() == 60
+    assert len(of(run, "node-invited")) == 20
+    run.restarted()
+    honest = new_node()
+    book.register(honest)
+    assert book.round() == 1
+    assert len(of(run, "node-invited")) == 20, "a restart forgets nothing"
+    assert run.beat(honest, book.invites[honest]) == "Healthy"
+    (noted,) = of(run, "node-invited", node=honest)
+    assert noted.invited is not None
+    assert (noted.invited.pool, noted.invited.hardware, noted.digest) == ("pool", None, None)
+    run.clock.now += UNUSED_SECONDS + 1
+    for _ in range(60):
+        book.register(new_node())
+    assert book.round() == 60
+    assert len(of(run, "node-invited")) == 41, "another day"
+    assert problems(run) == []
+
+
+def test_who_comes_makes_room_for_the_next(run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_view, "MOST_UNUSED", 2)
+    for _ in range(6):
+        node = new_node()
+        book.register(node)
+        assert book.round() == 1
+        (entry,) = of(run, "node-invited", node=node)
+        assert entry.invited is not None
+        assert entry.invited.hardware == MACHINE
+        assert run.beat(node, book.invites[node]) == "Healthy"
+
+
+def test_two_orchestrators_note_an_invite_once(run: Orchestrator, book: Book) -> None:
+    node = new_node()
+    book.register(node)
+    assert book.round() == 1
+    second = run.new_state()
+    second.ledger.load()
+    invite = book.invites[node]
+    assert run.beat(node, invite) == "Healthy"
+    first, run.state = run.state, second  # which has not read of the joining
+    assert run.beat(node, invite) == "Healthy"
+    run.state = first
+    assert Counter(each.kind for each in of(run, "node-invited", "node-joined")) == {
+        "node-invited": 1,
+        "node-joined": 1,
+    }
+
+
+def test_a_key_that_joins_without_end_is_held_back_and_then_let_in(run: Orchestrator, book: Book) -> None:
+    now = [0.0]
+    inviter = Inviter(run.state, book, lambda: now[0])  # type: ignore[arg-type]
+    node, quiet = new_node(), new_node()
+
+    def join_again(who: str) -> int:
+        now[0] += 10.0
+        book.register(who)
+        invited = inviter.round()
+        if invited:
+            assert run.beat(who, book.invites[who]) == "Healthy"
+        return invited
+
+    hour = 3600.0
+    joined = sum(join_again(node) for _ in range(int(hour) // 10))
+    assert joined <= INVITES_AT_ONCE + hour * INVITES_PER_SECOND + 1
+    assert len(of(run, "node-joined")) == joined
+    assert join_again(quiet) >= 1
+    assert quiet in book.invites, "another key is not held back"
+    before, now[0] = book.invites[node], now[0] + 1.0
+    book.register(node)
+    asked = now[0]
+    while book.invites[node] == before:
+        now[0] += 10.0
+        inviter.round()
+    assert now[0] < asked + 1 / INVITES_PER_SECOND + 20.0, "the same registration, two minutes later at most"
+
+
+def test_what_fails_on_our_side_costs_the_node_none_of_its_invites(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inviter = Inviter(run.state, book, lambda: 0.0)  # type: ignore[arg-type]
+    node = new_node()
+    book.register(node)
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(run.state.ledger.store, "create", away)
+        for _ in range(3 * INVITES_AT_ONCE):
+            with pytest.raises(StoreUnavailable):
+                inviter.round()
+    assert inviter.round() == 1
+
+
+def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(run: Orchestrator, book: Book) -> None:
+    """The process, or discovery, is lost between the entry and the invite: the next invite is another, noted when it is used."""
+    node = new_node()
+    book.register(node)
+    leave = book.call
+
+    def refuse(method: str, *rest: object, **named: object) -> object:
+        if method == "PUT":
+            raise Refused(404, "Not registered", "gone")
+        return leave(method, *rest, **named)  # type: ignore[arg-type]
+
+    book.call = refuse  # type: ignore[method-assign, assignment]
+    assert book.round() == 0
+    book.call = leave  # type: ignore[method-assign]
+    assert book.round() == 1
+    assert run.beat(node, book.invites[node]) == "Healthy"
+    nonces = [entry.detail for entry in of(run, "node-invited", node=node)]
+    assert len(nonces) == 2
+    assert nonces[1] == book.invites[node].document.nonce
+    assert problems(run) == []
