@@ -7,6 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ledger_samples import COMPUTE, ledger_samples, terms_by
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.canonical import document_digest, sign
@@ -25,7 +26,6 @@ from shoal.contracts.islands import (
     IslandTerms,
 )
 from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
-from shoal.contracts.ledger_facts import DeclaredPool, InvitedNode, RunTerms, compute_of
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
     CalibrationSize,
@@ -238,15 +238,7 @@ EVALUATION = VersionEvaluation(
     scores=scores([Problem("add-12-34", [Answer(1.0, 20, False), Answer(0.0, 32, True)])], 2),
 )  # fmt: skip
 ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE)
-POOLS_DECLARED = [DeclaredPool(name="workers", open=True, listed=2, codes=1)]
-TERMS = RunTerms(
-    owner=RUN_KEY.public, domain="reinforcement-learning", model_id="arithmetic-tiny", probation_files=10, slash_votes=2,
-    slashing="Evict", pools=POOLS_DECLARED, pool_count=1, pools_digest=DIGEST,
-)  # fmt: skip
-INVITED = InvitedNode(
-    pool="workers", expires_unix=int(NOW) + 120, registered_unix=NOW, software_version="0.1", hardware=HARDWARE
-)
-COMPUTE = compute_of(parameters=1000, prompt_tokens=20, completion_tokens=4)
+TERMS = terms_by(RUN_KEY.public)
 CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest(ENTRY), unix=ENTRY.unix)
 
 GROUP_PLACE = GroupPlace(group="0" * 32, rank=0, nodes=[NODE, "ab" * 32])
@@ -357,16 +349,7 @@ DOCUMENTS: list[Contract] = [
         run=RUN, version=7, model="arithmetic-tiny", sha256=DIGEST, open_digest=document_digest(OPEN), shards=[DIGEST] * 3
     ),
     VersionIndex(versions=[3, 4, 5, 6, 7]),
-    ENTRY, CHECKPOINT, *POOLS_DECLARED, TERMS, INVITED, COMPUTE,
-    LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="run-declared", unix=NOW, digest=DIGEST, terms=TERMS),
-    LedgerEntry(number=7, previous=DIGEST, run=RUN, kind="terms-changed", unix=NOW, digest=DIGEST, terms=TERMS, replaces=0),
-    LedgerEntry(
-        number=8, previous=DIGEST, run=RUN, kind="node-invited", unix=NOW, node=NODE, detail=INVITE.nonce, invited=INVITED
-    ),
-    LedgerEntry(
-        number=9, previous=DIGEST, run=RUN, kind="accepted", unix=NOW, node=NODE, step=7, submission=2, digest=DIGEST,
-        tokens=4, groups=1, signal_groups=1, compute=COMPUTE,
-    ),
+    ENTRY, CHECKPOINT, *ledger_samples(RUN, RUN_KEY.public, NODE, HARDWARE),
     InclusionProof(
         roster=ROSTER, entry=sign(ENTRY, ORCHESTRATOR_KEY), path=[DIGEST], checkpoint=sign(CHECKPOINT, ORCHESTRATOR_KEY)
     ),
