@@ -32,8 +32,9 @@ def splitmix(state: int, steps: int) -> int:
 def test_noise_is_splitmix64_of_key_and_token() -> None:
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # seed 1234567, Rosetta Code
     assert [splitmix(1234567, step) for step in (1, 2, 3)] == published
-    keys, tokens = np.array([0, 7, 2**31 - 1, 7]), np.array([0, 257, 151_000, 1])
-    for key, token, noise in zip(keys.tolist(), tokens.tolist(), samplers.gumbel_noise(keys, tokens), strict=True):
+    keys, tokens = torch.tensor([0, 7, 2**31 - 1, 7]), torch.tensor([0, 257, 151_000, 1])
+    found = samplers.gumbel_noise(keys, tokens).tolist()
+    for key, token, noise in zip(keys.tolist(), tokens.tolist(), found, strict=True):
         uniform = ((splitmix(splitmix(key, 0), token + 1) >> 11) + 0.5) / 2**53
         assert noise == pytest.approx(-math.log(-math.log(uniform)), rel=1e-12)
 
@@ -44,6 +45,44 @@ def test_tokens_drawn_again_follow_the_distribution() -> None:
     _, drawn = samplers.redraw(logprobs, torch.zeros(40_000, dtype=torch.int64), keys)
     shares = np.bincount(drawn, minlength=9) / 40_000
     np.testing.assert_allclose(shares, logprobs[0].exp().numpy(), atol=0.01)
+
+
+COMMON, RARE, RARE_LOG_PROBABILITY = 8, 1000, -14.0
+"""A vocabulary in which each of many tokens is nearly never drawn (8e-7), all of them once in 1,200 positions."""
+
+
+def peaked(positions: int) -> torch.Tensor:
+    """The same log-probabilities at each position, float32 [positions, vocabulary]: few common tokens, then the rare ones."""
+    rare = torch.full((RARE,), RARE_LOG_PROBABILITY)
+    common = torch.full((COMMON,), math.log((1 - RARE * math.exp(RARE_LOG_PROBABILITY)) / COMMON))
+    return torch.cat([common, rare]).repeat(positions, 1)
+
+
+def test_no_token_is_too_improbable_to_be_drawn_again() -> None:
+    """Who may put the runner-up in a rare token's place would choose an end there, or leave out what makes no sense."""
+    positions = 60_000
+    keys = samplers.row_keys("vllm-cpu", 3, [True] * positions)
+    logprobs = peaked(positions)
+    _, drawn = samplers.redraw(logprobs, torch.zeros(positions, dtype=torch.int64), keys)
+    rare = np.flatnonzero(drawn >= COMMON)
+    expected = positions * RARE * math.exp(RARE_LOG_PROBABILITY)
+    assert abs(len(rare) - expected) < 5 * math.sqrt(expected)
+    # The runner-up among the common ones, claimed in each rare one's place.
+    places = torch.from_numpy(rare)
+    runners_up = samplers.redraw(logprobs[places, :COMMON], torch.zeros(len(rare), dtype=torch.int64), keys[rare])[1]
+    gaps, again = samplers.redraw(logprobs[places], torch.from_numpy(runners_up), keys[rare])
+    assert np.count_nonzero(gaps > redraw.TOLERANCE_NATS["float32"]) >= 0.9 * len(rare)
+    assert (again == drawn[rare]).all()
+
+
+def test_what_is_drawn_does_not_depend_on_how_much_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, logprobs = samplers.row_keys("vllm-cpu", 4, [True] * 50), peaked(50)
+    chosen = torch.arange(50) % COMMON
+    whole = samplers.redraw(logprobs, chosen, keys)
+    for at_once in (1, 3 * (COMMON + RARE), 49 * (COMMON + RARE)):
+        monkeypatch.setattr(samplers, "AT_ONCE", at_once)
+        for found, expected in zip(samplers.redraw(logprobs, chosen, keys), whole, strict=True):
+            assert found.tolist() == expected.tolist()
 
 
 def test_an_honest_engines_tokens_are_exactly_those_drawn_again(court: Court, honest: list[Rollout]) -> None:

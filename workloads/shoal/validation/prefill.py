@@ -38,9 +38,7 @@ length fills a GPU alone.
 TILE_ELEMENTS = 1 << 24
 """Logits held at once (64 MiB in float32): 10,000 tokens times 150,000 words would be 6 GB."""
 TILE_TOKENS = 4096
-"""Positions of a tile at most: with a small vocabulary nearly every token is a candidate of the sampler's choice, some
-100 bytes each.
-"""
+"""Positions of a tile at most, however small the vocabulary."""
 
 Float32 = npt.NDArray[np.float32]
 

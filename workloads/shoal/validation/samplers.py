@@ -24,16 +24,14 @@ from shoal.contracts.seeds import stretch_seed
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
 
-LEAST_LOG_PROBABILITY = -12.0
-"""Tokens with less (6e-6) are not looked at: noise is computed for a few dozen tokens a position instead of a vocabulary of 150,000. One of them is
-drawn as often as their probabilities say, so that a false token hardly ever gets away; the claimed one is always looked at, so that none is
-rejected for it."""
+AT_ONCE = 1 << 16
+"""Noises at once, what a processor's cache holds: 13 to 18 ns each on one core, 42 to 80 with sixteen times as many. No token is too improbable to be
+looked at: together the improbable ones are drawn often enough that who may put the runner-up in their place chooses where a completion ends."""
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_GAMMA, _FIRST, _SECOND = (
+    word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)  # as signed numbers of the same bits: torch's products of int64 are modulo 2**64
 
 
 def row_keys(sampler: Sampler, seed: int, mask: Sequence[bool]) -> Int64:
@@ -51,13 +49,11 @@ def row_keys(sampler: Sampler, seed: int, mask: Sequence[bool]) -> Int64:
     return np.concatenate(keys)
 
 
-def gumbel_noise(keys: Int64, tokens: Int64) -> Float64:
-    """The noise of token ids `tokens` under `keys`, elementwise, both int64 of equal shape and not negative."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-        offsets = (tokens.astype(np.uint64) + np.uint64(1)) * _GAMMA
-        bits = _mixed(_mixed(keys.astype(np.uint64)) + offsets) >> np.uint64(11)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
-    return np.asarray(-np.log(-np.log(uniform)))
+def gumbel_noise(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The noise of token ids `tokens` under `keys`, elementwise with broadcasting, both int64 and not negative; float64 on their device."""
+    bits = _shifted(_mixed(_mixed(keys.clone()) + (tokens + 1) * _GAMMA), 11)
+    uniform = bits.double().add_(0.5).mul_(2.0**-53)
+    return uniform.log_().neg_().log_().neg_()
 
 
 def redraw(logprobs: torch.Tensor, chosen: torch.Tensor, keys: Int64) -> tuple[Float64, Int64]:
@@ -66,21 +62,24 @@ def redraw(logprobs: torch.Tensor, chosen: torch.Tensor, keys: Int64) -> tuple[F
     `logprobs` float32 [n, vocabulary], natural logarithms at the sampling temperature; `chosen` int64 [n]; `keys` int64 [n] as of `row_keys`. Returns
     the gaps, float64 [n], nats, at least 0, and the tokens drawn, int64 [n].
     """
-    tokens = chosen.cpu().numpy()
-    own = logprobs.gather(1, chosen[:, None])[:, 0].double().cpu().numpy() + gumbel_noise(keys, tokens)
-    candidates = logprobs > LEAST_LOG_PROBABILITY  # the likeliest token of a position always is one
-    position, token = (index.cpu().numpy() for index in candidates.nonzero(as_tuple=True))
-    scores = logprobs[candidates].double().cpu().numpy() + gumbel_noise(keys[position], token)
-    starts = np.searchsorted(position, np.arange(len(tokens)))
-    best = np.maximum.reduceat(scores, starts)
-    winners = np.flatnonzero(scores == best[position])
-    _, first = np.unique(position[winners], return_index=True)  # of equal sums the lowest id, as the engine has it
-    ahead = best > own
-    return np.where(ahead, best - own, 0.0), np.where(ahead, token[winners[first]], tokens)
+    vocabulary, device = logprobs.shape[1], logprobs.device
+    tokens, noise_keys = torch.arange(vocabulary, device=device), torch.from_numpy(keys).to(device)[:, None]
+    gaps, drawn = [], []
+    for part in torch.arange(len(logprobs), device=device).split(max(1, AT_ONCE // vocabulary)):
+        scores = gumbel_noise(noise_keys[part], tokens).add_(logprobs[part])
+        best, winner = scores.max(dim=-1)  # of equal sums the lowest id, as the engine has it
+        gaps.append(best - scores.gather(1, chosen[part, None])[:, 0])
+        drawn.append(winner)
+    return torch.cat(gaps).cpu().numpy(), torch.cat(drawn).cpu().numpy()
 
 
-def _mixed(state: UInt64) -> UInt64:
-    """SplitMix64's output function."""
-    state = (state ^ (state >> np.uint64(30))) * _FIRST
-    state = (state ^ (state >> np.uint64(27))) * _SECOND
-    return state ^ (state >> np.uint64(31))
+def _mixed(state: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's output function in place, of 64 bits held in int64."""
+    state.bitwise_xor_(_shifted(state, 30)).mul_(_FIRST)
+    state.bitwise_xor_(_shifted(state, 27)).mul_(_SECOND)
+    return state.bitwise_xor_(_shifted(state, 31))
+
+
+def _shifted(state: torch.Tensor, places: int) -> torch.Tensor:
+    """Shifted to the right as an unsigned number is."""
+    return (state >> places).bitwise_and_((1 << (64 - places)) - 1)
