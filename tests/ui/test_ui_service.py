@@ -10,9 +10,12 @@ from starlette.testclient import TestClient
 from ui_run import CHEAT, COMPLETION, HONEST, MARKUP, UNKNOWN_TOKEN, UiRun
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
+from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.ledger import InclusionProof
 from shoal.contracts.ledger_audit import check_proof
+from shoal.contracts.ledger_facts import InvitedNode, compute_of
+from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.protocol.terms import terms_of_run
 from shoal.report.times import StoreTimes
 from shoal.ui import app as service
 from shoal.ui.access import Access, BadToken, access_for, host_name, is_loopback
@@ -92,6 +95,28 @@ def test_nodes_have_their_credit_from_the_checked_ledger_and_a_slashed_one_has_n
     assert (rows[HONEST]["credit"], rows[HONEST]["accepted"]) == (700, 1)
     assert (rows[CHEAT]["state"], rows[CHEAT]["credit"], rows[CHEAT]["reasons"]) == ("slashed", 0, {"computation": 2})
     assert found["ledger"]["good"]
+
+
+def test_a_new_nodes_credit_counts_by_the_ledgers_own_terms(tmp_path: Path) -> None:
+    run, new = UiRun(tmp_path), "e" * 64
+    writer = LedgerWriter(run.store, "demo", run.role_keys["orchestrator"])
+    writer.load()
+    terms = terms_of_run(run.config).model_copy(update={"probation_files": 2})
+    writer.append("run-declared", digest=document_digest(run.config.roster.document), terms=terms)
+    invited = InvitedNode(pool="workers", expires_unix=1)
+    writer.append("node-invited", node=new, detail="7" * 32, invited=invited)
+    writer.append("node-joined", node=new, detail="7" * 32)
+    for number, credit in enumerate((0, 100)):
+        compute = compute_of(1000, 10, 50)
+        writer.append("accepted", node=new, step=0, digest=f"{number:064x}", tokens=50, compute=compute)
+        with client_of(run) as client:
+            found = client.get("/api/nodes").json()
+            entries = client.get("/api/ledger", params={"kind": "run-declared"}).json()["entries"]
+        rows = {row["node"]: row for row in found["nodes"]}
+        assert (found["ledger"]["good"], found["ledger"]["problems"]) == (True, [])
+        assert (rows[new]["credit"], rows[new]["flops"]) == (credit, 120_000.0 * (number + 1))
+        assert rows[HONEST]["credit"] == 700
+        assert entries[0]["detail"].startswith("reinforcement-learning of ")
 
 
 def test_files_are_filtered_by_node_outcome_and_step(client: TestClient) -> None:
