@@ -22,9 +22,13 @@ from shoal.protocol import api_pages
 from shoal.protocol.invite_watch import InviteWatch
 from shoal.protocol.redis_access import RedisNonces, connect_async
 from shoal.protocol.service import (
+    OFFERS_AT_ONCE,
+    OFFERS_PER_SECOND,
     Gate,
     add_health,
     add_peer_answers,
+    address_of,
+    hold_back,
     json_answer,
     parse,
     poll_seconds,
@@ -33,6 +37,7 @@ from shoal.protocol.service import (
     require_same,
 )
 from shoal.telemetry import every_line, get_logger, start
+from shoal.transport.pace import Pace
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
 
 PORT = 8081
@@ -195,8 +200,15 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     add_peer_answers(app, lambda: None)
     add_health(app, alive=lambda: None, ready=lambda: None)
 
+    newcomers = Pace(OFFERS_PER_SECOND, OFFERS_AT_ONCE)
+
     @app.get("/v1/join")
-    async def join() -> Response:
+    async def join(request: Request) -> Response:
+        hold_back(
+            newcomers,
+            address_of(request),
+            f"an address has {OFFERS_AT_ONCE} at once and {OFFERS_PER_SECOND:.0f} a second",
+        )
         return json_answer(offer(newest()))
 
     @app.post("/v1/nodes")

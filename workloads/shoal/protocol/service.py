@@ -8,14 +8,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
+from prometheus_client.exposition import choose_encoder
 from pydantic import ValidationError
 from redis.exceptions import RedisError
+from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts.base import Contract
 from shoal.contracts.identity import Role, Roster
 from shoal.contracts.run import home
+from shoal.protocol.invites import address_block
+from shoal.protocol.shared_answer import SharedAnswer
 from shoal.storage import StoreUnavailable
-from shoal.telemetry import get_logger, render_metrics
+from shoal.telemetry import OPENMETRICS, get_logger, metrics_kind, render_metrics
 from shoal.transport.pace import Pace
 from shoal.transport.server import Problem, SignatureGate, problem_response
 
@@ -23,6 +27,9 @@ Body = TypeVar("Body", bound=Contract)
 
 REQUESTS_PER_SECOND, REQUESTS_AT_ONCE = 20.0, 200
 """Of one node's key. An agent and its worker ask some two times a second, and more often for a moment when a step opens."""
+OFFERS_PER_SECOND, OFFERS_AT_ONCE = 50.0, 500
+"""Of `GET /v1/join`, for one address, which behind an Ingress is everybody's: so many machines may begin to join, and a flood costs some percent of
+a core. Who has joined asks for it no more, so that whoever spends it for others keeps only newcomers waiting."""
 LONGEST_POLL_SECONDS = 25.0
 """A long poll ends before the usual 30 s of clients and of proxies between."""
 
@@ -41,13 +48,9 @@ class Gate:
         Whether the key may do anything is decided by its record. Roles are not held back: their replicas share a key.
         """
         key = (await self._signatures.signer(request, admit)).key
-        wait = 0.0 if self._roster.role_of(key) is not None else self._pace.take(key)
-        if wait > 0.0:
-            raise Problem(
-                429,
-                "Too many requests",
-                f"a key has {REQUESTS_AT_ONCE} requests at once and {REQUESTS_PER_SECOND:.0f} a second: wait {wait:.1f} s",
-                {"Retry-After": str(math.ceil(wait))},
+        if self._roster.role_of(key) is None:
+            hold_back(
+                self._pace, key, f"a key has {REQUESTS_AT_ONCE} requests at once and {REQUESTS_PER_SECOND:.0f} a second"
             )
         return key
 
@@ -68,6 +71,18 @@ class Gate:
                 )
 
         return await self.node(request, admit)
+
+
+def hold_back(pace: Pace, caller: str, terms: str) -> None:
+    """Take one from the caller's pace; raises `Problem` 429 with `terms` and when to come again."""
+    wait = pace.take(caller)
+    if wait > 0.0:
+        raise Problem(429, "Too many requests", f"{terms}: wait {wait:.1f} s", {"Retry-After": str(math.ceil(wait))})
+
+
+def address_of(request: Request) -> str:
+    """What counts as the caller's address: an IPv4 address, or the /64 of an IPv6 one; behind an Ingress the Ingress's."""
+    return address_block(request.client.host if request.client is not None else "")
 
 
 def require_same(signer: str, node: str) -> None:
@@ -130,10 +145,21 @@ def add_health(app: FastAPI, alive: Callable[[], str | None], ready: Callable[[]
     def _readyz() -> Response:
         return answer(ready())
 
+    figures = {kind: _figures(kind) for kind in ("", OPENMETRICS)}
+
     @app.get("/metrics", include_in_schema=False)
-    def _metrics(request: Request) -> Response:
-        body, content_type = render_metrics(request.headers.get("accept"))
-        return Response(body, media_type=content_type)
+    async def _metrics(request: Request) -> Response:
+        kept, content_type = figures[metrics_kind(request.headers.get("accept"))]
+        return Response(await kept.get(), media_type=content_type)
+
+
+def _figures(kind: str) -> tuple[SharedAnswer, str]:
+    """`/metrics` for all who ask with one of the two kinds of Accept header, and its content type."""
+
+    async def read() -> bytes:
+        return (await run_in_threadpool(render_metrics, kind))[0]
+
+    return SharedAnswer(read), choose_encoder(kind)[1]
 
 
 def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:

@@ -1,12 +1,13 @@
 """What every process says about itself: structured logs, health, metrics, busy time, and waits that say what they wait for."""
 
-from shoal.telemetry.health import Liveness, render_metrics, serve_health
+from shoal.telemetry.health import OPENMETRICS, Liveness, metrics_kind, render_metrics, serve_health
 from shoal.telemetry.logs import every_line, get_logger, start
 from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
 from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, wait_for
 
 __all__ = [
     "BUSY_SECONDS",
+    "OPENMETRICS",
     "STOP",
     "Deadline",
     "Liveness",
@@ -15,6 +16,7 @@ __all__ = [
     "every_line",
     "get_logger",
     "install_signals",
+    "metrics_kind",
     "render_metrics",
     "serve_health",
     "start",

@@ -35,12 +35,21 @@ class Liveness:
         return f"last progress {time.monotonic() - self._last:.0f} s ago, limit {self.limit_seconds:.0f} s"
 
 
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def metrics_kind(accept: str | None) -> str:
+    """The Accept header that stands for this one: `OPENMETRICS`, or the empty one, of whoever takes only text. Versions are not told apart."""
+    try:
+        _, content_type = choose_encoder(accept or "")
+    except (TypeError, ValueError):  # a version that is none, in a header that anybody may send
+        return ""
+    return OPENMETRICS if content_type.startswith("application/openmetrics-text") else ""
+
+
 def render_metrics(accept: str | None = None, registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
     """Body and content type of `/metrics`: OpenMetrics, which has exemplars, for who accepts it, Prometheus text for others."""
-    try:
-        encode, content_type = choose_encoder(accept or "")
-    except (TypeError, ValueError):  # a version that is none, in a header that anybody may send
-        encode, content_type = choose_encoder("")
+    encode, content_type = choose_encoder(metrics_kind(accept))
     return encode(registry), content_type
 
 
