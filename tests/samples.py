@@ -372,7 +372,7 @@ DOCUMENTS: list[Contract] = [
     ),
     PROOF_PROFILE, PROOF_PROFILE.size, PROOF_PROFILE.honest, PROOF_PROFILE.controls[0], NEVER,
     ProofTerms.in_force(None, PROOF_PROFILE),
-    AgentState(node=NODE, state="Healthy", relays=["http://127.0.0.2:8090"], trainer_key=TRAINER_KEY.public, public=PUBLIC),
+    AgentState(node=NODE, state="Healthy", relays=["http://127.0.0.2:8090"], trainer_key=TRAINER_KEY.public, public=PUBLIC, restarts=7),
     NodeConfig(run=RUN, pool="workers", discovery="http://127.0.0.1:8081", roster=ROSTER, run_key=RUN_KEY.public),
     OpenPool(name="workers", codes=True),
     JoinOffer(run=RUN, run_key=RUN_KEY.public, roster=ROSTER, model_id="m", pools=[OpenPool(name="workers")]),

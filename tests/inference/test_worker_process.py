@@ -27,6 +27,7 @@ from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.weights import WeightsManifest
 from shoal.inference.rollouts import plan_submission
 from shoal.storage.checkpoint_files import MANIFEST_FILE
+from shoal.transport.restarts import LOOK_SECONDS
 
 ADDRESS = "127.13.0.5"
 TRAINER = PrivateKey.generate()
@@ -250,6 +251,29 @@ def test_killed_at_work_it_leaves_nothing_half_done(
     for index in range(len(agent.files)):
         assert len(rows_of(agent, index)) == 24
     assert len({handed.lease for handed, _ in agent.files}) == len(agent.files)
+
+
+def test_when_an_admin_asks_for_a_restart_it_ends_as_on_sigterm_and_its_successor_stays(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
+    agent.state = agent.state.model_copy(update={"restarts": 7})
+    leases = agent.leases
+    deadline("work on another lease", lambda: agent.leases > leases, seconds=60)
+    time.sleep(2 * LOOK_SECONDS)  # the number that was there when it looked first is no wish
+    assert worker.process.poll() is None
+    for smaller in (0, None):  # lost with Redis; an agent that is starting
+        agent.state = agent.state.model_copy(update={"restarts": smaller})
+        time.sleep(LOOK_SECONDS)
+    assert worker.process.poll() is None
+    agent.state = agent.state.model_copy(update={"restarts": 8})
+    assert worker.process.wait(timeout=60) == 0
+    ended = len(agent.files) + sum(name is not None for name in agent.returned)
+    assert agent.leases - ended in (0, 1), "but for the lease that the kill took, each is in a file or given back"
+    before, returned = len(agent.files), agent.returned.count(None)
+    worker.start()
+    deadline("a file of the next process", lambda: len(agent.files) > before, seconds=150)
+    assert agent.returned.count(None) == returned + 1
+    assert worker.process.poll() is None
 
 
 def test_on_sigterm_it_finishes_what_it_can_and_leaves_cleanly(

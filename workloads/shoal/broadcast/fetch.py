@@ -28,6 +28,7 @@ from shoal.contracts.run import AgentState, home, load_node_config
 from shoal.contracts.weights import VersionOpen
 from shoal.storage.checkpoint_files import WrongWeights, stream_digest
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.restarts import end_when_restarted
 
 FETCH_PORT = 9104
 TURN_SECONDS = 0.5
@@ -274,6 +275,7 @@ def trusted_authorities(folder: Path) -> ssl.SSLContext | None:
 def main() -> None:
     log = telemetry.start("fetch")
     telemetry.install_signals()
+    end_when_restarted(home() / "run" / "agent.sock")
     config = load_node_config()
     telemetry.every_line(run=config.run, pool=config.pool)
     trainer_key = config.trusted_roster().keys["trainer"]

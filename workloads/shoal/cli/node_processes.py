@@ -107,6 +107,9 @@ class Processes:
             for name in over if self._kind is None else []:
                 del self._parts[name]
 
+    def restarts(self) -> int | None:
+        return None  # `follow` has seen to it
+
     def parts(self) -> list[PartStatus]:
         with self._lock:
             return [

@@ -201,6 +201,11 @@ class AgentState(Contract):
     latest_version: VersionNumber | None = None
     trainer_key: NodeId
     public: PublicRun | None = None
+    restarts: int | None = Field(
+        default=None,
+        ge=0,
+        description="of a pod's containers, each of which ends when it grows; null: not known, or the agent starts its processes again itself",
+    )
 
 
 class PartStatus(Contract):

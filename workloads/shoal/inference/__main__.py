@@ -4,6 +4,7 @@ from shoal import telemetry
 from shoal.contracts.run import home, load_node_config
 from shoal.inference.process_settings import set_engine_variables, set_log_variables
 from shoal.rewards.sandbox import use_runners
+from shoal.transport.restarts import end_when_restarted
 
 PORT = 9105
 SILENT_SECONDS = 600.0
@@ -15,6 +16,7 @@ of them.
 def main() -> None:
     log = telemetry.start("worker")
     telemetry.install_signals()
+    end_when_restarted(home() / "run" / "agent.sock")
     config = load_node_config()
     telemetry.every_line(run=config.run, pool=config.pool)
     settings = config.engine

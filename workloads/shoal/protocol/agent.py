@@ -38,6 +38,9 @@ class Work(Protocol):
     def follow(self, assignment: Assignment | None) -> None:
         """Bring about what is assigned; called every `FOLLOW_SECONDS`."""
 
+    def restarts(self) -> int | None:
+        """What those are told who do the work and end when it grows; None: not known, or nobody is. Called from several threads."""
+
     def parts(self) -> list[PartStatus]:
         """How its processes are."""
 
@@ -52,10 +55,17 @@ class Work(Protocol):
 
 
 class ContainersOfThisPod:
-    """The work of a pod: its containers are started, restarted and logged by Kubernetes."""
+    """The work of a pod: its containers are started and logged by Kubernetes. When an admin asks for a restart they end (`transport/restarts.py`)."""
+
+    def __init__(self) -> None:
+        self._restarts: int | None = None
 
     def follow(self, assignment: Assignment | None) -> None:
-        return
+        if assignment is not None:  # one that grew smaller was lost with Redis, and means nothing
+            self._restarts = max(assignment.restarts, self._restarts or 0)
+
+    def restarts(self) -> int | None:
+        return self._restarts
 
     def parts(self) -> list[PartStatus]:
         return []
@@ -174,7 +184,7 @@ def run_agent(
     held, leaving = HeldLeases(), threading.Event()
     follower = Follower(session, work, leaving, home() / "run" / "status.json")
     follower.start()
-    app = agent_socket.make_app(session, held, leaving)
+    app = agent_socket.make_app(session, held, leaving, work.restarts)
 
     @app.get("/v1/status")
     def _status() -> Response:

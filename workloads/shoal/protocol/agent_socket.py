@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -32,10 +33,12 @@ PLAIN = re.compile(r"[0-9a-f,]{1,200}", re.ASCII)
 METRIC_NAME: TypeAdapter[str] = TypeAdapter(MetricName)
 
 
-def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> FastAPI:
+def make_app(
+    session: Session, held: HeldLeases, leaving: threading.Event, restarts: Callable[[], int | None]
+) -> FastAPI:
     """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
 
-    `held` is kept in step with what passes; once `leaving` is set no further lease is given.
+    `held` is kept in step with what passes; once `leaving` is set no further lease is given. `restarts` is what the pod's other containers are told.
     """
     app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit)
@@ -53,7 +56,7 @@ def make_app(session: Session, held: HeldLeases, leaving: threading.Event) -> Fa
 
     @app.get("/v1/state")
     async def state() -> Response:
-        return json_answer(session.state())
+        return json_answer(session.state().model_copy(update={"restarts": restarts()}))
 
     @app.get("/v1/tasks")
     def tasks(request: Request) -> Response:
