@@ -94,7 +94,7 @@ def apps() -> dict[str, FastAPI]:
     return {
         "discovery": discovery.make_app(config, nothing),
         "orchestrator": orchestrator.make_app(state, nothing, nothing, nothing),
-        "agent": agent_socket.make_app(nothing, nothing, nothing),
+        "agent": agent_socket.make_app(nothing, nothing, nothing, nothing),
         "runner": runner.make_app(threads),
     }
 
