@@ -67,6 +67,9 @@ from shoal.contracts.protocol import (
     SubmissionNotice,
     SubmissionReceipt,
     TrainerProgress,
+    UplinkRequest,
+    UplinkResult,
+    UplinkTest,
     UploadGrant,
     UploadRequest,
     ValidationJob,
@@ -219,7 +222,7 @@ PROOF_PROFILE = ProofProfile(
     ),
     controls=[Control(name="int8", chunks=NEVER, files=NEVER)],
 )  # fmt: skip
-HARDWARE = Hardware(cpus=2, memory_bytes=1 << 30, disk_free_bytes=1 << 34, gpus=1, gpu_type="H200")
+HARDWARE = Hardware(cpus=2, memory_bytes=1 << 30, disk_free_bytes=1 << 34, gpus=1, gpu_type="H200", uplink_mbps=41.5)
 REGISTRATION = Registration(node=NODE, run=RUN, pool="workers", software_version="0.1.0", hardware=HARDWARE)
 INVITE = Invite(
     run=RUN, pool="workers", node=NODE, orchestrator_url="http://127.0.0.1:8080", nonce=LEASE, expires_unix=NOW + 60
@@ -259,6 +262,8 @@ NODE_VIEW = NodeView(node=NODE, state="Healthy", pool="workers", assignment=ASSI
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
     Registered(node=NODE, invited=True),
+    UplinkRequest(node=NODE, pool="pool"), UplinkTest(test="0f" * 16, node=NODE, size=1 << 20, limit_seconds=15.0),
+    UplinkResult(mbps=41.5, size=1 << 20, seconds=0.2),
     ChallengeRequest(node=NODE), ChallengeResult(seconds=3.5, gflops=40.0),
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),

@@ -25,10 +25,19 @@ POOLS = [
     PoolTerms(
         name="open",
         open=True,
-        requirements=Requirements(gpus=1, gpu_types=["H200", "A100"], cpus=8, memory_gib=64, disk_gib=100),
+        requirements=Requirements(
+            gpus=1, gpu_types=["H200", "A100"], cpus=8, memory_gib=64, disk_gib=100, uplink_mbps=20
+        ),
     ),
 ]
-GOOD_MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30, gpus=1, gpu_type="NVIDIA A100-SXM4")
+GOOD_MACHINE = Hardware(
+    cpus=8,
+    memory_bytes=64 << 30,
+    disk_free_bytes=100 << 30,
+    gpus=1,
+    gpu_type="NVIDIA A100-SXM4",
+    uplink_mbps=20.0,
+)
 
 
 def refusal(pool: str, machine: Hardware = GOOD_MACHINE, proof: str | None = None) -> str:
@@ -74,6 +83,8 @@ def test_a_wrong_proof_makes_no_own_pod(proof: str) -> None:
         ({"cpus": 4}, "pool 'open' wants 8 cores, the machine has 4"),
         ({"memory_bytes": 63 << 30}, "pool 'open' wants 64 GiB of memory, the machine has 63"),
         ({"disk_free_bytes": 1 << 30}, "pool 'open' wants 100 GiB of free disk, the machine has 1"),
+        ({"uplink_mbps": 19.5}, "pool 'open' wants an uplink of 20 Mbit/s, it has 19.5"),
+        ({"uplink_mbps": None}, "pool 'open' wants an uplink of 20 Mbit/s, it could not be measured"),
         ({"gpu_type": "NVIDIA L4"}, "pool 'open' wants a GPU of H200, A100, the machine has NVIDIA L4"),
     ],
 )

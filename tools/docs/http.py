@@ -33,6 +33,7 @@ from shoal.rewards.runner import service as runner
 BODIES: dict[str, str | type[Contract]] = {
     "/v1/staging": "multipart form of a grant",
     "/v1/metrics": "`{name: number}`",
+    "/v1/uplink": "random bytes",
     "/v1/programs": ProgramRequest,
 }
 ANSWERS: dict[tuple[str, str], str | type[Contract]] = {

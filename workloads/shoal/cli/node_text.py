@@ -21,7 +21,7 @@ GIB = 1 << 30
 def machine_line(found: Hardware) -> str:
     """What this machine has."""
     gpus = f"{found.gpus} GPUs ({found.gpu_type or 'unknown kind'})" if found.gpus else "no GPU"
-    uplink = f"{found.uplink_mbps} Mbit/s network card" if found.uplink_mbps else "network card of unknown speed"
+    uplink = f"uplink of {found.uplink_mbps:g} Mbit/s" if found.uplink_mbps is not None else "uplink not measured"
     return (
         f"this machine: {found.cpus} cores, {found.memory_bytes / GIB:.1f} GiB memory, "
         f"{found.disk_free_bytes / GIB:.1f} GiB free disk, {gpus}, {uplink}"

@@ -32,6 +32,7 @@ class NodeView(Contract):
     files_rejected: int = Field(default=0, ge=0)
     leases_open: int = Field(default=0, ge=0)
     leases_abandoned: int = Field(default=0, ge=0)
+    uplink_mbps: float | None = Field(default=None, ge=0.0, description="as discovery measured it; null: it did not")
     gflops: float = Field(default=0.0, ge=0.0, description="as its challenge measured them; 0: none was asked")
     metrics: dict[str, float] = Field(default_factory=dict)
     assignment: Assignment | None = None

@@ -138,7 +138,12 @@ def verify_request(
 
 def has_digest(headers: Mapping[str, str], body: bytes) -> bool:
     """Whether a body is the one whose digest a head names in the form of `sign_request`; another form is for `verify_request` with the body."""
-    return headers.get("content-digest") == _content_digest(body)
+    return names_digest(headers, hashlib.sha256(body).digest())
+
+
+def names_digest(headers: Mapping[str, str], sha256: bytes) -> bool:
+    """The same for a body that is not kept, by its SHA-256."""
+    return headers.get("content-digest") == _digest_header(sha256)
 
 
 def _verify_plain(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy | None:
@@ -166,8 +171,12 @@ def _verify_plain(method: str, url: str, headers: Mapping[str, str], body: bytes
 
 
 def _content_digest(body: bytes) -> str:
+    return _digest_header(hashlib.sha256(body).digest())
+
+
+def _digest_header(sha256: bytes) -> str:
     """The header of RFC 9530."""
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+    return f"sha-256=:{base64.b64encode(sha256).decode()}:"
 
 
 def _signature_base(method: str, url: str, digest: str, parameters: str) -> bytes:

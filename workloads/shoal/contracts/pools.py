@@ -52,7 +52,7 @@ class EngineSettings(SpecModel):
 
 
 class Requirements(SpecModel):
-    """What a machine must have, by its own account; the checks of its work are what it is trusted by."""
+    """What a machine must have, by its own account but for its way out and its arithmetic; the checks of its work are what it is trusted by."""
 
     gpus: int = Field(0, ge=0, le=1024, description="GPUs at least.")
     gpu_types: list[ShortText] = Field(
@@ -61,6 +61,12 @@ class Requirements(SpecModel):
     cpus: int = Field(0, ge=0, le=4096, description="Cores at least.")
     memory_gib: int = Field(0, ge=0, le=1 << 20, description="Memory at least, in GiB.")
     disk_gib: int = Field(0, ge=0, le=1 << 24, description="Free disk at least, in GiB.")
+    uplink_mbps: int = Field(
+        0,
+        ge=0,
+        le=100,  # more is not told from less by 16 MiB over a long way: protocol/uplink_check.py
+        description="Way out at least, in 10^6 bits a second, as discovery measures it by an upload, whose beginning counts; 0: none is set.",
+    )
     gflops: int = Field(
         0,
         ge=0,

@@ -58,6 +58,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
         files_rejected=files.rejected,
         leases_open=open_leases,
         leases_abandoned=record.abandoned_leases,
+        uplink_mbps=record.uplink_mbps,
         gflops=record.gflops,
         metrics=record.metrics,
         assignment=assignment_of(state, record),

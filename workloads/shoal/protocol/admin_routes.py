@@ -32,6 +32,7 @@ _VIEW = NodeView(
     last_heartbeat_unix=1_800_000_000.0,
     policy_version=7,
     files_accepted=12,
+    uplink_mbps=41.5,
     gflops=310.5,
     metrics={"tokens_total": 81_920.0},
     assignment=Assignment(),

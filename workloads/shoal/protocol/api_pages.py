@@ -37,6 +37,9 @@ from shoal.contracts.protocol import (
     SubmissionNotice,
     SubmissionReceipt,
     TrainerProgress,
+    UplinkRequest,
+    UplinkResult,
+    UplinkTest,
     UploadGrant,
     UploadRequest,
     ValidationJob,
@@ -61,6 +64,7 @@ REFUSALS = {
     "409": "does not fit the present state",
     "413": "too large",
     "422": "does not fit the contract; each wrong field is named",
+    "428": "something must be shown first; the detail says what",
     "429": "too often; Retry-After says when again",
     "503": "store or Redis is away, or the state is being rebuilt; nothing is lost, Retry-After says when again",
 }
@@ -85,6 +89,11 @@ class Page:
 
 DISCOVERY = (
     Page("get", "/v1/join", "anyone", "What a stranger's machine must know of the run", reply=JoinOffer),
+    Page(
+        "post", "/v1/uplink-tests", "node", "Ask for a measurement of the way out", UplinkRequest, UplinkTest,
+        {"node": NODE, "pool": "pool"},
+    ),
+    Page("put", "/v1/uplink", "node", "Upload a test's random bytes, which are counted and dropped", reply=UplinkResult),
     Page(
         "post", "/v1/nodes", "node", "Register; the signer must be `node`", Registration, Registered,
         {
@@ -206,6 +215,9 @@ def _fill(operation: dict[str, Any], page: Page, schemas: dict[str, Any]) -> Non
         if page.example is not None:
             media["example"] = page.example
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+    if page.path == "/v1/uplink":
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": binary}}
     if page.path == "/v1/staging":
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _form()}}}
     answers: dict[str, Any] = {}

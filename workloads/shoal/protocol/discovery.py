@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import redis.asyncio
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 
 from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.http_signatures import names_digest
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
+from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration, UplinkRequest
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.protocol import api_pages
 from shoal.protocol.invite_watch import InviteWatch
@@ -36,6 +38,7 @@ from shoal.protocol.service import (
     read_secret,
     require_same,
 )
+from shoal.protocol.uplink_check import LARGEST_BYTES, UplinkCheck
 from shoal.telemetry import every_line, get_logger, start
 from shoal.transport.pace import Pace
 from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
@@ -195,7 +198,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         SignatureGate(config.addresses.discovery, nonces, lambda: [newest().addresses.public_discovery]), roster
     )
     app = FastAPI(title="Shoal discovery", docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, by_path={"/v1/uplink": LARGEST_BYTES})
     add_problem_answers(app)
     add_peer_answers(app, lambda: None)
     add_health(app, alive=lambda: None, ready=lambda: None)
@@ -211,11 +214,30 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         )
         return json_answer(offer(newest()))
 
+    uplinks = UplinkCheck(client, prefix, lambda: newest().pools)
+
+    @app.post("/v1/uplink-tests")
+    async def uplink_test(request: Request) -> Response:
+        wanted = await gate.speaks_for(request, UplinkRequest)
+        return json_answer(await uplinks.give(wanted, address_of(request)))
+
+    @app.put("/v1/uplink")
+    async def uplink(request: Request, test: Annotated[str, Query(pattern="^[0-9a-f]{32}$")]) -> Response:
+        node = await gate.node_of_head(request)
+
+        def is_signed(sha256: bytes) -> bool:
+            return names_digest(request.headers, sha256)
+
+        answer = json_answer(await uplinks.receive(node, test, request.stream(), is_signed))
+        answer.headers["Connection"] = "close"  # what a slow line has not sent would be taken for the next request
+        return answer
+
     @app.post("/v1/nodes")
     async def register(request: Request) -> Response:
         registration = await gate.speaks_for(request, Registration)
         if registration.run != config.run:
             raise Problem(409, "Another run", f"this discovery serves run {config.run!r}, not {registration.run!r}")
+        registration = await uplinks.with_measured(registration)
         address = request.client.host if request.client is not None else ""
         await book.register(KnownNode(registration=registration, address=address, seen_unix=time.time()))
         return json_answer(Registered(node=registration.node, invited=False))

@@ -1,4 +1,5 @@
-"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs, network card; this software. Reads /proc and /sys.
+"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. What only discovery can see, the way
+out to it, is `uplink`'s.
 
 A number that cannot be had is 0. `missing` compares with what a pool wants; the machine's owner and the orchestrator are told by the same words.
 """
@@ -12,8 +13,6 @@ from shoal.contracts.pools import Requirements
 from shoal.contracts.protocol import Hardware
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-ROUTES = Path("/proc/net/route")
-NETWORK = Path("/sys/class/net")
 GIB = 1 << 30
 
 
@@ -26,7 +25,6 @@ def detect(folder: Path) -> Hardware:
         disk_free_bytes=shutil.disk_usage(folder).free,
         gpus=len(gpus),
         gpu_type=gpu_model(gpus[0] / "information") if gpus else "",
-        uplink_mbps=uplink_mbps(),
     )
 
 
@@ -42,19 +40,12 @@ def missing(hardware: Hardware, wanted: Requirements) -> list[str]:
         )
         if have < want
     ]
+    if (hardware.uplink_mbps or 0.0) < wanted.uplink_mbps:
+        seen = f"it has {hardware.uplink_mbps:g}" if hardware.uplink_mbps is not None else "it could not be measured"
+        lacks.append(f"an uplink of {wanted.uplink_mbps} Mbit/s, {seen}")
     if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
         lacks.append(f"a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}")
     return lacks
-
-
-def uplink_mbps(routes: Path = ROUTES, network: Path = NETWORK) -> int:
-    """Speed of the network card of the default route, 10^6 bits a second; 0 where there is none, or it is virtual and does not say."""
-    try:
-        rows = [line.split() for line in routes.read_text().splitlines()[1:]]
-        card = next(row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000")
-        return max(0, int((network / card / "speed").read_text()))
-    except (OSError, ValueError, StopIteration):
-        return 0
 
 
 def gpu_model(information: Path) -> str:

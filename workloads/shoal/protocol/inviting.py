@@ -98,6 +98,7 @@ def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode]
             outside=not own_pod,
             address=address_block(known.address),
             refused="",
+            uplink_mbps=known.registration.hardware.uplink_mbps,
             invite_nonce=made.nonce,
             invite_expires_unix=float(made.expires_unix),
         )

@@ -42,6 +42,10 @@ class NodeRecord(Contract):
     )
     invite_nonce: str = ""
     capable_nonce: str = Field(default="", description="nonce of the invite under which its challenge was answered")
+    uplink_mbps: float | None = Field(
+        default=None,
+        description="as discovery measured it before the registration of its newest invite; None: not measured",
+    )
     gflops: float = Field(default=0.0, description="as that challenge measured them")
     challenge_seconds: float = Field(default=0.0, ge=0.0, description="how long that challenge took")
     invite_expires_unix: float = 0.0

@@ -47,7 +47,13 @@ class Gate:
 
         Whether the key may do anything is decided by its record. Roles are not held back: their replicas share a key.
         """
-        key = (await self._signatures.signer(request, admit)).key
+        return self._in_pace((await self._signatures.signer(request, admit)).key)
+
+    async def node_of_head(self, request: Request) -> str:
+        """The key that signed the head; the body is the caller's to read as it comes, and to hold to the digest. Raises as `node` does."""
+        return self._in_pace((await self._signatures.head_signer(request)).key)
+
+    def _in_pace(self, key: str) -> str:
         if self._roster.role_of(key) is None:
             hold_back(
                 self._pace, key, f"a key has {REQUESTS_AT_ONCE} requests at once and {REQUESTS_PER_SECOND:.0f} a second"
@@ -75,7 +81,11 @@ class Gate:
 
 def hold_back(pace: Pace, caller: str, terms: str) -> None:
     """Take one from the caller's pace; raises `Problem` 429 with `terms` and when to come again."""
-    wait = pace.take(caller)
+    require_no_wait(pace.take(caller), terms)
+
+
+def require_no_wait(wait: float, terms: str) -> None:
+    """Raises `Problem` 429 for who must wait, in seconds."""
     if wait > 0.0:
         raise Problem(429, "Too many requests", f"{terms}: wait {wait:.1f} s", {"Retry-After": str(math.ceil(wait))})
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from shoal.contracts import keys
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.pools import CodeClaim, claim_with_code, membership_proof
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     Assignment,
@@ -23,11 +22,11 @@ from shoal.contracts.protocol import (
     NodeLogs,
     NodeState,
     Registered,
-    Registration,
 )
 from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, home
-from shoal.protocol import capability, hardware
+from shoal.protocol import capability, uplink
 from shoal.protocol.node_states import EXCLUDED, MEMBERS
+from shoal.protocol.own_registration import own_registration
 from shoal.protocol.run_end import why_over
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -202,39 +201,10 @@ class Session:
             self.liveness.progress()
             stop.wait(wait * random.uniform(0.5, 1.0))
 
-    def _proof(self) -> str | None:
-        """Proof that this is one of its pool's own pods, or None on a stranger's machine. Read anew each time: the Secret may come later."""
-        try:
-            ticket = (home() / "secrets" / "ticket").read_text()
-        except FileNotFoundError:
-            return None
-        return membership_proof(bytes.fromhex(ticket.strip()), self.key.public)
-
-    def _code(self) -> Signed[CodeClaim] | None:
-        """What an invite code in `secrets/invite_code` says of this node, or None without one."""
-        try:
-            code = (home() / "secrets" / "invite_code").read_text()
-        except FileNotFoundError:
-            return None
-        try:
-            return claim_with_code(code, self.config.run, self.config.pool, self.key.public)
-        except ValueError as error:
-            get_logger().error("the invite code is not used", problem=str(error), file="secrets/invite_code")
-            return None
-
     def _join(self, stop: threading.Event) -> Signed[Invite]:
         """Register and wait for a good invite."""
         self._set_state("Discovered")
-        registration = Registration(
-            node=self.key.public,
-            run=self.config.run,
-            pool=self.config.pool,
-            software_version=hardware.software_version(),
-            hardware=hardware.detect(home()),
-            proof=self._proof(),
-            code=self._code(),
-        )
-        self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
+        self._register()
         get_logger().info("registered, waiting for an invite")
         self._wait_for("an invite (registered at discovery)")
         while not stop.is_set():
@@ -256,6 +226,24 @@ class Session:
                     self.neighbourhood.discovery_is_at(self._discovery.peer)
                 return self._checked(signed)
         raise MustJoinError("asked to stop")
+
+    def _register(self) -> None:
+        """Tell discovery of this machine; where its pool wants an uplink, and none is known, discovery measures it first."""
+        registration = own_registration(self.config, self.key)
+        for measured in (False, True):
+            try:
+                self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
+            except Refused as refused:
+                if refused.status != 428:
+                    raise
+                if measured:
+                    raise ChallengeFailedError(refused.detail) from refused
+                self._wait_for("discovery to measure this machine's uplink")
+                self.liveness.progress()
+                uplink.show(self._discovery, self.key.public, self.config.pool)
+                self.liveness.progress()
+            else:
+                return
 
     def _checked(self, signed: Signed[Invite]) -> Signed[Invite]:
         """The invite, if it is from this run's orchestrator and for this node; what discovery says is not trusted further."""

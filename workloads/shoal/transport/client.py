@@ -120,8 +120,9 @@ class SignedClient:
         *,
         deadline_seconds: float = 30.0,
         timeout_seconds: float | None = None,
+        content_type: str = "application/json",
     ) -> httpx.Response:
-        """Send bytes (JSON unless empty); returns a 2xx response. Raises as `call` does."""
+        """Send bytes of a type; returns a 2xx response. Raises as `call` does."""
         url = self._base_url + path
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
@@ -129,7 +130,7 @@ class SignedClient:
         while True:
             retry_after: float | None = None
             try:
-                response = self._try(method, url, content, timeout_seconds)
+                response = self._try(method, url, content, timeout_seconds, content_type)
                 if response.status_code < 300:
                     return response
                 if response.status_code == 401 and not followed and self._follow_clock(response):
@@ -151,8 +152,10 @@ class SignedClient:
             time.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
-    def _try(self, method: str, url: str, content: bytes, timeout_seconds: float | None) -> httpx.Response:
-        headers = {"Content-Type": "application/json"} if content else {}
+    def _try(
+        self, method: str, url: str, content: bytes, timeout_seconds: float | None, content_type: str
+    ) -> httpx.Response:
+        headers = {"Content-Type": content_type} if content else {}
         if self._key is not None:
             headers |= sign_request(
                 method=method,

@@ -76,9 +76,21 @@ class SignatureGate:
         body = await request.body()
         if not has_digest(headers, body):
             signed = self.check(request.method, target, headers, body)
+        await self._take_nonce(signed)
+        return signed
+
+    async def head_signer(self, request: Request) -> SignedBy:
+        """Who signed the head of a request whose body is not kept: the caller reads it as it comes, and holds it to the head's digest.
+
+        Raises `Problem` 401.
+        """
+        signed = self.check(request.method, target_of(request.scope), dict(request.headers), None)
+        await self._take_nonce(signed)
+        return signed
+
+    async def _take_nonce(self, signed: SignedBy) -> None:
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
             raise Problem(401, "Request was seen before", "sign every request with a new nonce")
-        return signed
 
     def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy:
         """Who signed a request to `target` (path and query), with `body` None its head; whether its nonce is new is left to the caller.

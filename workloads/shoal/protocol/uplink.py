@@ -1,0 +1,49 @@
+"""The measurement of this machine's way out, on its own side: asks discovery for a test and uploads random bytes.
+
+Called by `session` and `shoal node join`.
+"""
+
+import os
+import time
+
+from shoal.contracts.protocol import UplinkRequest, UplinkResult, UplinkTest
+from shoal.telemetry import get_logger
+from shoal.transport import SignedClient, Unavailable
+
+LARGEST_BYTES = 32 << 20
+"""Twice what a discovery of ours asks for: a node does not upload for ever because somebody says so."""
+LONGEST_SECONDS = 60.0
+ASK_SECONDS = 45.0
+"""Others may be at it, and a key has one test in half a minute."""
+
+
+def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SECONDS) -> UplinkResult:
+    """What discovery saw of an upload of ours. Raises `Refused` when it takes none, `Unavailable` when it does not answer."""
+    test = client.call(
+        "POST", "/v1/uplink-tests", UplinkRequest(node=node, pool=pool), UplinkTest, deadline_seconds=ask_seconds
+    )
+    if test is None or test.node != node or test.size > LARGEST_BYTES:
+        raise Unavailable("discovery gave no test that can be meant for this node")
+    limit, begun = min(test.limit_seconds, LONGEST_SECONDS), time.monotonic()
+    try:
+        # Once: the time runs, and a second try would be another test's.
+        answer = client.request(
+            "PUT",
+            f"/v1/uplink?test={test.test}",
+            os.urandom(test.size),
+            deadline_seconds=0.0,
+            timeout_seconds=limit + 10.0,
+            content_type="application/octet-stream",
+        )
+        result = UplinkResult.from_json(answer.content)
+    except Unavailable as error:
+        seconds = time.monotonic() - begun
+        if seconds < limit:
+            raise
+        # Discovery has closed the line before we had sent all; its answer did not come through.
+        mbps = test.size * 8 / 1e6 / seconds
+        raise Unavailable(f"the upload did not end in {limit:.0f} s: the uplink is below {mbps:.2g} Mbit/s") from error
+    except ValueError as error:
+        raise Unavailable(f"discovery's answer is no UplinkResult: {str(error)[:200]}") from error
+    get_logger().info("uplink measured", mbps=result.mbps, bytes=result.size, seconds=result.seconds)
+    return result
