@@ -231,7 +231,7 @@ def sha(data: bytes) -> str:
 class Stack:
     """Redis, discovery and orchestrator as processes on one loopback address, over a folder store."""
 
-    def __init__(self, folder: Path, address: str, **changes: object) -> None:
+    def __init__(self, folder: Path, address: str, public_discovery: str | None = None, **changes: object) -> None:
         self.folder, self.address = folder, address
         self.redis = redis(address, folder)
         self.addresses = Addresses(
@@ -240,6 +240,7 @@ class Stack:
             origin=f"http://{address}:8090",
             relays=[f"http://{address}:8091"],
             redis=self.redis.url,
+            public_discovery=public_discovery,
         )
         self.role_keys, self.run_key = new_role_keys(), PrivateKey.generate()
         self.config = config(self.addresses, self.role_keys, self.run_key, **changes)

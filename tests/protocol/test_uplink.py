@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import socket
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 from joined_machine import Machine
-from protocol_stack import ADMIN_TOKEN, RUN, Node, Stack, ready, refused
+from protocol_stack import ADMIN_TOKEN, RUN, Node, Stack, node_config, ready, refused
+from slow_line import SlowLine
 from test_agent import Pod
 
 from servers import Loopback, wait_until
@@ -40,8 +42,15 @@ MACHINE = Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1)
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
-    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address(), pools=POOLS)
+def slow_address(loopback: Loopback) -> str:
+    """Where discovery is reached over a slow line."""
+    return loopback.address()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback, slow_address: str) -> Iterator[Stack]:
+    folder, address = tmp_path_factory.mktemp("stack"), loopback.address()
+    running = Stack(folder, address, public_discovery=f"http://{slow_address}:8081", pools=POOLS)
     try:
         running.start()
         yield running
@@ -314,6 +323,48 @@ def test_join_says_what_the_line_is_and_comes_in(stack: Stack, tmp_path: Path, l
         wait_until("the machine to work", machine.works, 120)
         assert "uplink of " in machine.said()
         assert " Mbit/s" in machine.said()
+    finally:
+        machine.stop()
+
+
+@pytest.fixture(scope="module")
+def slow_line(stack: Stack, slow_address: str) -> Iterator[SlowLine]:
+    """A quarter of what the pool wants."""
+    made = SlowLine(slow_address, 8081, (stack.address, 8081), WANTED / 4)
+    yield made
+    made.close()
+
+
+def test_join_on_a_slow_line_says_so_and_ends(
+    stack: Stack, slow_line: SlowLine, tmp_path: Path, loopback: Loopback
+) -> None:
+    machine = Machine(tmp_path / "machine", loopback.address())
+    try:
+        machine.join(stack, url=slow_line.url, pool="pool")
+        assert machine.ends(120) == 2
+        found = re.search(r"pool 'pool' wants an uplink of 8 Mbit/s, it has ([0-9.]+)", machine.said())
+        assert found is not None, machine.said()
+        assert 0.0 < float(found[1]) <= WANTED / 4 * 1.05
+    finally:
+        machine.stop()
+
+
+def test_an_agent_on_a_slow_line_stays_outside_and_says_why(
+    stack: Stack, slow_line: SlowLine, tmp_path: Path, loopback: Loopback
+) -> None:
+    """With a file in place of the offer, nobody has told this machine before what the pool wants."""
+    config, machine = tmp_path / "node.json", Machine(tmp_path / "machine", loopback.address())
+    config.write_bytes(node_config(stack).to_json())
+    try:
+        machine.join(stack, url=slow_line.url, config=config)
+
+        def why() -> str | None:
+            status = machine.status()
+            return status.waits_for if status is not None and "were measured" in status.waits_for else None
+
+        words = wait_until("the agent to say what it lacks", why, 120)
+        assert re.search(r"the next try in 120 s: pool 'pool' wants an uplink of 8 Mbit/s, [0-2][0-9.]* were", words)
+        assert not machine.works()
     finally:
         machine.stop()
 
