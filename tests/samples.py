@@ -67,9 +67,6 @@ from shoal.contracts.protocol import (
     SubmissionNotice,
     SubmissionReceipt,
     TrainerProgress,
-    UplinkRequest,
-    UplinkResult,
-    UplinkTest,
     UploadGrant,
     UploadRequest,
     ValidationJob,
@@ -104,6 +101,7 @@ from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
 from shoal.contracts.weights import (
     CheckpointFile,
@@ -261,10 +259,8 @@ NODE_VIEW = NodeView(node=NODE, state="Healthy", pool="workers", assignment=ASSI
 
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
-    Registered(node=NODE, invited=True),
-    UplinkRequest(node=NODE, pool="pool"), UplinkTest(test="0f" * 16, node=NODE, size=1 << 20, limit_seconds=15.0),
-    UplinkResult(mbps=41.5, size=1 << 20, seconds=0.2),
-    ChallengeRequest(node=NODE), ChallengeResult(seconds=3.5, gflops=40.0),
+    Registered(node=NODE, invited=True), UplinkRequest(node=NODE, pool="pool"), UplinkResult(mbps=41.5, size=1, seconds=0.2),
+    UplinkTest(test=LEASE, node=NODE, size=1, limit_seconds=15.0), ChallengeResult(seconds=3.5, gflops=40.0), ChallengeRequest(node=NODE),
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),
     ChallengeAnswer(node=NODE, challenge=LEASE, product="AAAA"),
     AGREEMENT,

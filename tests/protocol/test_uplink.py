@@ -30,11 +30,9 @@ from shoal.contracts.protocol import (
     KnownNodes,
     Registered,
     Registration,
-    UplinkRequest,
-    UplinkResult,
-    UplinkTest,
 )
 from shoal.contracts.run import OpenPool
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.protocol import uplink
 from shoal.protocol.uplink_check import LARGEST_BYTES, LIMIT_SECONDS, MOST_AT_ONCE
 from shoal.transport import SignedClient

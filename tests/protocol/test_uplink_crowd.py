@@ -10,7 +10,7 @@ from run_states import Clock
 
 from servers import Redis
 from shoal.contracts.pools import PoolTerms, Requirements
-from shoal.contracts.protocol import UplinkRequest, UplinkTest
+from shoal.contracts.uplink import UplinkRequest, UplinkTest
 from shoal.protocol import uplink_check
 from shoal.protocol.redis_access import connect_async
 from shoal.protocol.uplink_check import LARGEST_BYTES, MOST_AT_ONCE, SMALLEST_BYTES, START_SECONDS, UplinkCheck

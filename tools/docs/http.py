@@ -141,7 +141,7 @@ def _route(method: str, path: str, handler: Any) -> Route:
     for called, arguments in _calls(tree):
         if called.endswith("gate.role") and isinstance(arguments[1], ast.Constant):
             signer = str(arguments[1].value)
-        elif called.endswith(("gate.speaks_for", "gate.node")):
+        elif called.endswith(("gate.speaks_for", "gate.node", "gate.node_of_head")):
             signer = signer or "node"
         if called in ("gate.speaks_for", "parse"):
             bodies.append(names.value(arguments[1]))

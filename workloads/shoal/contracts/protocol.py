@@ -75,32 +75,6 @@ class KnownNode(Contract):
     seen_unix: float
 
 
-class UplinkRequest(Contract):
-    """A machine asks discovery to measure its way out, before it registers."""
-
-    node: NodeId
-    pool: RunName
-
-
-class UplinkTest(Contract):
-    """An upload of random bytes, to be made once, at once: the time runs from the moment when this was given out."""
-
-    test: LeaseId
-    node: NodeId
-    size: int = Field(ge=1, le=1 << 30, description="bytes")
-    limit_seconds: float = Field(gt=0.0, le=600.0, description="what has not come by then is not waited for")
-
-
-class UplinkResult(Contract):
-    """What discovery saw of an upload; bytes are counted and dropped."""
-
-    mbps: float = Field(
-        ge=0.0, description="10^6 bits a second, the way of the question and the upload's beginning included"
-    )
-    size: int = Field(ge=0, description="bytes that came")
-    seconds: float = Field(gt=0.0)
-
-
 class KnownNodes(Contract):
     nodes: list[KnownNode]
 

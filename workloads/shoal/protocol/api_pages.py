@@ -37,15 +37,13 @@ from shoal.contracts.protocol import (
     SubmissionNotice,
     SubmissionReceipt,
     TrainerProgress,
-    UplinkRequest,
-    UplinkResult,
-    UplinkTest,
     UploadGrant,
     UploadRequest,
     ValidationJob,
     VersionAnnouncement,
 )
 from shoal.contracts.run import JoinOffer, PublicRun
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Verdict
 
 Caller = Literal["anyone", "node", "orchestrator", "trainer", "relay", "validator", "holder of an upload grant"]

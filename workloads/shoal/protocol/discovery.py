@@ -18,8 +18,9 @@ from fastapi import FastAPI, Query, Request, Response
 from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.http_signatures import names_digest
 from shoal.contracts.identity import PrivateKey
-from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration, UplinkRequest
+from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
+from shoal.contracts.uplink import UplinkRequest
 from shoal.protocol import api_pages
 from shoal.protocol.invite_watch import InviteWatch
 from shoal.protocol.redis_access import RedisNonces, connect_async

@@ -6,7 +6,7 @@ Called by `session` and `shoal node join`.
 import os
 import time
 
-from shoal.contracts.protocol import UplinkRequest, UplinkResult, UplinkTest
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.telemetry import get_logger
 from shoal.transport import SignedClient, Unavailable
 

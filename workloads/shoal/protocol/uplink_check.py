@@ -18,7 +18,8 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract
 from shoal.contracts.pools import PoolTerms, terms_of
-from shoal.contracts.protocol import Registration, UplinkRequest, UplinkResult, UplinkTest
+from shoal.contracts.protocol import Registration
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.protocol.service import hold_back, require_no_wait
 from shoal.telemetry import get_logger
 from shoal.transport.pace import Pace
