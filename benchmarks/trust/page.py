@@ -37,6 +37,21 @@ def honest_lines(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def run_lines(part: Mapping[str, Any]) -> list[str]:
+    """A row for each run, then the rate."""
+    lines = ["| checked by | files | sequences | rejected | found once, not twice |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row['run']} | {row['files']} | {row['sequences']} | {row['rejected']} | {row['not_confirmed']} |"
+        for row in part["runs"]
+    ]
+    low, high = part["interval_95"]
+    return [
+        *lines,
+        "",
+        f"{part['rejected_files']} of {part['files']} files were rejected: with 95 % confidence a rate between {low:.3g} and {high:.3g} a file.",
+    ]
+
+
 def power_lines(part: Mapping[str, Any]) -> list[str]:
     """One table a dtype: rejected of judged files in each setting, and the reasons that were named."""
     lines: list[str] = []
@@ -99,7 +114,7 @@ def mutated_lines(part: Mapping[str, int]) -> list[str]:
     return ["| outcome | files |", "|---|---|", *(f"| {outcome} | {count} |" for outcome, count in ordered)]
 
 
-BLOCKS = {"honest": honest_lines, "power": power_lines, "cost": cost_lines}
+BLOCKS = {"honest": honest_lines, "runs": run_lines, "power": power_lines, "cost": cost_lines}
 
 
 def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.trust import weight_sets
+from benchmarks.trust import weight_sets, whole_runs
 from benchmarks.trust.__main__ import counted, summary
 from benchmarks.trust.cpu_time import cpu_seconds
 from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines, replaced
 from cheat_table import CHEATS
+
+from shoal.contracts import keys
+from shoal.contracts.canonical import sign
+from shoal.contracts.identity import PrivateKey
+from shoal.contracts.verdicts import Verdict
+from shoal.storage.store import open_folder
 
 REPORT = """
 PASSED tests/adversary/test_adversaries.py::test_a_dishonest_file_is_rejected_for_its_own_reason[int8-weights]
@@ -46,6 +52,34 @@ def test_what_nobody_has_measured_is_none_and_not_zero(tmp_path: Path) -> None:
         "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup", "verify_to_generate_compute",
         "honest_false_reject_rate", "adversaries_total", "adversaries_rejected",
     }  # fmt: skip
+
+
+def test_of_a_whole_run_counts_what_was_judged_and_what_a_second_look_did_not_find(tmp_path: Path) -> None:
+    store = open_folder(tmp_path, "run")
+    fates = [("accept", None), ("accept", None), ("accept", None), ("reject", "token_sampling"), ("expired", None)]
+    for number, (outcome, reason) in enumerate(fates):
+        verdict = Verdict.model_validate(
+            {
+                "run": "run", "node": "a" * 64, "lease": f"{number:032x}", "step": 1, "submission": number, "policy_version": 1,
+                "sha256": f"{number:064x}", "outcome": outcome, "reason": reason, "rows": 2, "proof_rows": 1 if number == 2 else 2,
+                "rewards": [dict.fromkeys(("task_reward", "length_penalty", "reward"))] * 2 if outcome == "accept" else [],
+            }
+        )  # fmt: skip
+        store.put(keys.verdict(verdict.node, verdict.sha256), sign(verdict, PrivateKey.generate()).to_json())
+        if number in (1, 3):
+            store.put(f"{keys.opinions(verdict.node, verdict.sha256)}{'b' * 64}.json", b"{}")
+    found = whole_runs.counted("a run", store)
+    assert (found["files"], found["sequences"], found["rejected"], found["not_confirmed"]) == (4, 8, 1, 1)
+    assert not found["every_row_checked"]
+    assert found["evidence"].startswith("token_sampling")
+
+
+def test_the_published_whole_runs_are_of_files_with_every_row_checked() -> None:
+    published = json.loads((PAGE.parents[1] / "benchmarks/results/trust.json").read_text())
+    rows = {row["run"]: row for row in published["parts"]["runs"]["runs"]}
+    assert rows.keys() == whole_runs.RUNS.keys()
+    assert all(row["every_row_checked"] and row["files"] > 100 for row in rows.values())
+    assert published["honest_false_reject_rate_upper_95"] < 0.02
 
 
 def test_cpu_seconds_grow_with_work() -> None:
