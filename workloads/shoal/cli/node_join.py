@@ -35,6 +35,7 @@ from shoal.report.text import plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
+from shoal.transport.whole_file import replace_file
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -324,13 +325,7 @@ def _replace(path: Path, data: bytes | None) -> None:
     if data is None:
         path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    replace_file(path, data)
 
 
 def is_loopback(url: str) -> bool:

@@ -24,6 +24,7 @@ from shoal.telemetry import every_line, get_logger, serve_health, start
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.server import Problem
+from shoal.transport.whole_file import replace_file
 
 HEALTH_PORT = 9103
 GRACE_SECONDS = 3  # for requests that are still open when all leases are gone: questions, no uploads
@@ -154,9 +155,7 @@ class Follower:
         same = before is not None and before.model_copy(update={"written_unix": status.written_unix}) == status
         if same and 0 <= age < STATUS_SECONDS:
             return
-        partial = self._path.with_suffix(".partial")
-        partial.write_bytes(status.to_json())
-        partial.replace(self._path)
+        replace_file(self._path, status.to_json(), 0o644)
         self._written = status
 
 
