@@ -1,13 +1,13 @@
 """A run on real pods: the manifest, made of examples/arithmetic for one small node, and what a test sees of the run and does to it.
 
-A `Story` reads the run's status and its pods and waits for policy versions; it also remembers the reward of each version that it saw on the way.
+A `Story` reads the run's status, its page and its pods, and waits for policy versions.
 """
 
 import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import yaml
@@ -50,7 +50,7 @@ RUN_OBJECTS = (
 ASKED = (137, 143)
 """Exit codes of a container that was killed, or asked to end."""
 
-STRANGER = "cheat"
+STRANGER, READER = "cheat", "reader"
 
 
 def merged(before: Any, change: Any) -> Any:
@@ -86,8 +86,6 @@ class Story:
     space: Space
     release: Release
     run: str = "arithmetic"
-    rewards: dict[int, float] = field(default_factory=dict)
-    """Mean task reward of the step that made each version, as far as it was seen."""
 
     @property
     def endpoint(self) -> str:
@@ -101,8 +99,6 @@ class Story:
     def status(self) -> Object:
         found = self.space.kube.get("TrainingRun", self.run, self.space.name) or {}
         status: Object = found.get("status") or {}
-        if status.get("reward") is not None and status.get("policyVersion"):
-            self.rewards[status["policyVersion"]] = status["reward"]
         return status
 
     def condition(self, name: str) -> Object:
@@ -117,6 +113,18 @@ class Story:
         found = self.space.kube.get("Secret", f"{self.run}-ui-token", self.space.name)
         assert found is not None
         return base64.b64decode(found["data"]["token"]).decode()
+
+    def page(self, path: str, token: str | None = None) -> tuple[int, Object]:
+        """Status and JSON of a path of the run's page, as the pod `READER` sees it; with the run's token unless another one is given."""
+        url = f"http://{self.run}-ui.{self.space.name}.svc:8082{path}"
+        return self.space.fetch(READER, url, self.page_token() if token is None else token)
+
+    def steps_rewards(self) -> list[float]:
+        """Mean task reward of the rows that each step was trained on, from the first step: of all that the trainer wrote down."""
+        status, steps = self.page("/api/steps")
+        assert status == 200
+        numbered = zip(steps["step"], steps["trained"], steps["columns"]["task_reward"], strict=True)
+        return [reward for _, trained, reward in sorted(numbered) if trained]
 
     def holds(self, *conditions: str) -> bool:
         """Whether these are True."""
@@ -204,14 +212,9 @@ class Story:
     # Waits.
 
     def wait(self, what: str, poll: Callable[[], Value | None], seconds: float) -> Value:
-        """`Space.wait`, which looks at the run all the while and, when it fails, says what the run's status says."""
-
-        def look() -> Value | None:
-            self.status()
-            return poll()
-
+        """`Space.wait`, which says what the run's status says when it fails."""
         with self._told():
-            return self.space.wait(what, look, seconds)
+            return self.space.wait(what, poll, seconds)
 
     def advance(self, versions: int = 2) -> int:
         """Wait until so many more versions are announced: the run goes on. Returns the newest."""
