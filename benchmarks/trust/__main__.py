@@ -1,6 +1,6 @@
-"""`python -m benchmarks.trust [honest|runs|power|cost|mutated|adversaries|merge ...]`: measures and writes `benchmarks/results/trust.json`.
+"""`python -m benchmarks.trust [honest|whole-runs|power|cost|mutated|adversaries|merge ...]`: measures and writes `benchmarks/results/trust.json`.
 
-Each part takes three to seven minutes on a quiet core, `runs` twice that on two, and replaces its own results, and its tables in
+Each part takes three to seven minutes on a quiet core, `whole-runs` twice that on two, and replaces its own results, and its tables in
 docs/adversaries.md; without a name all are measured. `merge` measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have
 written, as every part does at its end.
 """
@@ -26,7 +26,7 @@ from benchmarks.trust.page import write_page
 RESULTS = Path(__file__).parents[1] / "results"
 RESULT = RESULTS / "trust.json"
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("honest", "runs", "power", "cost", "mutated", "adversaries")
+PARTS = ("honest", "whole-runs", "power", "cost", "mutated", "adversaries")
 FROM_OTHERS: Mapping[str, Sequence[str]] = {
     "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
     "inference.json": ("proof_overhead", "swap_seconds", "first_token_after_version_seconds"),
@@ -43,7 +43,8 @@ def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
         figures |= {figure: found.get(figure) for figure in wanted}
     cost, suite = parts.get("cost"), parts.get("adversaries")
     files, rejected = (
-        sum(parts.get(part, {}).get(name, 0) for part in ("honest", "runs")) for name in ("files", "rejected_files")
+        sum(parts.get(part, {}).get(name, 0) for part in ("honest", "whole-runs"))
+        for name in ("files", "rejected_files")
     )
     return figures | {
         "verify_to_generate_compute": cost["generate_over_verify"]["good_standing"] if cost else None,
@@ -100,7 +101,7 @@ def measure(part: str, home: Path) -> dict[str, Any]:
     """One part; `home` holds the models, which are made by the first part that wants them."""
     if part == "adversaries":
         return adversaries()
-    if part == "runs":
+    if part == "whole-runs":
         from benchmarks.trust import whole_runs
 
         return whole_runs.measure(home / "runs")

@@ -114,7 +114,7 @@ def mutated_lines(part: Mapping[str, int]) -> list[str]:
     return ["| outcome | files |", "|---|---|", *(f"| {outcome} | {count} |" for outcome, count in ordered)]
 
 
-BLOCKS = {"honest": honest_lines, "runs": run_lines, "power": power_lines, "cost": cost_lines}
+BLOCKS = {"honest": honest_lines, "whole-runs": run_lines, "power": power_lines, "cost": cost_lines}
 
 
 def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:
