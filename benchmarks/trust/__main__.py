@@ -35,7 +35,8 @@ SUITE_SECONDS = 1800
 
 def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
     """The figures by name; None for one that nobody has measured yet. `parts` as in the file, `results` where the others' files lie."""
-    from benchmarks.trust.interval import clopper_pearson  # SciPy: each reader of a file imports this module anew, and is measured
+    # Each reader of a file imports this module anew, and would be measured with SciPy.
+    from benchmarks.trust.interval import clopper_pearson
 
     figures: dict[str, Any] = {}
     for name, wanted in FROM_OTHERS.items():
