@@ -188,7 +188,10 @@ def test_a_node_is_credited_once_it_had_as_many_files_as_the_terms_of_some_time_
     ledger.join(OTHER, nonce="1" * 32)
     ledger.accept(NODE)
     ledger.accept(OTHER)
-    credit = lambda: [ledger.audit.report.nodes[each].credit() for each in (NODE, OTHER)]  # noqa: E731
+
+    def credit() -> list[int]:
+        return [ledger.audit.report.nodes[each].credit() for each in (NODE, OTHER)]
+
     assert credit() == [0, 0]
     ledger.accept(NODE)
     assert credit() == [200, 0]

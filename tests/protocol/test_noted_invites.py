@@ -139,7 +139,7 @@ def test_two_orchestrators_note_an_invite_once(run: Orchestrator, book: Book) ->
 
 def test_a_key_that_joins_without_end_is_held_back_and_then_let_in(run: Orchestrator, book: Book) -> None:
     now = [0.0]
-    inviter = Inviter(run.state, book, lambda: now[0])  # type: ignore[arg-type]
+    inviter = Inviter(run.state, book, lambda: now[0])  # type: ignore[arg-type]  # the book is asked as discovery's client is
     node, quiet = new_node(), new_node()
 
     def join_again(who: str) -> int:
@@ -168,7 +168,7 @@ def test_a_key_that_joins_without_end_is_held_back_and_then_let_in(run: Orchestr
 def test_what_fails_on_our_side_costs_the_node_none_of_its_invites(
     run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inviter = Inviter(run.state, book, lambda: 0.0)  # type: ignore[arg-type]
+    inviter = Inviter(run.state, book, lambda: 0.0)  # type: ignore[arg-type]  # the book is asked as discovery's client is
     node = new_node()
     book.register(node)
 
@@ -183,7 +183,9 @@ def test_what_fails_on_our_side_costs_the_node_none_of_its_invites(
     assert inviter.round() == 1
 
 
-def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(run: Orchestrator, book: Book) -> None:
+def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process, or discovery, is lost between the entry and the invite: the next invite is another, noted when it is used."""
     node = new_node()
     book.register(node)
@@ -192,11 +194,11 @@ def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(run: Orchestra
     def refuse(method: str, *rest: object, **named: object) -> object:
         if method == "PUT":
             raise Refused(404, "Not registered", "gone")
-        return leave(method, *rest, **named)  # type: ignore[arg-type]
+        return leave(method, *rest, **named)  # type: ignore[arg-type]  # whatever it was given
 
-    book.call = refuse  # type: ignore[method-assign, assignment]
-    assert book.round() == 0
-    book.call = leave  # type: ignore[method-assign]
+    with monkeypatch.context() as lost:
+        lost.setattr(book, "call", refuse)
+        assert book.round() == 0
     assert book.round() == 1
     assert run.beat(node, book.invites[node]) == "Healthy"
     nonces = [entry.detail for entry in of(run, "node-invited", node=node)]

@@ -35,8 +35,8 @@ def shared(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["status.json", ".status.json.partial", "status.partial"])
 def test_no_link_that_a_worker_put_there_is_written_through(shared: Path, key: Path, name: str) -> None:
     (shared / name).symlink_to(key)
-    session = SimpleNamespace(status=lambda: STATUS)
-    follower = Follower(session, SimpleNamespace(parts=list), threading.Event(), shared / "status.json")  # type: ignore[arg-type]
+    session, work = SimpleNamespace(status=lambda: STATUS), SimpleNamespace(parts=list)  # all that `status` asks
+    follower = Follower(session, work, threading.Event(), shared / "status.json")  # type: ignore[arg-type]  # no whole session is needed
     follower._write(follower.status())
     assert key.read_bytes() == KEY
     assert not (shared / "status.json").is_symlink()
