@@ -133,6 +133,9 @@ def test_an_upgrade_from_an_older_chart_brings_its_crds_and_defaults_and_keeps_o
     deployment = kube.get("Deployment", "shoal-operator", namespace)
     assert deployment["spec"]["replicas"] == 1, "what was asked at the install stays"
     assert kube.get("RelayServer", "lonely", namespace)["metadata"]["uid"] == lonely["metadata"]["uid"]
+    # Not left to the namespace's end: one that is deleted while the API server takes up a new schema can leave its objects behind.
+    kube.delete("RelayServer", "lonely", namespace)
+    wait_until("the relay to be gone", lambda: kube.get("RelayServer", "lonely", namespace) is None, 30.0)
 
 
 def test_an_uninstall_leaves_the_crds_with_every_run_and_nothing_else(
