@@ -43,7 +43,7 @@ for _ in range(tries):
 FETCH = """import sys, urllib.error, urllib.request
 headers = {'Authorization': 'Bearer ' + sys.argv[2]} if sys.argv[2] else {}
 try:
-    answer = urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=headers), timeout=20)
+    answer = urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=headers, method=sys.argv[3]), timeout=20)
 except urllib.error.HTTPError as error:
     answer = error
 print(answer.status)
@@ -163,9 +163,9 @@ class Space:
             f"{pod} {verb} reach {host}:{port} at first, then {seen}"
         )
 
-    def fetch(self, pod: str, url: str, token: str) -> tuple[int, Object]:
-        """Status and JSON of a GET from inside the pod, with a bearer token where one is given; what is not 200 counts as empty."""
-        status, _, body = self.run(pod, "python", "-c", FETCH, url, token).partition("\n")
+    def fetch(self, pod: str, url: str, token: str, method: str = "GET") -> tuple[int, Object]:
+        """Status and JSON of a request from inside the pod, with a bearer token where one is given; what is not 200 counts as empty."""
+        status, _, body = self.run(pod, "python", "-c", FETCH, url, token, method).partition("\n")
         return int(status), json.loads(body) if status == "200" else {}
 
     def _connections(self, pod: str, host: str, port: int, tries: int) -> list[str]:

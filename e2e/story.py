@@ -108,11 +108,29 @@ class Story:
             (each for each in found if each["type"] == name), {"status": "Unknown", "message": "", "reason": ""}
         )
 
+    def secret(self, name: str, key: str) -> str:
+        """A value of one of the run's Secrets."""
+        found = self.space.kube.get("Secret", f"{self.run}-{name}", self.space.name)
+        assert found is not None
+        return base64.b64decode(found["data"][key]).decode()
+
     def page_token(self) -> str:
         """What a browser shows the page of the run."""
-        found = self.space.kube.get("Secret", f"{self.run}-ui-token", self.space.name)
-        assert found is not None
-        return base64.b64decode(found["data"]["token"]).decode()
+        return self.secret("ui-token", "token")
+
+    def admin(self, method: str, path: str) -> Object:
+        """What the orchestrator answers an admin; asked from inside its own pod."""
+        token = self.secret("orchestrator-key", "admin_token")
+        url = f"http://127.0.0.1:8080/v1/admin{path}"
+        status, answer = self.space.fetch(self.pod("orchestrator"), url, token, method)
+        assert status == 200, f"{method} {path} gave {status}"
+        return answer
+
+    def starts(self, pod: str) -> dict[str, int]:
+        """How often the kubelet started each container of a pod again."""
+        found = self.space.kube.get("Pod", pod, self.space.name) or {}
+        listed = (found.get("status") or {}).get("containerStatuses") or []
+        return {each["name"]: each["restartCount"] for each in listed}
 
     def page(self, path: str, token: str | None = None) -> tuple[int, Object]:
         """Status and JSON of a path of the run's page, as the pod `READER` sees it; with the run's token unless another one is given."""

@@ -118,6 +118,30 @@ def test_kubectl_scale_of_the_pool_changes_how_many_workers_there_are_and_the_ru
     story.wait("one worker again", lambda: len(story.pods("pool")) == 1, 120.0)
 
 
+def test_an_admins_restart_begins_a_nodes_containers_anew_and_it_stays_a_member(story: Story) -> None:
+    pod, worked = f"{story.run}-pool-0", ("fetch", "worker")
+    before, uid = story.starts(pod), story.identities()[pod]
+
+    def members() -> list[str]:
+        return [each["node"] for each in story.admin("GET", "/nodes?state=Healthy")["nodes"]]
+
+    (member,) = story.wait("one member", lambda: found if len(found := members()) == 1 else None, START_SECONDS)
+    story.admin("POST", f"/nodes/{member}/restart")
+
+    def begun_anew() -> bool:
+        now = story.starts(pod)
+        return all(now.get(name, 0) > before[name] for name in worked)
+
+    story.wait("the kubelet to start fetch and worker again", begun_anew, STEP_SECONDS)
+    story.advance()
+    after = story.starts(pod)
+    assert {name: after[name] - before[name] for name in before} == {name: int(name in worked) for name in before}
+    assert story.identities()[pod] == uid
+    assert members() == [member]
+    (found,) = [each for each in story.pods("pool") if each["metadata"]["name"] == pod]
+    assert crashes(found) == []
+
+
 def test_a_trainer_whose_pod_is_killed_resumes_from_its_newest_state(story: Story) -> None:
     before, killed = story.version(), story.pod("trainer")
     story.space.kubectl("delete", "pod", killed, "--grace-period=0", "--force")
