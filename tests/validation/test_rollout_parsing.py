@@ -260,6 +260,28 @@ def test_readers_do_not_reserve_addresses_that_their_limit_counts() -> None:
         assert pool.apply_async(eval, (asked,)).get(timeout=60) == "system"
 
 
+def test_a_reader_imports_nothing_that_its_server_has_not(large: tuple[Path, int]) -> None:
+    """It would do so anew for each file: pandas, which pyarrow asks for when it is given a value of Python's, took longer than the reading."""
+    script = (
+        "import sys; from shoal.validation import parsing; before = set(sys.modules); "
+        "_, batches = parsing.read_batches(open(sys.argv[1], 'rb').read(), parsing.FileLimits(10**6, 10**6, 100)); "
+        "print(sum(len(rows) for rows in batches), sorted(set(sys.modules) - before))"
+    )
+    read = subprocess.run(
+        [sys.executable, "-c", script, large[0]], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert read.stdout == "12 []\n"
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "completion_mask"])
+def test_a_list_that_every_row_lacks_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    metadata = {f"shoal.{name}": value for name, value in asdict(METADATA).items()}
+    schema = pa.schema([each.with_nullable(True) for each in ROLLOUT_SCHEMA], metadata)
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([asdict(ROW) | {name: None}] * 2, schema), sink)
+    assert refusal(tmp_path, sink.getvalue()) == f"row 0: {name} is null"
+
+
 def test_rows_are_read_within_the_memory_of_the_longest_and_not_of_all(large: tuple[Path, int]) -> None:
     path, tokens = large
     assert reading_memory(tokens, 20_002) < BASE_MEMORY_BYTES + 25_000_000
