@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from minio import Minio as MinioClient
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
 
@@ -80,7 +82,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LAST = ("tests/operator/cluster/", "tests/system/")
-"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them."""
+"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them (tools/test.sh names them, too)."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """A folder's tests run in one process where there are several (pytest-xdist): they share what it has started."""
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("::")[0].rpartition("/")[0]
+
+    return ByFolder(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,8 +3,8 @@
 # run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out. The core
 # (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
 #
-# Writes .cache/junit.xml and prints the slowest tests and every skipped one with its reason. With CI set, a test that was skipped for want of
-# something that CI must have is a failure (tests/conftest.py).
+# Writes .cache/junit.xml, of whole systems .cache/junit-systems.xml, and prints the slowest tests and every skipped one with its reason. With CI set, a
+# test that was skipped for want of something that CI must have is a failure (tests/conftest.py).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -56,10 +56,19 @@ else
 fi
 
 [[ "$*" == *"not soak"* ]] && echo "left out: tests marked soak, and the end-to-end tests beyond their core, which want more images (make soak)"
-echo "== tests"
-.venv/bin/python -m pytest --junitxml=.cache/junit.xml --durations=15 --durations-min=1 -p no:cacheprovider "$@"
-status=$?
-((status == 0)) || failed+=("tests")
+run_tests() { # $1: name of the report, the others: for pytest
+    local report=$1
+    shift
+    .venv/bin/python -m pytest --junitxml=".cache/$report.xml" --durations=15 --durations-min=1 -p no:cacheprovider "$@"
+}
+if [[ -n $whole ]]; then
+    # Most tests wait more than they compute, so two folders run at a time; whole systems have the machine to themselves (LAST in tests/conftest.py).
+    systems=(tests/operator/cluster tests/system)
+    check "tests" run_tests junit -n 2 --dist loadscope --no-loadscope-reorder "${systems[@]/#/--ignore=}" "$@"
+    check "tests of whole systems" run_tests junit-systems "${systems[@]}" "$@"
+else
+    check "tests" run_tests junit "$@"
+fi
 [[ -z $whole ]] || check "core of the end-to-end tests" passing_signals_on tools/core.sh
 
 if ((${#failed[@]})); then
