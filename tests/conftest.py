@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LAST = ("tests/operator/cluster/", "tests/system/")
-"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them (tools/test.sh names them, too)."""
+"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them. tools/test.sh names them, too."""
 
 
 @pytest.hookimpl(optionalhook=True)
