@@ -62,7 +62,7 @@ run_tests() { # $1: name of the report, the others: for pytest
     .venv/bin/python -m pytest --junitxml=".cache/$report.xml" --durations=15 --durations-min=1 -p no:cacheprovider "$@"
 }
 if [[ -n $whole ]]; then
-    # Most tests wait more than they compute, so two folders run at a time; whole systems have the machine to themselves (LAST in tests/conftest.py).
+    # A test mostly keeps one core busy, so two folders run at a time; whole systems have the machine to themselves (LAST in tests/conftest.py).
     systems=(tests/operator/cluster tests/system)
     check "tests" run_tests junit -n 2 --dist loadscope --no-loadscope-reorder "${systems[@]/#/--ignore=}" "$@"
     check "tests of whole systems" run_tests junit-systems "${systems[@]}" "$@"
