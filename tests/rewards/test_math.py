@@ -1,20 +1,24 @@
 """Mathematical answers: hundreds of pairs per kind, spellings that change nothing, and answers made to hang a parser."""
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sympy.core.random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_pairs import MALFORMED, PAIRS, Pair
+from sympy.core.cache import clear_cache
 
 from shoal.rewards.math import MathJudge, Undecided, Verdict, final_answer
 from shoal.rewards.math.compare import Decided, Questions, compare, number
 from shoal.rewards.math.judge import QUESTION_SECONDS
 from shoal.rewards.math.normalise import normalise
 from shoal.rewards.math.units import split_unit
+from shoal.rewards.math.worker import _load
 
 GENEROUS_SECONDS = 60.0
 """For pairs that must be decided, however slow the machine."""
@@ -64,6 +68,43 @@ def test_an_answer_that_is_none_is_wrong_and_not_an_error(judge: MathJudge) -> N
         verdicts = threads.map(lambda answer: judge.equal("37", answer), MALFORMED)
         bad = {answer: verdict for answer, verdict in zip(MALFORMED, verdicts, strict=True) if not _is_wrong(verdict)}
     assert not bad
+
+
+UNBOUNDED = [
+    r"\max(\infty,37)", r"\infty!", r"|\infty|", r"\sqrt{\infty}", r"\infty\infty", r"(-\infty)^2", r"(\infty)(-\infty)", r"-|\infty|",
+    r"|\log(0)|", r"\frac{1}{0}", r"\frac{0}{0}", r"\infty-\infty", r"(\infty)^{\infty}", r"x=|\infty|", r"x=\infty\infty", r"\{|\infty|\}",
+    r"[0,\infty\infty]", r"[0,\max(\infty,1)]", r"(|\infty|,1)", r"37<|\infty|",
+]  # fmt: skip
+"""sympy takes the difference of some of them and any number for zero: of the first ones always, of the others by the draw."""
+
+
+@pytest.mark.parametrize(
+    "gold", ["37", "0", r"\frac{1}{2}", r"\sqrt{8}", "x=37", "[0,37]", r"\{0\}", "(0,1)", "37<x", "0<x<37"]
+)
+def test_what_has_no_bound_is_equal_to_nothing_that_has_one(gold: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sympy draws."""
+    draws = itertools.count()
+    monkeypatch.setattr("sympy.core.random.seed", lambda _, really=sympy.core.random.seed: really(next(draws)))
+    judge = _load()
+    for _ in range(4):
+        clear_cache()  # else it keeps what it has once found
+        for answer in UNBOUNDED:
+            asked = compare(gold, answer)
+            assert isinstance(asked, Questions)
+            verdict, _ = judge([list(pair) for pair in asked.pairs])
+            assert verdict == "unequal", (gold, answer, next(draws) - 1)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\infty", r"|\infty|"), (r"-\infty", r"-\infty"), ("37", r"\sum_{n=1}^{\infty}\frac{37}{2^n}"), ("1", r"\int_0^{\infty} e^{-x} dx"),
+        (r"x\le 3", r"(-\infty,3]"), (r"x<1", r"(-\infty,1)"),
+        (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"), (r"(0,\infty)", r"(0,+\infty)"), ("0", r"\frac{1}{\infty}"),
+    ],
+)  # fmt: skip
+def test_infinity_in_both_or_on_the_way_is_as_good_as_before(judge: MathJudge, gold: str, answer: str) -> None:
+    assert judge.equal(gold, answer) == Verdict(True, "equal by sympy") or compare(gold, answer) == _decided(True)
 
 
 def _is_wrong(verdict: Verdict | Undecided) -> bool:

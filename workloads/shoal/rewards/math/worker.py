@@ -5,6 +5,7 @@ cannot be read) or `error`. Started by `judging`, never imported. It has no time
 a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -42,13 +43,20 @@ def _load() -> Any:
     """The function that judges, warmed: the first parse of a grammar takes a second."""
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+    from sympy.core.random import seed
 
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
 
     def read(text: str) -> list[Any]:
         return list(parse(f"${text}$", extraction_config=kinds, extraction_mode="first_match", parsing_timeout=None))
 
+    def equal(ours: Any, theirs: Any) -> bool:
+        if not verify([ours], [theirs], float_rounding=PRECISION_DIGITS, timeout_seconds=None):
+            return False
+        return unbounded(theirs) <= unbounded_as_set(ours)
+
     def judge(pairs: list[list[str]]) -> tuple[str, str]:
+        seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
         verdict = ("unequal", "not equal by sympy")
         for gold, answer in pairs:
             ours = [item for item in read(gold) if not isinstance(item, str)]
@@ -56,7 +64,7 @@ def _load() -> Any:
                 verdict = ("no-gold", "the gold answer is no expression")
                 continue
             theirs = [item for item in read(answer) if not isinstance(item, str)]
-            if theirs and verify(ours, theirs, float_rounding=PRECISION_DIGITS, timeout_seconds=None):
+            if any(equal(one, other) for one in ours for other in theirs):
                 return ("equal", "equal by sympy")
         return verdict
 
@@ -66,6 +74,30 @@ def _load() -> Any:
     ):  # fmt: skip
         judge([[gold, answer]])
     return judge
+
+
+def unbounded(expression: Any) -> set[Any]:
+    """Infinities of an expression, and what is no number in it, once it is evaluated.
+
+    sympy takes `max(oo, 37) - 1/2` for zero, and other differences of the kind by the draw: so an answer that has an infinity is equal to no gold
+    answer that has none, whatever their difference is said to be.
+    """
+    from sympy import nan, oo, zoo
+    from sympy.logic.boolalg import Boolean
+
+    if isinstance(expression, Boolean):  # an equation of infinity would be evaluated to no more than "false"
+        return set().union(*map(unbounded, expression.args))
+    with contextlib.suppress(Exception):  # sympy raises anything; what cannot be evaluated is taken as it is written
+        expression = expression.doit()
+    return {each for each in (oo, -oo, zoo, nan) if expression.has(each)}
+
+
+def unbounded_as_set(expression: Any) -> set[Any]:
+    """The same for a gold answer; the set of an inequality's solutions may be unbounded where the inequality itself names no infinity."""
+    found = unbounded(expression)
+    with contextlib.suppress(Exception):  # of several variables: no set
+        found |= unbounded(expression.as_set())
+    return found
 
 
 if __name__ == "__main__":
