@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samples import COMPUTE, DIGEST, ENTRY, HARDWARE, NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS
@@ -163,6 +163,20 @@ def test_compute_that_the_validator_did_not_count_is_found() -> None:
         assert against(verdict_on(other)) == "entry 3 (accepted): its compute is not the one that the validator counted"
 
 
+def test_an_entry_that_leaves_the_validators_compute_out_is_found() -> None:
+    ledger = Ledger()
+    ledger.declare()
+    ledger.join(NODE)
+    entry = ledger.accept(NODE, tokens=4, submission=0)
+
+    def against(compute: Any) -> str | None:
+        verdict = verdict_on(compute).model_copy(update={"sha256": entry.digest})
+        return document_problem(entry, sign(verdict, ROLE_KEYS["validator"]).to_json(), ROSTER.document, None)
+
+    assert against(None) is None
+    assert against(COMPUTE) == "entry 3 (accepted): its compute is not the one that the validator counted"
+
+
 def verdict_on(compute: Any) -> Verdict:
     return Verdict(
         run=RUN, node=NODE, lease="ab" * 16, step=0, submission=0, sha256=DIGEST, outcome="accept", policy_version=0, rows=1,
@@ -208,8 +222,10 @@ events = st.lists(st.one_of(st.sampled_from([NODE, OTHER]), st.integers(0, 4)), 
 
 
 @given(st.integers(0, 4), events)
+@example(0, [2, NODE])  # nothing was asked for when it joined
 def test_credit_follows_the_rule_whatever_comes_in_which_order(first: int, story: list[str | int]) -> None:
-    ledger, files, wanted, proven = Ledger(), {NODE: 0, OTHER: 0}, first, set()
+    ledger, files, wanted = Ledger(), {NODE: 0, OTHER: 0}, first
+    proven = set(files) if first == 0 else set()
     last = ledger.declare(probation_files=first).number
     ledger.join(NODE)
     ledger.join(OTHER, nonce="1" * 32)

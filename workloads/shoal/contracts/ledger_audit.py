@@ -206,6 +206,7 @@ class Audit:
         match entry.kind:
             case "node-joined":
                 totals.joined, totals.dead = True, False
+                self._prove(totals)  # where nothing is asked for
                 if self.report.terms and (entry.node, entry.detail) not in self._invited:
                     problems.append(
                         f"entry {entry.number}: node {entry.node[:16]}... joined by an invite that was never noted"

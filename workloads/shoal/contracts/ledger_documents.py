@@ -48,7 +48,7 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
         return f"{where}: the validator's verdict is on another file, or says {verdict.outcome}"
     if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
         return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
-    if entry.compute is not None and entry.compute != verdict.compute:
+    if entry.kind == "accepted" and entry.compute != verdict.compute:
         return f"{where}: its compute is not the one that the validator counted"
     return None
 
