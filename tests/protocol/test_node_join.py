@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from joined_machine import Machine
@@ -22,6 +23,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
 from shoal.contracts.run import AgentState, JoinOffer, OpenPool
+from shoal.protocol.hardware import detect
 from shoal.protocol.run_end import why_over
 from shoal.transport import Unavailable
 
@@ -236,3 +238,10 @@ def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_min
 )
 def test_only_this_machine_is_believed_over_plain_http_without_a_run_key(url: str, ours: bool) -> None:
     assert is_loopback(url) is ours
+
+
+def test_a_disk_beyond_what_json_counts_is_told_as_the_largest_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+    assert detect(tmp_path).disk_free_bytes == (1 << 53) - 1

@@ -205,3 +205,18 @@ def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(
     assert len(nonces) == 2
     assert nonces[1] == book.invites[node].document.nonce
     assert problems(run) == []
+
+
+def test_a_registration_that_has_no_digest_costs_nobody_else_the_invite(run: Orchestrator, book: Book) -> None:
+    """Its integer is beyond what RFC 8785 writes; no contract lets it through, so that this stands for what we have not thought of."""
+    before, strange, after = new_node(), new_node(), new_node()
+    for node in (before, strange, after):
+        book.register(node)
+    row = book.rows[strange]
+    hardware = MACHINE.model_copy(update={"disk_free_bytes": 1 << 60})
+    book.rows[strange] = row.model_copy(
+        update={"registration": row.registration.model_copy(update={"hardware": hardware})}
+    )
+    assert book.round() == 2
+    assert set(book.invites) == {before, after}
+    assert [entry.node for entry in of(run, "node-invited")] == [before, after]

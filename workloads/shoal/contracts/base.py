@@ -26,6 +26,10 @@ LeaseId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """A lease: 16 random bytes in hex, chosen by the orchestrator."""
 
 
+LARGEST_INTEGER = (1 << 53) - 1
+"""Of a number that every reader of JSON has exactly (RFC 7493, section 2.2); beyond it a document has no canonical form (RFC 8785) and no digest."""
+
+
 class Contract(BaseModel):
     """A document between processes: unknown keys are refused, instances do not change."""
 

@@ -21,7 +21,7 @@ class BadSignature(ValueError):
 
 
 def canonical_bytes(document: Contract) -> bytes:
-    """RFC 8785 (JSON Canonicalization Scheme) bytes of the document."""
+    """RFC 8785 (JSON Canonicalization Scheme) bytes of the document; raises ValueError for an integer beyond `LARGEST_INTEGER`."""
     return rfc8785.dumps(document.model_dump(mode="json", by_alias=True))
 
 
@@ -47,7 +47,11 @@ class Signed(Contract, Generic[Document]):
         name = type(self.document).__name__
         if self.signer != signer:
             raise BadSignature(f"{name} is signed by {self.signer[:12]}..., required is {signer[:12]}...")
-        if not verify(signer, bytes.fromhex(self.signature), signing_bytes(self.document)):
+        try:
+            signed = signing_bytes(self.document)
+        except rfc8785.CanonicalizationError as error:  # nobody can have signed it
+            raise BadSignature(f"{name} has no canonical form (RFC 8785): {error}") from error
+        if not verify(signer, bytes.fromhex(self.signature), signed):
             raise BadSignature(f"{name}: the signature of {signer[:12]}... does not fit the document")
         return self.document
 

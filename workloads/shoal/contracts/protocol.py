@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
@@ -37,7 +37,7 @@ class Hardware(Contract):
 
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: int = Field(ge=0, le=1 << 50)
-    disk_free_bytes: int = Field(ge=0, le=1 << 60)
+    disk_free_bytes: int = Field(ge=0, le=LARGEST_INTEGER)
     gpus: int = Field(default=0, ge=0, le=1024)
     gpu_type: ShortText = ""
     uplink_mbps: float | None = Field(

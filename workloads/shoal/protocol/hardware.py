@@ -9,6 +9,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from shoal.contracts.base import LARGEST_INTEGER
 from shoal.contracts.pools import Requirements
 from shoal.contracts.protocol import Hardware
 
@@ -22,7 +23,7 @@ def detect(folder: Path) -> Hardware:
     return Hardware(
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        disk_free_bytes=shutil.disk_usage(folder).free,
+        disk_free_bytes=min(shutil.disk_usage(folder).free, LARGEST_INTEGER),
         gpus=len(gpus),
         gpu_type=gpu_model(gpus[0] / "information") if gpus else "",
     )

@@ -7,6 +7,7 @@ is how often one key gets an invite (`Inviter`).
 import secrets
 import time
 from collections.abc import Callable
+from functools import cache
 
 from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.ledger_facts import InvitedNode
@@ -58,59 +59,66 @@ class Inviter:
 
 def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode], pace: Pace) -> int:
     """Invite those of `registered` that ask for it; returns how many. Who asks too often waits in discovery for a later look."""
-    addresses, invited = state.config.addresses, 0
-    places: Places | None = None  # read once a round, and only where some pool has a limit
+    places = cache(lambda: Places(state.nodes.all()))  # read once a round, and only where some pool has a limit
+    invited = 0
     for known in registered:
-        node = known.registration.node
-        record = state.nodes.get(node)
-        if node in state.view.evicted or not wants_invite(known, record, state.config.run):
-            continue
-        own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
-        welcome = record is not None and record.welcome
-        refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
-            known, record
-        )
-        if refusal:
-            _note_refusal(state, known, record, refusal)
-            continue
-        terms_here = terms_of(state.config.pools, known.registration.pool)
-        limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
-        if limit:
-            places = places or Places(state.nodes.all())
-            if places.full(known, limit):
-                _note_refusal(
-                    state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address"
-                )
-                continue
-        if pace.wait(node) > 0.0:
-            continue
-        url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
-        terms = InviteTerms(run=state.config.run, orchestrator_url=url)
-        made = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
-        if places is not None:
-            places.take(known)
-        _note_invite(state, known, made)
-        # Before the node can have the invite: it is judged by this record when it comes.
-        record = state.nodes.change(
-            record or NodeRecord(node=node),
-            "invited",
-            invited_pool=known.registration.pool,
-            outside=not own_pod,
-            address=address_block(known.address),
-            refused="",
-            uplink_mbps=known.registration.hardware.uplink_mbps,
-            invite_nonce=made.nonce,
-            invite_expires_unix=float(made.expires_unix),
-        )
         try:
-            discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(made, state.key), deadline_seconds=5.0)
-        except Refused as refused:  # the registration ended meanwhile
-            get_logger().info("invite not delivered", node=node, problem=str(refused))
-            continue
-        state.nodes.change(record, answered_seen_unix=known.seen_unix)
-        pace.take(node)  # only now: what failed on our side costs the node nothing
-        invited += 1
+            invited += _invite_one(state, discovery, known, pace, places)
+        except ValueError as error:  # what a stranger registered must not keep all others outside
+            node, problem = known.registration.node, f"{type(error).__name__}: {str(error)[:300]}"
+            get_logger().warning("node cannot be invited", node=node, problem=problem)
     return invited
+
+
+def _invite_one(
+    state: RunState, discovery: SignedClient, known: KnownNode, pace: Pace, places: Callable[[], Places]
+) -> bool:
+    """Whether the node was invited now."""
+    addresses, node = state.config.addresses, known.registration.node
+    record = state.nodes.get(node)
+    if node in state.view.evicted or not wants_invite(known, record, state.config.run):
+        return False
+    own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
+    welcome = record is not None and record.welcome
+    refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
+        known, record
+    )
+    if refusal:
+        _note_refusal(state, known, record, refusal)
+        return False
+    terms_here = terms_of(state.config.pools, known.registration.pool)
+    limit = terms_here.admission.nodes_per_address if terms_here is not None and not own_pod else 0
+    if limit and places().full(known, limit):
+        _note_refusal(state, known, record, f"pool {known.registration.pool!r} takes {limit} machines from one address")
+        return False
+    if pace.wait(node) > 0.0:
+        return False
+    url = addresses.orchestrator if own_pod else addresses.public_orchestrator or addresses.orchestrator
+    terms = InviteTerms(run=state.config.run, orchestrator_url=url)
+    made = make_invite(known, terms, nonce=secrets.token_hex(16), now_unix=state.clock())
+    if limit:
+        places().take(known)
+    _note_invite(state, known, made)
+    # Before the node can have the invite: it is judged by this record when it comes.
+    record = state.nodes.change(
+        record or NodeRecord(node=node),
+        "invited",
+        invited_pool=known.registration.pool,
+        outside=not own_pod,
+        address=address_block(known.address),
+        refused="",
+        uplink_mbps=known.registration.hardware.uplink_mbps,
+        invite_nonce=made.nonce,
+        invite_expires_unix=float(made.expires_unix),
+    )
+    try:
+        discovery.call("PUT", f"/v1/nodes/{node}/invite", sign(made, state.key), deadline_seconds=5.0)
+    except Refused as refused:  # the registration ended meanwhile
+        get_logger().info("invite not delivered", node=node, problem=str(refused))
+        return False
+    state.nodes.change(record, answered_seen_unix=known.seen_unix)
+    pace.take(node)  # only now: what failed on our side costs the node nothing
+    return True
 
 
 def _note_invite(state: RunState, known: KnownNode, made: Invite) -> None:
