@@ -172,7 +172,7 @@ def _check_limits(table: pa.Table, limits: FileLimits) -> None:
     """Counts entries in Arrow's memory, without a row of Python's: zstd packs millions of equal tokens into some kilobytes.
 
     A row that lacks a list is left out of a sum here and refused later. No scalar is made of a Python value: pyarrow would import pandas for
-    it, anew in each reader of a file, which took four times as long as all the reading.
+    it, anew in each reader of a file, which took longer than all the reading.
     """
     if table.num_rows > limits.rows:
         raise BadRollouts(f"file has {table.num_rows} rows, allowed are {limits.rows}")
