@@ -56,7 +56,7 @@ def test_a_newcomer_takes_the_place_of_the_oldest_that_was_never_invited(redis_s
         await book.register(row("b", 5.0))  # heard of again
         await book.register(row("d", 5.0 + LATELY_SECONDS))
         with pytest.raises(Problem, match="404"):
-            await book.require("c" * 64)
+            await book.known("c" * 64)
         await book.register(row("e", 6.0 + LATELY_SECONDS))
 
     assert with_book(redis_server.url, work) == "ade"
@@ -113,3 +113,17 @@ def test_registrations_of_a_release_that_kept_no_times_are_forgotten_too(redis_s
         await book.unanswered(discovery.FORGET_SECONDS + 0.5)
 
     assert with_book(redis_server.url, work) == "b"
+
+
+def test_a_row_that_another_release_left_and_nobody_can_read_keeps_nobody_outside(redis_server: Redis) -> None:
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("abc"):
+            await book.register(row(name, float(at)))
+        strange = row("b", 1.0).to_json().replace(b'"disk_free_bytes":1', b'"disk_free_bytes":1152921504606846976')
+        await book._redis.hset(book._nodes, "b" * 64, strange)
+        await book._redis.delete(book._times)  # so that both readers of all rows come to it
+        assert [each.registration.node[0] for each in (await book.unanswered(2.0)).nodes] == ["a", "c"]
+        with pytest.raises(Problem, match="404 Not registered"):  # so that it registers anew
+            await book.known("b" * 64)
+
+    assert with_book(redis_server.url, work) == "ac"

@@ -8,12 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from run_states import Clock
 
+from samples import REGISTRATION
 from servers import Redis
 from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.protocol import Registration
 from shoal.contracts.uplink import UplinkRequest, UplinkTest
 from shoal.protocol import uplink_check
 from shoal.protocol.redis_access import connect_async
-from shoal.protocol.uplink_check import LARGEST_BYTES, MOST_AT_ONCE, SMALLEST_BYTES, START_SECONDS, UplinkCheck
+from shoal.protocol.uplink_check import (
+    LARGEST_BYTES,
+    LIMIT_SECONDS,
+    MOST_AT_ONCE,
+    MOST_OF_ADDRESS,
+    SMALLEST_BYTES,
+    START_SECONDS,
+    UplinkCheck,
+    limit_for,
+    size_for,
+)
 from shoal.transport.server import Problem
 
 POOLS = [
@@ -62,12 +74,75 @@ def test_the_time_runs_from_the_giving_of_the_test(redis_server: Redis) -> None:
 
     async def story(check: UplinkCheck, clock: Clock) -> None:
         test = await ask(check, 1)
-        clock.now += 6.0
+        clock.now += 5.0
         signed = hashlib.sha256(bytes(test.size)).digest()
         result = await check.receive(name(1), test.test, bytes_of(test.size), signed.__eq__)
-        assert (result.mbps, result.seconds) == (10.0, 6.0)
-        assert await check.measured(name(1)) == 10.0
+        assert (result.mbps, result.seconds) == (12.0, 5.0)
+        assert await check.measured(name(1)) == result
         assert await check.measured(name(2)) is None
+
+    played(redis_server.url, story)
+
+
+def test_a_body_that_comes_when_its_time_is_over_is_no_measurement(redis_server: Redis) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        test = await ask(check, 1)
+        clock.now += test.limit_seconds
+        with pytest.raises(Problem, match="409 No such test"):
+            await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+        assert await check.measured(name(1)) is None
+
+    played(redis_server.url, story)
+
+
+def test_an_upload_is_cut_off_once_its_line_cannot_be_half_of_what_is_wanted() -> None:
+    limits = {wanted: limit_for(wanted) for wanted in (0, 1, 2, 20, 100)}
+    assert limits == pytest.approx({0: 6.0, 1: LIMIT_SECONDS, 2: 8.39, 20: 6.0, 100: 6.0}, abs=0.01)
+    for wanted in range(1, 101):
+        assert (
+            size_for(wanted) * 8 / 1e6 / limit_for(wanted) <= wanted * 0.56
+        )  # at 1 Mbit/s 15 s end it a little earlier
+
+
+def test_a_short_test_for_another_pool_shows_no_fast_line(redis_server: Redis) -> None:
+    """On a line that is fast for a megabyte: a pool that asks for less, or for nothing, gives a shorter test."""
+
+    def wants(pool: str) -> Registration:
+        return REGISTRATION.model_copy(update={"node": name(1), "pool": pool})
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        for pool in ("of0", "none"):
+            test = await ask(check, 1, pool=pool)
+            clock.now += 0.01
+            await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+            with pytest.raises(
+                Problem, match=r"428 Measure first.* it was measured with 1048576 bytes, which are too few"
+            ):
+                await check.with_measured(wants("of20"))
+            assert (await check.with_measured(wants("of1"))).hardware.uplink_mbps == pytest.approx(838.86)
+        test = await ask(check, 1, pool="of20")
+        clock.now += 3.0
+        await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+        assert (await check.with_measured(wants("of20"))).hardware.uplink_mbps == 20.0
+
+    played(redis_server.url, story)
+
+
+def test_a_machine_that_waits_while_more_is_asked_for_is_sent_to_register_anew(redis_server: Redis) -> None:
+    def row(pool: str, mbps: float | None) -> Registration:
+        hardware = REGISTRATION.hardware.model_copy(update={"uplink_mbps": mbps})
+        return REGISTRATION.model_copy(update={"pool": pool, "hardware": hardware})
+
+    async def story(check: UplinkCheck, _: Clock) -> None:
+        for good in (row("of0", None), row("of0", 0.5), row("of20", 20.0), row("none", None)):
+            check.require_still(good)
+        check.require_still(row("of20", None).model_copy(update={"proof": "0" * 64}))
+        with pytest.raises(
+            Problem, match=r"404 Register anew: pool 'of20' wants .* 20 Mbit/s by now, 19.5 were measured"
+        ):
+            check.require_still(row("of20", 19.5))
+        with pytest.raises(Problem, match=r"404 Register anew.* it was not measured"):
+            check.require_still(row("of20", None))
 
     played(redis_server.url, story)
 
@@ -99,7 +174,7 @@ def test_a_crowd_costs_a_machine_none_of_its_own_tests(redis_server: Redis) -> N
                 await ask(check, 99)
         clock.now += START_SECONDS
         for _ in range(uplink_check.PER_KEY[1]):
-            await ask(check, 99)
+            await ask(check, 99)  # each in the place of the one before
         with pytest.raises(Problem, match="429 Too many requests: a key has 3 tests at once") as caught:
             await ask(check, 99)
         assert 1 <= int(caught.value.headers["Retry-After"]) <= 30
@@ -115,5 +190,44 @@ def test_keys_are_free_so_an_address_has_a_pace_too(redis_server: Redis) -> None
         with pytest.raises(Problem, match="429 Too many requests: an address has 10 tests at once"):
             await ask(check, 99, address="192.0.2.7")
         await ask(check, 99, address="192.0.2.8")
+
+    played(redis_server.url, story)
+
+
+def test_an_address_has_two_places_and_its_neighbours_the_others(redis_server: Redis) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        first = [await ask(check, n, address="192.0.2.7") for n in range(MOST_OF_ADDRESS)]
+        for _ in range(uplink_check.PER_ADDRESS[1] * 2):  # which costs the address none of its tests
+            with pytest.raises(Problem, match="429 Many uploads at once"):
+                await ask(check, 99, address="192.0.2.7")
+        for n in range(50, 50 + MOST_AT_ONCE - MOST_OF_ADDRESS):
+            await ask(check, n)
+        await check.receive(name(0), first[0].test, bytes_of(first[0].size), lambda _: True)
+        await ask(check, 99, address="192.0.2.7")
+
+    played(redis_server.url, story)
+
+
+def test_a_key_has_a_place_for_each_of_its_uploads(redis_server: Redis) -> None:
+    """One that uploads while it asks again is counted as two."""
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        uploads = []
+        for _ in range(MOST_OF_ADDRESS):
+            test = await ask(check, 1, address="192.0.2.7")
+            never = asyncio.Event()
+
+            async def held(until: asyncio.Event = never, size: int = test.size) -> AsyncIterator[bytes]:
+                await until.wait()
+                yield bytes(size)
+
+            uploads.append((never, asyncio.ensure_future(check.receive(name(1), test.test, held(), lambda _: True))))
+            await asyncio.sleep(0.1)
+        with pytest.raises(Problem, match="429 Many uploads at once"):
+            await ask(check, 1, address="192.0.2.7")
+        for event, upload in uploads:
+            event.set()
+            await upload
+        await ask(check, 1, address="192.0.2.7")
 
     played(redis_server.url, story)

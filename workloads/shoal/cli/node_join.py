@@ -198,7 +198,7 @@ def measure(client: SignedClient, key: PrivateKey, pool: OpenPool, say: Say) -> 
     say("measuring the uplink: an upload of random bytes to discovery, some seconds")
     try:
         return uplink.show(client, key.public, pool.name, uplink.ASK_SECONDS if wanted else 5.0).mbps
-    except (Refused, Unavailable) as error:
+    except (Refused, Unavailable, uplink.TooSlowError) as error:
         say(f"the uplink could not be measured: {plain(str(error), 300)}")
         return None
 

@@ -8,7 +8,7 @@ unknown.
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -105,9 +105,27 @@ class NodeBook:
             together.zrem(self._times, *nodes)
             await together.execute()
 
-    async def require(self, node: str) -> None:
-        if not await self._redis.hexists(self._nodes, node):
+    async def known(self, node: str) -> KnownNode:
+        """A node's registration; raises `Problem` 404 where there is none."""
+        row = await self._redis.hget(self._nodes, node)
+        found = await self._readable({node: row}) if row is not None else []
+        if not found:
             raise Problem(404, "Not registered", f"node {node[:12]}... is not registered: POST /v1/nodes first")
+        return found[0]
+
+    async def _readable(self, rows: Mapping[str | bytes, str | bytes]) -> list[KnownNode]:
+        """Rows as this release reads them. One of another release that this one does not take is forgotten: its node hears so and registers anew."""
+        found: list[KnownNode] = []
+        strange: list[str] = []
+        for node, row in rows.items():
+            try:
+                found.append(KnownNode.from_json(row))
+            except ValueError as error:
+                get_logger().warning("registration cannot be read", node=str(node), problem=str(error)[:300])
+                strange.append(str(node))
+        if strange:
+            await self._forget(*strange)
+        return found
 
     async def unanswered(self, now_unix: float, since_unix: float = 0.0) -> KnownNodes:
         """Registrations that no invite was left for, oldest first, from `since_unix` on. Those of a day are forgotten, answered or not."""
@@ -120,14 +138,17 @@ class NodeBook:
             await self._note_times()
         names = [str(node) for node in await self._redis.zrangebyscore(self._unanswered, since_unix, "+inf")]
         rows = await self._redis.hmget(self._nodes, names) if names else []
-        return KnownNodes(nodes=[KnownNode.from_json(row) for row in rows if row is not None])
+        there: dict[str | bytes, str | bytes] = {
+            node: row for node, row in zip(names, rows, strict=True) if row is not None
+        }
+        return KnownNodes(nodes=await self._readable(there))
 
     async def _note_times(self) -> None:
         """Give those a time that were registered by a release that kept none, so that they are forgotten too."""
         if await self._redis.hlen(self._nodes) <= await self._redis.zcard(self._times):
             return
-        rows = [KnownNode.from_json(data) for data in await self._redis.hvals(self._nodes)]
-        await self._redis.zadd(self._times, {row.registration.node: row.seen_unix for row in rows}, nx=True)
+        if rows := await self._readable(await self._redis.hgetall(self._nodes)):
+            await self._redis.zadd(self._times, {row.registration.node: row.seen_unix for row in rows}, nx=True)
 
     async def leave_invite(self, node: str, invite: Signed[Invite], seconds: int) -> None:
         async with self._redis.pipeline(
@@ -251,7 +272,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     @app.get("/v1/nodes/{node}/invite")
     async def invite(node: str, request: Request) -> Response:
         require_same(await gate.node(request), node)
-        await book.require(node)
+        uplinks.require_still((await book.known(node)).registration)
         found = await watch.wait(node, poll_seconds(request))
         return Response(status_code=204) if found is None else Response(found, media_type="application/json")
 
@@ -270,7 +291,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         seconds = math.ceil(document.expires_unix - time.time())
         if seconds <= 0:
             raise Problem(409, "Invite has expired", "make a new one; check that the clocks of both machines agree")
-        await book.require(node)
+        await book.known(node)
         await book.leave_invite(node, signed, seconds)
         return Response(status_code=204)
 

@@ -219,7 +219,7 @@ class Session:
                 )
             except Refused as refused:
                 if refused.status == 404:
-                    raise MustJoinError("discovery has forgotten this node") from refused
+                    raise MustJoinError(f"discovery: {refused.detail[:300]}") from refused
                 raise
             if signed is not None:
                 if self.neighbourhood is not None:
@@ -240,7 +240,10 @@ class Session:
                     raise ChallengeFailedError(refused.detail) from refused
                 self._wait_for("discovery to measure this machine's uplink")
                 self.liveness.progress()
-                uplink.show(self._discovery, self.key.public, self.config.pool)
+                try:
+                    uplink.show(self._discovery, self.key.public, self.config.pool)
+                except uplink.TooSlowError as error:
+                    raise ChallengeFailedError(f"{refused.detail.partition(': POST')[0]}; {error}") from error
                 self.liveness.progress()
             else:
                 return

@@ -9,6 +9,7 @@ Nothing is kept of an upload: uvicorn reads no further than 64 KiB ahead. Tests,
 """
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.pools import PoolTerms, terms_of
 from shoal.contracts.protocol import Registration
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
-from shoal.protocol.service import hold_back, require_no_wait
+from shoal.protocol.service import require_no_wait
 from shoal.telemetry import get_logger
 from shoal.transport.pace import Pace
 from shoal.transport.patience import within
@@ -30,15 +31,27 @@ AIM_SECONDS = 3.0
 """An upload is as long as this at the speed that the pool wants: long beside a round trip and TCP's slow start, short for who waits."""
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 16 << 20
 LIMIT_SECONDS = 15.0
-"""Five times what a line that does needs; what came by then is the measurement of one that does not."""
+"""At most, of twice what a line that does needs, and of 6 s: what came by then is the measurement of one that does not (`limit_for`)."""
 START_SECONDS = 5.0  # a place is free again when its upload has not begun by then
 KEPT_SECONDS = 3600
 """A result counts for so long: for the registration that follows, and those of an agent that is restarted or forgotten."""
-MOST_AT_ONCE = 8
-"""Uploads, by all discoveries: more would measure our line and not theirs."""
+MOST_AT_ONCE, MOST_OF_ADDRESS = 8, 2
+"""Uploads, by all discoveries: more would measure our line and not theirs. So few of an address that it takes four of them to keep others waiting;
+behind an Ingress, where all are one, two uploads of 3 s still are more than `PER_ADDRESS` lets in."""
 PER_KEY = (1 / 30, 3)
 PER_ADDRESS = (0.5, 10)
 """Tests a second, and at once. Behind an Ingress one address is everybody's: then this is how fast newcomers of a pool that wants this come in."""
+
+
+def size_for(wanted: int) -> int:
+    """Bytes of an upload that shows a speed, 10^6 bits a second."""
+    return min(max(int(wanted * 1e6 / 8 * AIM_SECONDS), SMALLEST_BYTES), LARGEST_BYTES)
+
+
+def limit_for(wanted: int) -> float:
+    """Seconds after which an upload of that size is cut off. Its line is then no faster than half of what is wanted, however soon the rest came."""
+    needed = size_for(wanted) * 8 / 1e6 / wanted if wanted else 0.0
+    return min(2 * max(needed, AIM_SECONDS), LIMIT_SECONDS)
 
 
 class GivenTest(Contract):
@@ -46,6 +59,11 @@ class GivenTest(Contract):
 
     test: UplinkTest
     given_unix: float = Field(ge=0.0)
+    address: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.address} {self.test.test}"
 
 
 class UplinkCheck:
@@ -72,10 +90,20 @@ class UplinkCheck:
         terms = terms_of(self._pools(), pool)
         return terms.requirements.uplink_mbps if terms is not None and terms.open else 0
 
-    async def measured(self, node: str) -> float | None:
+    async def measured(self, node: str) -> UplinkResult | None:
         """What was measured of a node within the last hour."""
         found = await self._redis.get(self._result(node))
-        return UplinkResult.from_json(found).mbps if found is not None else None
+        return UplinkResult.from_json(found) if found is not None else None
+
+    def require_still(self, registration: Registration) -> None:
+        """Raises `Problem` 404 for a stranger's machine whose pool wants more by now than was measured when it registered: it is to do so anew."""
+        wanted, had = self.wanted(registration.pool), registration.hardware.uplink_mbps
+        if registration.proof is None and (had or 0.0) < wanted:
+            seen = f"{had:g} were measured" if had is not None else "it was not measured"
+            words = (
+                f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
+            )
+            raise Problem(404, "Register anew", words)
 
     async def with_measured(self, registration: Registration) -> Registration:
         """The registration with our figure in the place of the node's; raises `Problem` 428 for a stranger's machine that has not shown enough.
@@ -83,11 +111,10 @@ class UplinkCheck:
         A pod of the pool's own says so by a proof, which only the orchestrator can check: who forges one comes in without a figure, and no further.
         """
         wanted, found = self.wanted(registration.pool), await self.measured(registration.node)
-        if wanted and registration.proof is None and (found is None or found < wanted):
-            seen = f"{found:g} were measured" if found is not None else "it is not measured yet"
+        if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
             words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}: POST /v1/uplink-tests, then PUT /v1/uplink"
             raise Problem(428, "Measure first", words)
-        hardware = registration.hardware.model_copy(update={"uplink_mbps": found})
+        hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if found is not None else None})
         return registration.model_copy(update={"hardware": hardware})
 
     async def give(self, request: UplinkRequest, address: str) -> UplinkTest:
@@ -95,35 +122,40 @@ class UplinkCheck:
         require_no_wait(
             self._keys.wait(request.node), f"a key has {PER_KEY[1]} tests at once and one in {1 / PER_KEY[0]:.0f} s"
         )
-        hold_back(
-            self._addresses,
-            address,
+        require_no_wait(
+            self._addresses.wait(address),
             f"an address has {PER_ADDRESS[1]} tests at once and one in {1 / PER_ADDRESS[0]:.0f} s",
         )
-        now = self._clock()
-        async with self._redis.pipeline(transaction=True) as together:
-            together.zremrangebyscore(self._running, "-inf", now)
-            together.zadd(self._running, {request.node: now + START_SECONDS})
-            together.zcard(self._running)
-            *_, running = await together.execute()
-        if running > MOST_AT_ONCE:
-            await self._redis.zrem(self._running, request.node)
-            raise Problem(
-                429, "Many uploads at once", f"{MOST_AT_ONCE} machines are measured: come again", {"Retry-After": "3"}
-            )
-        self._keys.take(
-            request.node
-        )  # only now: a crowd, or others at its address, cost a machine none of its own tests
-        size = int(self.wanted(request.pool) * 1e6 / 8 * AIM_SECONDS)
+        wanted = self.wanted(request.pool)
         test = UplinkTest(
-            test=secrets.token_hex(16),
-            node=request.node,
-            size=min(max(size, SMALLEST_BYTES), LARGEST_BYTES),
-            limit_seconds=LIMIT_SECONDS,
+            test=secrets.token_hex(16), node=request.node, size=size_for(wanted), limit_seconds=limit_for(wanted)
         )
-        given = GivenTest(test=test, given_unix=self._clock())
-        await self._redis.set(self._test(request.node), given.to_json(), ex=int(LIMIT_SECONDS) + 1)
+        given = GivenTest(test=test, given_unix=self._clock(), address=address)
+        await self._drop(await self._redis.getdel(self._test(request.node)))
+        await self._take_place(given)
+        # Only now: a crowd, or others at its address, cost a machine none of its own tests.
+        self._keys.take(request.node)
+        self._addresses.take(address)
+        await self._redis.set(self._test(request.node), given.to_json(), ex=math.ceil(test.limit_seconds))
         return test
+
+    async def _drop(self, replaced: str | bytes | None) -> None:
+        """A test that was not made leaves its place."""
+        if replaced is not None:
+            await self._redis.zrem(self._running, GivenTest.from_json(replaced).place)
+
+    async def _take_place(self, given: GivenTest) -> None:
+        """Raises `Problem` 429 when there is none."""
+        async with self._redis.pipeline(transaction=True) as together:
+            together.zremrangebyscore(self._running, "-inf", given.given_unix)
+            together.zadd(self._running, {given.place: given.given_unix + START_SECONDS})
+            together.zrange(self._running, 0, -1)
+            *_, running = await together.execute()
+        neighbours = sum(str(place).startswith(f"{given.address} ") for place in running)
+        if len(running) > MOST_AT_ONCE or neighbours > MOST_OF_ADDRESS:
+            await self._redis.zrem(self._running, given.place)
+            words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
+            raise Problem(429, "Many uploads at once", words, {"Retry-After": "3"})
 
     async def receive(
         self, node: str, test: str, body: AsyncIterator[bytes], fits: Callable[[bytes], bool]
@@ -135,21 +167,21 @@ class UplinkCheck:
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None
-        if given is None or given.test.test != test:
+        left = given.given_unix + given.test.limit_seconds - self._clock() if given is not None else 0.0
+        if given is None or given.test.test != test or left <= 0.0:
             raise Problem(
                 409, "No such test", "it was made, replaced, is over or was never given out: ask for a new one"
             )
-        await self._redis.zadd(self._running, {node: given.given_unix + LIMIT_SECONDS})
+        await self._redis.zadd(self._running, {given.place: given.given_unix + given.test.limit_seconds})
         try:
-            return await self._counted(given, body, fits)
+            return await self._counted(given, left, body, fits)
         finally:
-            await self._redis.zrem(self._running, node)
+            await self._redis.zrem(self._running, given.place)
 
     async def _counted(
-        self, given: GivenTest, body: AsyncIterator[bytes], fits: Callable[[bytes], bool]
+        self, given: GivenTest, left: float, body: AsyncIterator[bytes], fits: Callable[[bytes], bool]
     ) -> UplinkResult:
         size, came, digest = given.test.size, 0, hashlib.sha256()
-        left = given.given_unix + LIMIT_SECONDS - self._clock()
         try:
             async for part in within(body, lambda: left):
                 came += len(part)
@@ -179,3 +211,14 @@ class UplinkCheck:
 
     def _result(self, node: str) -> str:
         return f"{self._prefix}:result:{node}"
+
+
+def _lacks(found: UplinkResult | None, wanted: int) -> str:
+    """Why a result does not show the speed that is wanted, in words; empty when it does."""
+    if found is None:
+        return "it is not measured yet"
+    if found.mbps < wanted:
+        return f"{found.mbps:g} were measured"
+    if found.size < size_for(wanted):
+        return f"it was measured with {found.size} bytes, which are too few"
+    return ""

@@ -10,6 +10,7 @@ import random
 import secrets
 import ssl
 import time
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,7 @@ SKEW_SECONDS = 30.0
 """A clock that differs from the server's by more is put right for signatures, whose window is a minute."""
 MOST_SKEW_SECONDS = 900.0
 """By more than this it is not put right but reported: then it is wrong in ways that its owner should know."""
+PIECE_BYTES = 64 << 10
 MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; everything else is small
 
 
@@ -46,6 +48,10 @@ class Refused(RuntimeError):
 
 class Unavailable(RuntimeError):
     """The server gave no usable answer until the deadline."""
+
+
+class NotSentInTime(Unavailable):
+    """A body was not out by its deadline, and the rest of it was not sent."""
 
 
 class SignedClient:
@@ -120,9 +126,13 @@ class SignedClient:
         *,
         deadline_seconds: float = 30.0,
         timeout_seconds: float | None = None,
+        send_seconds: float | None = None,
         content_type: str = "application/json",
     ) -> httpx.Response:
-        """Send bytes of a type; returns a 2xx response. Raises as `call` does."""
+        """Send bytes of a type; returns a 2xx response. Raises as `call` does.
+
+        `send_seconds` bounds the sending of a body as a whole, where `timeout_seconds` is for each wait of a try: then raises `NotSentInTime`.
+        """
         url = self._base_url + path
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
@@ -130,7 +140,7 @@ class SignedClient:
         while True:
             retry_after: float | None = None
             try:
-                response = self._try(method, url, content, timeout_seconds, content_type)
+                response = self._try(method, url, content, timeout_seconds, send_seconds, content_type)
                 if response.status_code < 300:
                     return response
                 if response.status_code == 401 and not followed and self._follow_clock(response):
@@ -153,9 +163,15 @@ class SignedClient:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _try(
-        self, method: str, url: str, content: bytes, timeout_seconds: float | None, content_type: str
+        self,
+        method: str,
+        url: str,
+        content: bytes,
+        timeout_seconds: float | None,
+        send_seconds: float | None,
+        content_type: str,
     ) -> httpx.Response:
-        headers = {"Content-Type": content_type} if content else {}
+        headers = {"Content-Type": content_type, "Content-Length": str(len(content))} if content else {}
         if self._key is not None:
             headers |= sign_request(
                 method=method,
@@ -168,7 +184,8 @@ class SignedClient:
         timeout = (
             httpx.Timeout(timeout_seconds, connect=5.0) if timeout_seconds is not None else httpx.USE_CLIENT_DEFAULT
         )
-        with self._http.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
+        body = content if send_seconds is None else _until(content, time.monotonic() + send_seconds)
+        with self._http.stream(method, url, content=body, headers=headers, timeout=timeout) as response:
             self.peer = _peer(response)
             parts, size = [], 0
             for chunk in response.iter_bytes():
@@ -194,6 +211,14 @@ class SignedClient:
         structlog.get_logger().warning("this machine's clock is off", server_ahead_seconds=round(ahead))
         self._ahead = ahead
         return True
+
+
+def _until(content: bytes, until: float) -> Iterator[bytes]:
+    """A body in pieces; raises `NotSentInTime` once the time is over."""
+    for at in range(0, len(content), PIECE_BYTES):
+        if time.monotonic() >= until:
+            raise NotSentInTime(f"{at} of {len(content)} bytes were sent in time")
+        yield content[at : at + PIECE_BYTES]
 
 
 def _plain(headers: httpx.Headers) -> dict[str, str]:
