@@ -25,6 +25,8 @@ NAMESPACE_SECONDS = 5.0
 NAMESPACES = (Path("/run/netns"), Path("/var/run/netns"))
 CNI_NOTES = Path("/var/lib/cni/results")
 OWN_CHAINS = ("KUBE-", "CNI-", "SHOAL-")
+IDLE_CHAINS = ("CNI-FORWARD", "CNI-ADMIN")
+"""What CNI's firewall plugin makes for the first container of an engine (podman, buildah) and leaves when the last one has gone."""
 TABLES = ("filter", "nat", "mangle")
 
 
@@ -150,23 +152,33 @@ def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> li
 
 
 def own_chains() -> list[str]:
-    """Firewall chains that Kubernetes, CNI or our agent makes, as `table/chain`."""
+    """Firewall chains that Kubernetes, CNI or our agent makes, as `table/chain`, but for those of an engine that runs no container."""
     return sorted(
-        f"{table}/{line.split()[0][1:]}"
+        f"{table}/{chain}"
         for family in ("iptables", "ip6tables")
         for table in TABLES
-        for line in _rules(table, family)
-        if line.startswith(tuple(f":{prefix}" for prefix in OWN_CHAINS))
+        for chain in chains_in_use(_rules(table, family))
     )
+
+
+def chains_in_use(lines: list[str]) -> list[str]:
+    """Chains of Kubernetes, CNI or our agent among the lines of `iptables-save`, without `IDLE_CHAINS` where no rule of theirs is a container's."""
+    chains = _chains(lines)
+    rules = [line for line in lines if line.startswith(tuple(f"-A {idle} " for idle in IDLE_CHAINS))]
+    if all(rule.startswith("-A CNI-FORWARD ") and rule.endswith("-j CNI-ADMIN") for rule in rules):
+        return [chain for chain in chains if chain not in IDLE_CHAINS]
+    return chains
+
+
+def _chains(lines: list[str]) -> list[str]:
+    return [line.split()[0][1:] for line in lines if line.startswith(tuple(f":{prefix}" for prefix in OWN_CHAINS))]
 
 
 def _remove_chains() -> None:
     for family in ("iptables", "ip6tables"):
         for table in TABLES:
             lines = _rules(table, family)
-            chains = [
-                line.split()[0][1:] for line in lines if line.startswith(tuple(f":{prefix}" for prefix in OWN_CHAINS))
-            ]
+            chains = _chains(lines)
             if not chains:
                 continue
             # In one step: empty them all, take out the jumps from the built-in chains, then remove what nothing refers to any more.
