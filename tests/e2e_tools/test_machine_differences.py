@@ -1,7 +1,6 @@
 """What counts as a difference between this machine before a node and after it."""
 
 import pytest
-
 from e2e.nodes.host import chains_in_use, differences
 
 BEFORE = {"links": ["eth0", "lo"], "settings": ["net/ipv4/ip_forward=0"]}
