@@ -100,11 +100,33 @@ def test_what_has_no_bound_is_equal_to_nothing_that_has_one(gold: str, monkeypat
     [
         (r"\infty", r"|\infty|"), (r"-\infty", r"-\infty"), ("37", r"\sum_{n=1}^{\infty}\frac{37}{2^n}"), ("1", r"\int_0^{\infty} e^{-x} dx"),
         (r"x\le 3", r"(-\infty,3]"), (r"x<1", r"(-\infty,1)"),
-        (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"), (r"(0,\infty)", r"(0,+\infty)"), ("0", r"\frac{1}{\infty}"),
+        (r"\mathbb{R}", r"(-\infty,\infty)"), (r"(-\infty,\infty)", r"\mathbb{R}"), (r"x\in\mathbb{R}", r"(-\infty,\infty)"),
+        (r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)"), (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"),
+        (r"(0,\infty)", r"(0,+\infty)"), ("0", r"\frac{1}{\infty}"),
     ],
 )  # fmt: skip
 def test_infinity_in_both_or_on_the_way_is_as_good_as_before(judge: MathJudge, gold: str, answer: str) -> None:
     assert judge.equal(gold, answer) == Verdict(True, "equal by sympy") or compare(gold, answer) == _decided(True)
+
+
+ZEROS = [
+    r"(\sqrt{2}+\sqrt{3})^2-5-2\sqrt{6}", r"\sqrt{3+2\sqrt{2}}-1-\sqrt{2}", r"\sin^2(1)+\cos^2(1)-1", r"\log(6)-\log(2)-\log(3)",
+]  # fmt: skip
+"""sympy sees that they are zero by simplifying them only."""
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_a_quotient_of_nothing_by_nothing_is_not_two_guesses_at_once(judge: MathJudge, zero: str) -> None:
+    for answer in (
+        rf"5+32\frac{{{zero}}}{{{zero}}}",
+        rf"37\frac{{{zero}}}{{{zero}}}",
+        rf"\frac{{1}}{{{zero}}}-\frac{{1}}{{{zero}}}",
+    ):
+        for gold in ("0", "5", "37"):
+            assert _is_wrong(judge.equal(gold, answer)), (gold, answer)
+    assert judge.equal(r"\frac{1}{2\sqrt{6}-4}", rf"\frac{{1+{zero}}}{{(\sqrt{{2}}+\sqrt{{3}})^2-9}}") == Verdict(
+        True, "equal by sympy"
+    )
 
 
 def _is_wrong(verdict: Verdict | Undecided) -> bool:

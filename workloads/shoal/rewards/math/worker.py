@@ -16,6 +16,8 @@ from shoal.rewards.judging import lock_in
 
 PRECISION_DIGITS = 6
 """Decimals to which results that have no exact form are compared (math-verify's own default)."""
+DIGITS = 30
+"""To which a divisor is zero when its terms cancel."""
 
 
 def main() -> None:
@@ -82,14 +84,30 @@ def unbounded(expression: Any) -> set[Any]:
     sympy takes `max(oo, 37) - 1/2` for zero, and other differences of the kind by the draw: so an answer that has an infinity is equal to no gold
     answer that has none, whatever their difference is said to be.
     """
-    from sympy import nan, oo, zoo
+    from sympy import Pow, Set, nan, oo, zoo
     from sympy.logic.boolalg import Boolean
 
     if isinstance(expression, Boolean):  # an equation of infinity would be evaluated to no more than "false"
         return set().union(*map(unbounded, expression.args))
+    # Before it is evaluated, which cancels z / z; sympy's digits of that are noise, or those of zero, and so it equals two numbers.
+    found = {zoo} if any(map(_divides_by_zero, expression.atoms(Pow))) else set()
     with contextlib.suppress(Exception):  # sympy raises anything; what cannot be evaluated is taken as it is written
         expression = expression.doit()
-    return {each for each in (oo, -oo, zoo, nan) if expression.has(each)}
+    if isinstance(expression, Set):  # the real numbers name no infinity
+        with contextlib.suppress(Exception):
+            found |= {expression.inf, expression.sup} & {oo, -oo}
+    return found | {each for each in (oo, -oo, zoo, nan) if expression.has(each)}
+
+
+def _divides_by_zero(power: Any) -> bool:
+    """Whether a divisor is a sum of numbers that cancel, which sympy sees only by simplifying it."""
+    base = power.base
+    if not (base.is_Add and base.is_number and power.exp.could_extract_minus_sign()):
+        return False
+    with contextlib.suppress(Exception):  # what has no digits is equal to no number by them
+        largest = max(abs(term.evalf(DIGITS)) for term in base.args)
+        return bool(abs(base.evalf(DIGITS)) <= largest * 10**-DIGITS)
+    return False
 
 
 def unbounded_as_set(expression: Any) -> set[Any]:
