@@ -99,7 +99,7 @@ def test_what_has_no_bound_is_equal_to_nothing_that_has_one(gold: str, monkeypat
     ("gold", "answer"),
     [
         (r"\infty", r"|\infty|"), (r"-\infty", r"-\infty"), ("37", r"\sum_{n=1}^{\infty}\frac{37}{2^n}"), ("1", r"\int_0^{\infty} e^{-x} dx"),
-        (r"x\le 3", r"(-\infty,3]"), (r"x<1", r"(-\infty,1)"),
+        (r"x\le 3", r"(-\infty,3]"), (r"x<1", r"(-\infty,1)"), (r"f(x)>3", r"(3,\infty)"), (r"P(x)\le 1", r"(-\infty,1]"),
         (r"\mathbb{R}", r"(-\infty,\infty)"), (r"(-\infty,\infty)", r"\mathbb{R}"), (r"x\in\mathbb{R}", r"(-\infty,\infty)"),
         (r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)"), (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty)\cup(-\infty,1)"),
         (r"(0,\infty)", r"(0,+\infty)"), ("0", r"\frac{1}{\infty}"),

@@ -112,9 +112,11 @@ def _divides_by_zero(power: Any) -> bool:
 
 def unbounded_as_set(expression: Any) -> set[Any]:
     """The same for a gold answer; the set of an inequality's solutions may be unbounded where the inequality itself names no infinity."""
+    from math_verify.grader import unwrap_fcs  # f(x) > 3 is the set of f's values, as where it is compared
+
     found = unbounded(expression)
     with contextlib.suppress(Exception):  # of several variables: no set
-        found |= unbounded(expression.as_set())
+        found |= unbounded(unwrap_fcs(expression).as_set())
     return found
 
 
