@@ -104,6 +104,19 @@ def test_only_those_without_an_invite_are_listed_and_only_from_a_time_on(redis_s
     assert with_book(redis_server.url, work) == "abc"
 
 
+def test_more_than_one_answer_holds_come_in_several(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ROWS_OF_ANSWER", 2)
+
+    async def work(book: NodeBook) -> None:
+        for at, name in enumerate("abc"):
+            await book.register(row(name, float(at)))
+        first, last = await book.unanswered(9.0), await book.unanswered(9.0, 1.0)
+        assert ([each.registration.node[0] for each in first.nodes], first.more) == (["a", "b"], True)
+        assert ([each.registration.node[0] for each in last.nodes], last.more) == (["b", "c"], False)
+
+    assert with_book(redis_server.url, work) == "abc"
+
+
 def test_registrations_of_a_release_that_kept_no_times_are_forgotten_too(redis_server: Redis) -> None:
     async def work(book: NodeBook) -> None:
         for at, name in enumerate("ab"):

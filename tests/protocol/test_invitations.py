@@ -38,6 +38,7 @@ class Book:
         self.invites: dict[str, Signed[Invite]] = {}
         self.answered: set[str] = set()
         self.asked: list[float] = []
+        self.rows_of_answer = 100
 
     def call(self, method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
         if method == "GET":
@@ -45,7 +46,8 @@ class Book:
             since = float(path.removeprefix("/v1/nodes?since="))
             self.asked.append(since)
             waiting = [row for node, row in self.rows.items() if node not in self.answered]
-            return KnownNodes(nodes=[row for row in waiting if row.seen_unix >= since])
+            found = [row for row in waiting if row.seen_unix >= since]
+            return KnownNodes(nodes=found[: self.rows_of_answer], more=len(found) > self.rows_of_answer)
         assert isinstance(body, Signed)
         self.invites[path.split("/")[3]] = body
         self.answered.add(path.split("/")[3])
@@ -312,6 +314,16 @@ def test_between_full_looks_only_what_has_come_since_is_asked_for(run: Orchestra
     now += inviting.FULL_LOOK_SECONDS
     assert (inviter.round(), book.asked[-1]) == (0, 0.0)
     assert "closed" in known(run, refused).refused
+
+
+def test_registrations_that_no_one_answer_holds_are_all_looked_at(run: Orchestrator, book: Book) -> None:
+    book.rows_of_answer = 2
+    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    for pool in ("closed", "easy", "closed", "easy", "easy"):  # those that are refused stay in the book
+        book.register(PrivateKey.generate().public, pool)
+    assert (inviter.round(), book.asked) == (3, [0.0, 2.0, 4.0])
+    book.register(PrivateKey.generate().public, "easy")
+    assert (inviter.round(), book.asked[3:]) == (1, [0.0, 3.0])
 
 
 def test_a_round_that_failed_is_made_again_in_full(

@@ -4,6 +4,7 @@ services, and a line whose speed is set."""
 import contextlib
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from test_uplink import POOLS, WANTED
 
 from servers import Loopback, wait_until
 from shoal.contracts.identity import PrivateKey
+from shoal.contracts.uplink import UplinkTest
+from shoal.protocol import uplink
 from shoal.transport import SignedClient
+from shoal.transport import client as transport_client
 from shoal.transport.client import NotSentInTime
 
 
@@ -102,6 +106,47 @@ def test_an_agent_behind_a_proxy_that_holds_bodies_hears_that_its_line_is_too_sl
     finally:
         machine.stop()
         slow_line.whole = False
+
+
+def test_a_line_that_is_slow_by_itself_is_measured(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discovery answers and hangs up while the rest of the body still comes, so that the connection is reset."""
+    whole = transport_client._until
+
+    def slowly(content: bytes, until: float) -> Iterator[bytes]:
+        for piece in whole(content, until):
+            yield piece
+            time.sleep(len(piece) * 8 / (WANTED / 4 * 1e6))
+
+    monkeypatch.setattr(transport_client, "_until", slowly)
+    client = SignedClient(stack.addresses.discovery, key := PrivateKey.generate())
+    assert uplink.show(client, key.public, "pool").mbps == pytest.approx(WANTED / 4, rel=0.2)
+
+
+def test_an_upload_that_is_cut_off_by_discoverys_clock_was_too_slow(loopback: Loopback) -> None:
+    """Its time begins where the test is given, ours where it is read."""
+    key, address = PrivateKey.generate(), loopback.address()
+    test = UplinkTest(test="0" * 32, node=key.public, size=16 << 20, limit_seconds=2.0)
+    with socket.create_server((address, 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        threading.Thread(target=lambda: _cut_off(listener, test), daemon=True).start()
+        client = SignedClient(f"http://{address}:{listener.getsockname()[1]}", key)
+        with pytest.raises(uplink.TooSlowError, match="did not end in 2 s"):
+            uplink.show(client, key.public, "pool")
+
+
+def _cut_off(listener: socket.socket, test: UplinkTest) -> None:
+    """Give the test a little late, and reset the upload when its time is over."""
+    asked, _ = listener.accept()
+    asked.recv(64 << 10)
+    until = time.monotonic() + test.limit_seconds
+    time.sleep(0.2)
+    body = test.to_json()
+    asked.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    asked.close()
+    upload, _ = listener.accept()
+    time.sleep(until - time.monotonic())
+    upload.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    upload.close()
 
 
 def test_an_upload_ends_at_its_time_however_little_each_send_waits(loopback: Loopback) -> None:

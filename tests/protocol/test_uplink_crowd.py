@@ -231,3 +231,47 @@ def test_a_key_has_a_place_for_each_of_its_uploads(redis_server: Redis) -> None:
         await ask(check, 1, address="192.0.2.7")
 
     played(redis_server.url, story)
+
+
+def test_a_short_test_is_no_figure_for_who_says_to_be_a_pod_of_the_pool(redis_server: Redis) -> None:
+    """Discovery cannot check the proof; the orchestrator, which can, goes by the figure where it is forged."""
+    claims = REGISTRATION.model_copy(update={"node": name(1), "pool": "of20", "proof": "0" * 64})
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        for pool, seconds, figure in (("none", 0.01, None), ("of20", 3.0, 20.0)):
+            test = await ask(check, 1, pool=pool)
+            clock.now += seconds
+            await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+            assert (await check.with_measured(claims)).hardware.uplink_mbps == figure
+
+    played(redis_server.url, story)
+
+
+def test_who_begins_an_upload_late_takes_a_place_that_is_free(redis_server: Redis) -> None:
+    """Else an address would collect tests, and begin them all at once."""
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        late = [await ask(check, n, address="192.0.2.7", pool="of1") for n in range(MOST_OF_ADDRESS)]
+        clock.now += START_SECONDS
+        for n in range(10, 10 + MOST_OF_ADDRESS):
+            await ask(check, n, address="192.0.2.7", pool="of1")
+        with pytest.raises(Problem, match="429 Many uploads at once"):
+            await check.receive(name(0), late[0].test, bytes_of(late[0].size), lambda _: True)
+        clock.now += START_SECONDS
+        result = await check.receive(name(1), late[1].test, bytes_of(late[1].size), lambda _: True)
+        assert result.seconds == 2 * START_SECONDS
+
+    played(redis_server.url, story)
+
+
+def test_who_is_refused_takes_no_place_for_a_moment_either(redis_server: Redis) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        for n in range(MOST_OF_ADDRESS):
+            await ask(check, n, address="192.0.2.7")
+        flood = [asyncio.ensure_future(ask(check, 1000 + n, address="192.0.2.7")) for n in range(200)]
+        for n in range(50, 50 + MOST_AT_ONCE - MOST_OF_ADDRESS):
+            await ask(check, n)  # none of them is put off
+        refused = await asyncio.gather(*flood, return_exceptions=True)
+        assert all(isinstance(each, Problem) for each in refused)
+
+    played(redis_server.url, story)

@@ -76,7 +76,10 @@ class KnownNode(Contract):
 
 
 class KnownNodes(Contract):
+    """Those that wait for an invite, oldest first, as many as one answer holds."""
+
     nodes: list[KnownNode]
+    more: bool = Field(default=False, description="others wait, who came later than the last of these")
 
 
 class Invite(Contract):

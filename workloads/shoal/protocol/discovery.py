@@ -50,6 +50,8 @@ MAX_NODES = 100_000
 """Keys are free, so registrations are bounded: at some 500 bytes each this is 50 MB of Redis, and two fifths of that for their order."""
 LATEST_SINCE = 1e11  # seconds since 1970
 AT_ONCE = 1000  # registrations that are forgotten with one request
+ROWS_OF_ANSWER = 5000
+"""Registrations in one answer to the orchestrator. A stranger can make one of 1.7 kB: all of a full book would be more than is taken."""
 FORGET_SECONDS = 86_400.0
 """A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
 LATELY_SECONDS = 60.0
@@ -128,7 +130,7 @@ class NodeBook:
         return found
 
     async def unanswered(self, now_unix: float, since_unix: float = 0.0) -> KnownNodes:
-        """Registrations that no invite was left for, oldest first, from `since_unix` on. Those of a day are forgotten, answered or not."""
+        """The first registrations that no invite was left for, from `since_unix` on. Those of a day are forgotten, answered or not."""
         old = await self._redis.zrangebyscore(
             self._times, "-inf", f"({now_unix - FORGET_SECONDS}", start=0, num=AT_ONCE
         )
@@ -136,12 +138,13 @@ class NodeBook:
             await self._forget(*(str(node) for node in old))
         if since_unix == 0.0:
             await self._note_times()
-        names = [str(node) for node in await self._redis.zrangebyscore(self._unanswered, since_unix, "+inf")]
+        first = await self._redis.zrangebyscore(self._unanswered, since_unix, "+inf", start=0, num=ROWS_OF_ANSWER + 1)
+        names = [str(node) for node in first[:ROWS_OF_ANSWER]]
         rows = await self._redis.hmget(self._nodes, names) if names else []
         there: dict[str | bytes, str | bytes] = {
             node: row for node, row in zip(names, rows, strict=True) if row is not None
         }
-        return KnownNodes(nodes=await self._readable(there))
+        return KnownNodes(nodes=await self._readable(there), more=len(first) > ROWS_OF_ANSWER)
 
     async def _note_times(self) -> None:
         """Give those a time that were registered by a release that kept none, so that they are forgotten too."""

@@ -4,9 +4,10 @@ Called by the orchestrator's background work. Keys are free: how many invites th
 is how often one key gets an invite (`Inviter`).
 """
 
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 from shoal.contracts.canonical import document_digest, sign
@@ -18,7 +19,7 @@ from shoal.protocol.node_states import MEMBERS
 from shoal.protocol.records import NodeRecord
 from shoal.protocol.run_state import RunState
 from shoal.telemetry import get_logger
-from shoal.transport import Refused, SignedClient
+from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.pace import Pace
 
 FULL_LOOK_SECONDS = 10.0
@@ -26,6 +27,7 @@ FULL_LOOK_SECONDS = 10.0
 that becomes free, is noticed with the next full look."""
 OVERLAP_SECONDS = 5.0
 """Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
+STEP_SECONDS = 1e-3  # what a time in a query is rounded to
 INVITES_PER_SECOND, INVITES_AT_ONCE = 1 / 120, 10
 """Of one key. A machine that is started again needs one; each that is used is two entries of the ledger, which nobody may fill by joining again."""
 
@@ -45,19 +47,30 @@ class Inviter:
         """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
         full = self._clock() >= self._full_at + FULL_LOOK_SECONDS
         since = 0.0 if full else max(0.0, self._newest - OVERLAP_SECONDS)
-        path = f"/v1/nodes?since={since:.3f}"
-        answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
-        if answer is None:
-            return 0
-        invited = invite(self._state, self._discovery, answer.nodes, self._pace)
-        # Only now: what failed half way is looked at again.
-        self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
+        invited = invite(self._state, self._discovery, self._waiting(since), self._pace)
         if full:
             self._full_at = self._clock()
         return invited
 
+    def _waiting(self, since_unix: float) -> Iterator[KnownNode]:
+        """Registrations that wait for an invite, oldest first, one answer of discovery's after another."""
+        newest = None
+        more = True
+        while more:
+            path = f"/v1/nodes?since={since_unix:.3f}"
+            answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+            if answer is None:
+                raise Unavailable("discovery gave no list of nodes")
+            yield from answer.nodes
+            newest = max((known.seen_unix for known in answer.nodes), default=newest)
+            more = answer.more
+            # From the last one's millisecond on; a step at least, should all of the answer have been forgotten, or be of one.
+            since_unix = max(since_unix + STEP_SECONDS, math.floor((newest or 0.0) * 1000) / 1000)
+        # Only now: what failed half way is looked at again.
+        self._newest = newest if newest is not None else self._newest
 
-def invite(state: RunState, discovery: SignedClient, registered: list[KnownNode], pace: Pace) -> int:
+
+def invite(state: RunState, discovery: SignedClient, registered: Iterable[KnownNode], pace: Pace) -> int:
     """Invite those of `registered` that ask for it; returns how many. Who asks too often waits in discovery for a later look."""
     places = cache(lambda: Places(state.nodes.all()))  # read once a round, and only where some pool has a limit
     invited = 0

@@ -54,6 +54,21 @@ def limit_for(wanted: int) -> float:
     return min(2 * max(needed, AIM_SECONDS), LIMIT_SECONDS)
 
 
+_TAKE = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[3])
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+    local running, neighbours = redis.call('ZRANGE', KEYS[1], 0, -1), 0
+    for _, place in ipairs(running) do
+        if string.sub(place, 1, #ARGV[2]) == ARGV[2] then neighbours = neighbours + 1 end
+    end
+    if #running >= tonumber(ARGV[5]) or neighbours >= tonumber(ARGV[6]) then return 0 end
+end
+redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
+return 1
+"""
+"""A test's place in a set of them by when they end: 1 if it has one. In one step: who is refused was never counted."""
+
+
 class GivenTest(Contract):
     """A test in Redis."""
 
@@ -114,7 +129,9 @@ class UplinkCheck:
         if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
             words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}: POST /v1/uplink-tests, then PUT /v1/uplink"
             raise Problem(428, "Measure first", words)
-        hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if found is not None else None})
+        # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is no figure for the orchestrator either.
+        counts = found is not None and found.size >= size_for(wanted)
+        hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if counts and found else None})
         return registration.model_copy(update={"hardware": hardware})
 
     async def give(self, request: UplinkRequest, address: str) -> UplinkTest:
@@ -132,7 +149,7 @@ class UplinkCheck:
         )
         given = GivenTest(test=test, given_unix=self._clock(), address=address)
         await self._drop(await self._redis.getdel(self._test(request.node)))
-        await self._take_place(given)
+        await self._take_place(given, given.given_unix + START_SECONDS)
         # Only now: a crowd, or others at its address, cost a machine none of its own tests.
         self._keys.take(request.node)
         self._addresses.take(address)
@@ -144,16 +161,10 @@ class UplinkCheck:
         if replaced is not None:
             await self._redis.zrem(self._running, GivenTest.from_json(replaced).place)
 
-    async def _take_place(self, given: GivenTest) -> None:
-        """Raises `Problem` 429 when there is none."""
-        async with self._redis.pipeline(transaction=True) as together:
-            together.zremrangebyscore(self._running, "-inf", given.given_unix)
-            together.zadd(self._running, {given.place: given.given_unix + START_SECONDS})
-            together.zrange(self._running, 0, -1)
-            *_, running = await together.execute()
-        neighbours = sum(str(place).startswith(f"{given.address} ") for place in running)
-        if len(running) > MOST_AT_ONCE or neighbours > MOST_OF_ADDRESS:
-            await self._redis.zrem(self._running, given.place)
+    async def _take_place(self, given: GivenTest, until_unix: float) -> None:
+        """Raises `Problem` 429 when there is none. A place that the test has still is its for longer."""
+        told = (given.place, f"{given.address} ", self._clock(), until_unix, MOST_AT_ONCE, MOST_OF_ADDRESS)
+        if not await self._redis.eval(_TAKE, 1, self._running, *map(str, told)):
             words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
             raise Problem(429, "Many uploads at once", words, {"Retry-After": "3"})
 
@@ -162,8 +173,8 @@ class UplinkCheck:
     ) -> UplinkResult:
         """Count a test's upload and keep the result; `fits` says whether a SHA-256 is the one that was signed.
 
-        What came within the limit is the result of a line that is too slow for all of it. Raises `Problem` 409 for a test that is not open, 413 and
-        422 for another size, 401 for other bytes than were signed.
+        What came within the limit is the result of a line that is too slow for all of it. Raises `Problem` 409 for a test that is not open, 429 for
+        one that was begun late where there is no place by now, 413 and 422 for another size, 401 for other bytes than were signed.
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None
@@ -172,7 +183,8 @@ class UplinkCheck:
             raise Problem(
                 409, "No such test", "it was made, replaced, is over or was never given out: ask for a new one"
             )
-        await self._redis.zadd(self._running, {given.place: given.given_unix + given.test.limit_seconds})
+        # Who begins late has lost its place, and others may be at it by now.
+        await self._take_place(given, given.given_unix + given.test.limit_seconds)
         try:
             return await self._counted(given, left, body, fits)
         finally:

@@ -231,9 +231,12 @@ def _plain(headers: httpx.Headers) -> dict[str, str]:
 
 
 def _peer(response: httpx.Response) -> str:
-    """The IP address at the other end of an answer's connection; empty for a Unix socket."""
+    """The IP address at the other end of an answer's connection; empty for a Unix socket, and for one that was reset since."""
     stream = response.extensions.get("network_stream")
-    address = stream.get_extra_info("server_addr") if stream is not None else None
+    try:
+        address = stream.get_extra_info("server_addr") if stream is not None else None
+    except OSError:  # asked of the socket
+        return ""
     return str(address[0]) if isinstance(address, tuple) else ""
 
 

@@ -5,7 +5,6 @@ cannot be read) or `error`. Started by `judging`, never imported. It has no time
 a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -16,8 +15,6 @@ from shoal.rewards.judging import lock_in
 
 PRECISION_DIGITS = 6
 """Decimals to which results that have no exact form are compared (math-verify's own default)."""
-DIGITS = 30
-"""To which a divisor is zero when its terms cancel."""
 
 
 def main() -> None:
@@ -47,15 +44,16 @@ def _load() -> Any:
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
     from sympy.core.random import seed
 
+    from shoal.rewards.math.confirm import confirmed
+
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
 
     def read(text: str) -> list[Any]:
         return list(parse(f"${text}$", extraction_config=kinds, extraction_mode="first_match", parsing_timeout=None))
 
     def equal(ours: Any, theirs: Any) -> bool:
-        if not verify([ours], [theirs], float_rounding=PRECISION_DIGITS, timeout_seconds=None):
-            return False
-        return unbounded(theirs) <= unbounded_as_set(ours)
+        same = verify([ours], [theirs], float_rounding=PRECISION_DIGITS, timeout_seconds=None)
+        return bool(same) and confirmed(ours, theirs)
 
     def judge(pairs: list[list[str]]) -> tuple[str, str]:
         seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
@@ -76,48 +74,6 @@ def _load() -> Any:
     ):  # fmt: skip
         judge([[gold, answer]])
     return judge
-
-
-def unbounded(expression: Any) -> set[Any]:
-    """Infinities of an expression, and what is no number in it, once it is evaluated.
-
-    sympy takes `max(oo, 37) - 1/2` for zero, and other differences of the kind by the draw: so an answer that has an infinity is equal to no gold
-    answer that has none, whatever their difference is said to be.
-    """
-    from sympy import Pow, Set, nan, oo, zoo
-    from sympy.logic.boolalg import Boolean
-
-    if isinstance(expression, Boolean):  # an equation of infinity would be evaluated to no more than "false"
-        return set().union(*map(unbounded, expression.args))
-    # Before it is evaluated, which cancels z / z; sympy's digits of that are noise, or those of zero, and so it equals two numbers.
-    found = {zoo} if any(map(_divides_by_zero, expression.atoms(Pow))) else set()
-    with contextlib.suppress(Exception):  # sympy raises anything; what cannot be evaluated is taken as it is written
-        expression = expression.doit()
-    if isinstance(expression, Set):  # the real numbers name no infinity
-        with contextlib.suppress(Exception):
-            found |= {expression.inf, expression.sup} & {oo, -oo}
-    return found | {each for each in (oo, -oo, zoo, nan) if expression.has(each)}
-
-
-def _divides_by_zero(power: Any) -> bool:
-    """Whether a divisor is a sum of numbers that cancel, which sympy sees only by simplifying it."""
-    base = power.base
-    if not (base.is_Add and base.is_number and power.exp.could_extract_minus_sign()):
-        return False
-    with contextlib.suppress(Exception):  # what has no digits is equal to no number by them
-        largest = max(abs(term.evalf(DIGITS)) for term in base.args)
-        return bool(abs(base.evalf(DIGITS)) <= largest * 10**-DIGITS)
-    return False
-
-
-def unbounded_as_set(expression: Any) -> set[Any]:
-    """The same for a gold answer; the set of an inequality's solutions may be unbounded where the inequality itself names no infinity."""
-    from math_verify.grader import unwrap_fcs  # f(x) > 3 is the set of f's values, as where it is compared
-
-    found = unbounded(expression)
-    with contextlib.suppress(Exception):  # of several variables: no set
-        found |= unbounded(unwrap_fcs(expression).as_set())
-    return found
 
 
 if __name__ == "__main__":
