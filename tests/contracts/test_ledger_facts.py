@@ -1,5 +1,6 @@
 """What a ledger says of its run, of those invited and of compute, as the audit reads it: forged, missing, replayed, and of before there was any."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,14 @@ from shoal.contracts.ledger_audit import SETTLING_SECONDS, Audit, AuditReport
 from shoal.contracts.ledger_documents import document_problem
 from shoal.contracts.ledger_facts import InvitedNode, RunTerms, compute_of, forward_flops, pools_digest
 from shoal.contracts.pools import Admission, PoolTerms
+from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 
 OTHER = "c" * 64
+BATCH = StepBatch(
+    run=RUN, step=7, beacon=DIGEST, groups=1, groups_dropped=0,
+    files=[BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11])],
+)  # fmt: skip
 ROSTER_DIGEST = document_digest(ROSTER.document)
 
 
@@ -286,3 +292,70 @@ def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() ->
     )
     for entry in (ENTRY.model_copy(update={"terms": declared}), ENTRY.model_copy(update={"invited": invited})):
         assert len(sign(entry, ORCHESTRATOR_KEY).to_json()) < LARGEST_ENTRY_BYTES / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "lacks"),
+    [
+        ("accepted", {"node": NODE, "step": 0, "tokens": 10**9}, "digest"),
+        ("accepted", {"node": NODE, "digest": "0" * 64}, "step and tokens"),
+        ("rejected", {"node": NODE, "step": 0}, "digest"),
+        ("batch-sealed", {"digest": "0" * 64}, "step"),
+        ("version-published", {"version": 1}, "digest"),
+        ("node-joined", {}, "node"),
+    ],
+)
+def test_an_entry_that_names_no_document_is_found_and_counts_for_nothing(
+    kind: EntryKind, fields: dict[str, Any], lacks: str
+) -> None:
+    ledger = Ledger()
+    ledger.declare(probation_files=0)
+    ledger.join(NODE)
+    ledger.add(kind, **fields)
+    report = ledger.finish()
+    assert report.problems == [f"entry 3 ({kind}): it does not say its {lacks}"]
+    assert (report.nodes[NODE].tokens, report.nodes[NODE].files_rejected) == (0, 0)
+
+
+def test_a_batch_that_was_sealed_before_its_beacon_was_fixed_is_found() -> None:
+    ledger = Ledger()
+    ledger.declare()
+    ledger.add("batch-sealed", step=4, digest="0" * 64)
+    ledger.add("beacon-committed", step=4, digest="0" * 64)
+    assert ledger.finish().problems == ["entry 1: the batch of step 4 was sealed before its beacon was committed to"]
+
+
+def test_a_verdict_of_another_run_or_for_another_reason_is_found() -> None:
+    ledger = Ledger()
+    ledger.declare()
+    ledger.join(NODE)
+    digest = "7" * 64
+    entry = ledger.add("rejected", node=NODE, step=0, submission=0, digest=digest, detail="reward: row 3")
+    verdict = verdict_on(None).model_copy(
+        update={"sha256": digest, "outcome": "reject", "reason": "reward", "rewards": []}
+    )
+
+    def against(**changes: Any) -> str | None:
+        signed = sign(verdict.model_copy(update=changes), ROLE_KEYS["validator"])
+        return document_problem(entry, signed.to_json(), ROSTER.document, None)
+
+    assert against() is None
+    assert against(run="another") == "entry 3 (rejected): the validator's verdict is on another file, or says reject"
+    assert against(reason="bounds") == "entry 3 (rejected): it names another reason than the validator, which is bounds"
+
+
+def test_a_batch_of_another_step_or_run_is_found() -> None:
+    ledger = Ledger()
+    ledger.declare()
+    for changes in ({"step": BATCH.step + 1}, {"run": "another"}):
+        data = BATCH.model_copy(update=changes).to_json()
+        entry = ledger.add("batch-sealed", step=BATCH.step, digest=hashlib.sha256(data).hexdigest())
+        assert "the batch is of step" in str(document_problem(entry, data, ROSTER.document, None))
+
+
+def test_who_joined_before_there_were_terms_is_on_probation_too() -> None:
+    ledger = Ledger()
+    ledger.join(NODE, invited=False)
+    ledger.declare(probation_files=3)
+    ledger.accept(NODE)
+    assert ledger.finish().nodes[NODE].credit() == 0

@@ -133,16 +133,22 @@ def test_a_machine_that_waits_while_more_is_asked_for_is_sent_to_register_anew(r
         hardware = REGISTRATION.hardware.model_copy(update={"uplink_mbps": mbps})
         return REGISTRATION.model_copy(update={"pool": pool, "hardware": hardware})
 
-    async def story(check: UplinkCheck, _: Clock) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
         for good in (row("of0", None), row("of0", 0.5), row("of20", 20.0), row("none", None)):
-            check.require_still(good)
-        check.require_still(row("of20", None).model_copy(update={"proof": "0" * 64}))
+            await check.require_still(good)
+        await check.require_still(row("of20", None).model_copy(update={"proof": "0" * 64}))
         with pytest.raises(
             Problem, match=r"404 Register anew: pool 'of20' wants .* 20 Mbit/s by now, 19.5 were measured"
         ):
-            check.require_still(row("of20", 19.5))
+            await check.require_still(row("of20", 19.5))
         with pytest.raises(Problem, match=r"404 Register anew.* it was not measured"):
-            check.require_still(row("of20", None))
+            await check.require_still(row("of20", None))
+        test = await ask(check, 1, pool="of1")
+        clock.now += 0.05
+        await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+        await check.require_still(row("of1", 167.77).model_copy(update={"node": name(1)}))
+        with pytest.raises(Problem, match=r"404 Register anew.* measured with 1048576 bytes, which are too few"):
+            await check.require_still(row("of20", 167.77).model_copy(update={"node": name(1)}))
 
     played(redis_server.url, story)
 

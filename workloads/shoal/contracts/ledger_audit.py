@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shoal.contracts.canonical import BadSignature, Signed, document_digest
 from shoal.contracts.identity import Roster
-from shoal.contracts.ledger import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
+from shoal.contracts.ledger import ConsistencyProof, EntryKind, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_chain import BrokenChain, Chain, entry_leaf, identity
 from shoal.contracts.ledger_facts import RunTerms, compute_of
 from shoal.contracts.merkle import consistency_path, continues, includes, inclusion_path
@@ -125,6 +125,15 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
+REQUIRED: dict[EntryKind, tuple[str, ...]] = {
+    "beacon-committed": ("step", "digest"), "beacon-revealed": ("step", "digest"), "batch-sealed": ("step", "digest"),
+    "node-invited": ("node",), "node-joined": ("node",), "node-dead": ("node",), "node-evicted": ("node",), "node-banned": ("node",),
+    "node-unbanned": ("node",), "accepted": ("node", "step", "digest", "tokens"), "rejected": ("node", "step", "digest"),
+    "version-published": ("version", "digest"),
+}  # fmt: skip
+"""Without which an entry of the kind says nothing."""
+
+
 class Audit:
     """One pass over a ledger. `checkpoints` are good ones by size, from the store or kept by the reader; they are compared on the way."""
 
@@ -184,12 +193,23 @@ class Audit:
         return self.report
 
     def _fold(self, entry: LedgerEntry) -> None:
+        lacks = [name for name in REQUIRED.get(entry.kind, ()) if getattr(entry, name) is None]
+        if lacks:  # what names no document is compared with none: it counts for nothing
+            self.report.problems.append(
+                f"entry {entry.number} ({entry.kind}): it does not say its {' and '.join(lacks)}"
+            )
+            return
         problems, step, digest = self.report.problems, entry.step if entry.step is not None else -1, entry.digest or ""
         match entry.kind:
             case "run-declared" | "terms-changed":
                 self._declare(entry)
             case "beacon-committed":
                 self._committed[step] = digest
+            case "batch-sealed":
+                if step not in self._committed:
+                    problems.append(
+                        f"entry {entry.number}: the batch of step {step} was sealed before its beacon was committed to"
+                    )
             case "beacon-revealed":
                 if self._committed.get(step) != digest:
                     problems.append(
@@ -206,7 +226,8 @@ class Audit:
         match entry.kind:
             case "node-joined":
                 totals.joined, totals.dead = True, False
-                self._prove(totals)  # where nothing is asked for
+                if self.report.in_force is not None:  # where they ask for nothing
+                    self._prove(totals)
                 if self.report.terms and (entry.node, entry.detail) not in self._invited:
                     problems.append(
                         f"entry {entry.number}: node {entry.node[:16]}... joined by an invite that was never noted"

@@ -43,12 +43,14 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
         verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
     except (BadSignature, ValueError, KeyError) as error:
         return f"{where}: its document is not signed by the role that makes it, or not readable: {first_line(error)}"
-    told = (entry.node, entry.step, entry.submission, entry.digest, f"{verdict.outcome}ed")
-    if told != (verdict.node, verdict.step, verdict.submission, verdict.sha256, entry.kind):
+    told = (entry.run, entry.node, entry.step, entry.submission, entry.digest, f"{verdict.outcome}ed")
+    if told != (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, entry.kind):
         return f"{where}: the validator's verdict is on another file, or says {verdict.outcome}"
+    if entry.kind == "rejected" and not entry.detail.startswith(f"{verdict.reason}:"):
+        return f"{where}: it names another reason than the validator, which is {verdict.reason}"
     if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
         return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
-    if entry.kind == "accepted" and entry.compute != verdict.compute:
+    if entry.compute != verdict.compute:
         return f"{where}: its compute is not the one that the validator counted"
     return None
 
@@ -97,6 +99,8 @@ def _batch_problem(entry: LedgerEntry, data: bytes, commitment: str | None, wher
     if hashlib.sha256(data).hexdigest() != entry.digest:
         return f"{where}: the batch of step {entry.step} is not the one that was sealed"
     batch = StepBatch.from_json(data)
+    if (batch.run, batch.step) != (entry.run, entry.step):
+        return f"{where}: the batch is of step {batch.step} of run {batch.run!r}"
     if commitment is None or beacon_commitment(bytes.fromhex(batch.beacon)) != commitment:
         return f"{where}: the beacon of step {entry.step} is not the one committed to before"
     return None

@@ -110,11 +110,17 @@ class UplinkCheck:
         found = await self._redis.get(self._result(node))
         return UplinkResult.from_json(found) if found is not None else None
 
-    def require_still(self, registration: Registration) -> None:
+    async def require_still(self, registration: Registration) -> None:
         """Raises `Problem` 404 for a stranger's machine whose pool wants more by now than was measured when it registered: it is to do so anew."""
         wanted, had = self.wanted(registration.pool), registration.hardware.uplink_mbps
-        if registration.proof is None and (had or 0.0) < wanted:
+        if not wanted or registration.proof is not None:
+            return
+        seen = ""
+        if (had or 0.0) < wanted:
             seen = f"{had:g} were measured" if had is not None else "it was not measured"
+        elif (found := await self.measured(registration.node)) is not None:  # else it was, and an hour ago
+            seen = _lacks(found, wanted)
+        if seen:
             words = (
                 f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
             )

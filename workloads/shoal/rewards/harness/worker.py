@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from shoal.rewards.harness.scoring import LEFT_OUT, NotScored, answer_of, named_function, value
 from shoal.rewards.judging import lock_in
@@ -23,7 +24,7 @@ def main() -> None:
     # Some tasks stop sympy by an alarm and call the answer wrong then: a slow machine would say other than a fast one. The parent's CPU time decides.
     signal.alarm = lambda seconds: 0
     signal.setitimer = lambda which, seconds, interval=0.0: (0.0, 0.0)
-    _load()
+    seed = _load()
     lock_in(["/dev/null"])
     answers.write("ready\n")
     answers.flush()
@@ -35,6 +36,7 @@ def main() -> None:
                 reply = ("loaded", named_function(question).__name__)
             else:
                 terms, completion = question
+                seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
                 reply = ("value", value(terms, completion))
         except MemoryError:
             reply = ("error", "scoring needs more memory than is allowed")
@@ -48,10 +50,22 @@ def main() -> None:
         answers.flush()
 
 
-def _load() -> None:
-    """What nearly every task needs, warmed."""
+def _load() -> Callable[[int], None]:
+    """What nearly every task needs, warmed; returns what makes sympy draw from a number on.
+
+    Tasks take `verify` from math-verify when they are loaded. What it finds equal though it is not is the same here as in our own judge, and so is
+    what is done about it; else `max(oo, 37)` would be the answer to every question of such a task.
+    """
+    import math_verify
+    from math_verify import grader
+    from sympy.core.random import seed
+
+    from shoal.rewards.math.confirm import guarded
+
+    math_verify.verify = grader.verify = guarded(grader.verify)
     exact = {"metric": "exact_match", "until": [], "filters": [{"function": "take_first"}], "target": "1"}
     assert value(exact, answer_of("1", [])) == 1.0
+    return seed
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """A second look at what math-verify calls equal: an answer that fits several gold answers is a guess at all of them.
 
 In: a gold answer and another one, as sympy's expressions that math-verify's `verify` holds equal, in this order. Out: whether that stands. Each rule
-is a way in which sympy or math-verify takes two things for one (docs/decisions.md). Called by `worker`, whose limits hold here too.
+is a way in which sympy or math-verify takes two things for one (docs/decisions.md). Called by `worker` and by that of the harness; their limits hold.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 from math_verify.grader import is_assignment_relation, take_first_relation, take_last_relation, unwrap_fcs
@@ -21,6 +22,20 @@ SMALL, CLOSENESS = 1e-3, 1e-3
 def confirmed(ours: Any, theirs: Any) -> bool:
     """Whether an answer that is said to be equal to the gold answer `ours` is."""
     return unbounded(theirs) <= unbounded_as_set(ours) and _as_small(ours, theirs) and _same_equations(ours, theirs)
+
+
+def guarded(verify: Callable[..., Any]) -> Callable[..., bool]:
+    """math-verify's `verify` for tasks of lm-evaluation-harness, which call it themselves: each pair that it holds equal is looked at again."""
+
+    def confirmed_too(gold: Any, target: Any, *rest: Any, **settings: Any) -> bool:
+        pairs = product(*(each if isinstance(each, list) else [each] for each in (gold, target)))
+        return any(
+            bool(verify([one], [other], *rest, **settings))
+            and (isinstance(one, str) or isinstance(other, str) or confirmed(one, other))
+            for one, other in pairs
+        )
+
+    return confirmed_too
 
 
 def unbounded(expression: Any) -> set[Any]:
