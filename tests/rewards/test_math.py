@@ -212,6 +212,15 @@ BOMBS = {
 }
 
 
+@pytest.mark.parametrize(
+    "answer", [r"(9^{9999})^{9999}", r"\left(9^{9999}\right)^{9999}", r"{9^{999}}^{999}", r"((9^{9999}))^{9999}"]
+)
+def test_a_power_of_a_power_in_brackets_is_wrong_and_not_undecided(answer: str) -> None:
+    """An answer must not choose to be left out."""
+    assert compare("37", answer) == Decided(False, "the answer is a number too large to be evaluated")
+    assert isinstance(compare(r"(2^{100})^{100}", answer), Questions)
+
+
 @pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
 def test_an_answer_made_to_hang_is_bounded_and_the_next_one_is_judged(hurried: MathJudge, answer: str) -> None:
     assert isinstance(hurried.equal("37", answer), Verdict | Undecided)

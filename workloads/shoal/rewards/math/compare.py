@@ -16,7 +16,9 @@ _NUMBER = re.compile(r"^([+-]?)\s*(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})$")
 _FRACTION = re.compile(
     r"^([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|(\d{1,400})\s*/\s*(\d{1,400}))$"
 )
-_TOO_LARGE = re.compile(r"\^\s*\{?\s*[\d.]+\s*\^|\^\s*\{?\s*[\d.]{5,}|!\s*!|\d{4,}\s*!")
+_TOO_LARGE = re.compile(
+    r"\^\s*\{?\s*[\d.]+\s*\^|\^\s*\{?\s*[\d.]{5,}|!\s*!|\d{4,}\s*!|\^\s*\{?\s*[\d.]{3,}[\s})\]]*\^\s*\{?\s*[\d.]{3,}"
+)
 """A power of a power, an exponent of five digits, a factorial of a factorial: nobody's answer unless the gold answer has one too."""
 DEEPEST = 60
 """Brackets inside brackets. Past that a parser's own stack is the limit, and no answer of a data set comes near."""
