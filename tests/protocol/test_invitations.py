@@ -300,14 +300,15 @@ def test_a_machine_that_left_makes_room_for_another(run: Orchestrator, book: Boo
     assert book.round() == 2
 
 
-def test_between_full_looks_only_what_has_come_since_is_asked_for(run: Orchestrator, book: Book) -> None:
+def test_a_look_at_newcomers_asks_only_for_what_has_come_since(run: Orchestrator, book: Book) -> None:
     now = 100.0
     inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
     for _ in range(9):
         book.register(PrivateKey.generate().public, "easy")
-    assert (inviter.round(), book.asked) == (9, [0.0])
+    at_start = run.clock.now - inviting.SKEW_SECONDS - inviting.OVERLAP_SECONDS
+    assert (inviter.round(), book.asked) == (9, [at_start, 0.0])
     book.register(PrivateKey.generate().public, "easy")
-    assert (inviter.round(), book.asked) == (1, [0.0, 9.0 - inviting.OVERLAP_SECONDS])
+    assert (inviter.round(), book.asked[2:]) == (1, [9.0 - inviting.OVERLAP_SECONDS])
     assert inviter.round() == 0
     refused = PrivateKey.generate().public
     book.register(refused, "closed")
@@ -316,19 +317,44 @@ def test_between_full_looks_only_what_has_come_since_is_asked_for(run: Orchestra
     assert "closed" in known(run, refused).refused
 
 
-def test_registrations_that_no_one_answer_holds_are_all_looked_at(run: Orchestrator, book: Book) -> None:
+def test_registrations_that_no_one_answer_holds_are_all_looked_at_an_answer_a_round(
+    run: Orchestrator, book: Book
+) -> None:
     book.rows_of_answer = 2
     inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
     for pool in ("closed", "easy", "closed", "easy", "easy"):  # those that are refused stay in the book
         book.register(PrivateKey.generate().public, pool)
-    assert (inviter.round(), book.asked) == (3, [0.0, 2.0, 4.0])
+    assert [inviter.round() for _ in range(4)] == [1, 1, 1, 0]
+    assert book.asked[1::2] == [0.0, 2.0, 4.0]
+    assert len(book.asked) == 7, "the look at all has come to its end"
+
+
+def test_a_newcomer_does_not_wait_for_the_look_at_all(run: Orchestrator, book: Book) -> None:
+    """A crowd that no pool takes waits in discovery; a replica that has just begun invites who comes now in its first round."""
+    book.rows_of_answer = 2
+    for _ in range(9):
+        book.register(PrivateKey.generate().public, "closed")
+    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    assert inviter.round() == 0
+    book._seen = run.clock.now - inviting.SKEW_SECONDS  # discovery's clock is late
+    newcomer = PrivateKey.generate().public
+    book.register(newcomer, "easy")
+    assert inviter.round() == 1
+    assert newcomer in book.invites
+    assert book.asked[-1] < 9.0, "the look at all goes on"
+
+
+def test_the_look_at_all_finds_whom_a_wrong_clock_hid(run: Orchestrator, book: Book) -> None:
+    """Discovery's clock is a day late: its time is known once all were looked at, and newcomers are invited at once from then on."""
+    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    book._seen = run.clock.now - 86_400.0
     book.register(PrivateKey.generate().public, "easy")
-    assert (inviter.round(), book.asked[3:]) == (1, [0.0, 3.0])
+    assert inviter.round() == 1
+    book.register(PrivateKey.generate().public, "easy")
+    assert inviter.round() == 1
 
 
-def test_a_round_that_failed_is_made_again_in_full(
-    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_failed_is_made_again(run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
     node = PrivateKey.generate().public
     book.register(node, "easy")
@@ -337,7 +363,7 @@ def test_a_round_that_failed_is_made_again_in_full(
         with pytest.raises(ZeroDivisionError):
             inviter.round()
     assert inviter.round() == 1
-    assert book.asked == [0.0, 0.0]
+    assert book.asked[:2] == book.asked[2:]
 
 
 def test_of_nodes_that_are_gone_the_newest_are_remembered(

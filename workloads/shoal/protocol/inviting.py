@@ -7,7 +7,7 @@ is how often one key gets an invite (`Inviter`).
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from shoal.contracts.canonical import document_digest, sign
@@ -23,8 +23,9 @@ from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.pace import Pace
 
 FULL_LOOK_SECONDS = 10.0
-"""Between two looks at all registrations that wait for an invite; in between only what has come since is asked for. A pool that opens, or a place
-that becomes free, is noticed with the next full look."""
+"""Between two looks at all registrations that wait for an invite. A pool that opens, or a place that becomes free, is noticed with the next one."""
+SKEW_SECONDS = 300.0
+"""By so much may discovery's clock and ours differ where newcomers are to be found at once at a start; else the first look at all finds them."""
 OVERLAP_SECONDS = 5.0
 """Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
 STEP_SECONDS = 1e-3  # what a time in a query is rounded to
@@ -33,41 +34,60 @@ INVITES_PER_SECOND, INVITES_AT_ONCE = 1 / 120, 10
 
 
 class Inviter:
-    """Remembers how far it has looked, in discovery's time."""
+    """Remembers how far it has looked, in discovery's time.
+
+    Each round looks at all who came since the last one, and, while a look at all is under way, at one answer's more of those: however many wait
+    for a pool that does not take them, a newcomer waits for one answer of them at most.
+    """
 
     def __init__(self, state: RunState, discovery: SignedClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._discovery = discovery
         self._clock = clock
         self._full_at = -FULL_LOOK_SECONDS
-        self._newest = 0.0
+        self._all: float | None = None  # from where the look at all goes on; None between two
+        self._newest = state.clock() - SKEW_SECONDS  # until discovery's own time is known, from the first look at all
         self._pace = Pace(INVITES_PER_SECOND, INVITES_AT_ONCE, clock)
 
     def round(self) -> int:
-        """Invite every registered node that asks for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
-        full = self._clock() >= self._full_at + FULL_LOOK_SECONDS
-        since = 0.0 if full else max(0.0, self._newest - OVERLAP_SECONDS)
-        invited = invite(self._state, self._discovery, self._waiting(since), self._pace)
-        if full:
-            self._full_at = self._clock()
+        """Invite registered nodes that ask for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
+        invited, since, more = 0, max(0.0, self._newest - OVERLAP_SECONDS), True
+        while more:
+            answer = self._ask(since)
+            invited += invite(self._state, self._discovery, answer.nodes, self._pace)
+            since, more = _after(since, answer), answer.more
+            # Only now: what failed half way is looked at again.
+            self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
+        return invited + self._look_at_all()
+
+    def _look_at_all(self) -> int:
+        """One answer more of a look at all, if it is time for one."""
+        if self._all is None:
+            if self._clock() < self._full_at + FULL_LOOK_SECONDS:
+                return 0
+            self._all = 0.0
+        answer = self._ask(self._all)
+        invited = invite(self._state, self._discovery, answer.nodes, self._pace)
+        if answer.more:
+            self._all = _after(self._all, answer)
+            return invited
+        self._all, self._full_at = None, self._clock()
+        self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
         return invited
 
-    def _waiting(self, since_unix: float) -> Iterator[KnownNode]:
-        """Registrations that wait for an invite, oldest first, one answer of discovery's after another."""
-        newest = None
-        more = True
-        while more:
-            path = f"/v1/nodes?since={since_unix:.3f}"
-            answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
-            if answer is None:
-                raise Unavailable("discovery gave no list of nodes")
-            yield from answer.nodes
-            newest = max((known.seen_unix for known in answer.nodes), default=newest)
-            more = answer.more
-            # From the last one's millisecond on; a step at least, should all of the answer have been forgotten, or be of one.
-            since_unix = max(since_unix + STEP_SECONDS, math.floor((newest or 0.0) * 1000) / 1000)
-        # Only now: what failed half way is looked at again.
-        self._newest = newest if newest is not None else self._newest
+    def _ask(self, since_unix: float) -> KnownNodes:
+        """Registrations that wait for an invite, the first ones from a time on."""
+        path = f"/v1/nodes?since={since_unix:.3f}"
+        answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
+        if answer is None:
+            raise Unavailable("discovery gave no list of nodes")
+        return answer
+
+
+def _after(since_unix: float, answer: KnownNodes) -> float:
+    """From when to ask on: the last one's millisecond; a step at least, should all of the answer have been forgotten, or be of one."""
+    last = max((known.seen_unix for known in answer.nodes), default=0.0)
+    return max(since_unix + STEP_SECONDS, math.floor(last * 1000) / 1000)
 
 
 def invite(state: RunState, discovery: SignedClient, registered: Iterable[KnownNode], pace: Pace) -> int:
