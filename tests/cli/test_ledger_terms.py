@@ -131,6 +131,7 @@ def test_a_ledger_of_before_says_so_and_credits_every_file(shoal: Shoal, going: 
     code, out, err = shoal("verify", "--documents")
     assert (code, err) == (0, "")
     assert "terms from entry" not in out
+    assert "NOT DECLARED: all entries come before" in out
 
 
 def test_verify_shows_whose_run_it_is_and_each_change(shoal: Shoal, going: Going) -> None:
@@ -141,7 +142,9 @@ def test_verify_shows_whose_run_it_is_and_each_change(shoal: Shoal, going: Going
     assert "terms from entry 10 on: reinforcement-learning of arithmetic-tiny, owner" in out
     assert "credit after 3 accepted files; slash votes 1, slashing Evict; pools workers (open)" in out
     assert "terms from entry 11 on:" in out
+    assert "NOT DECLARED: the first 10 entries come before" in out
     told = json.loads(shoal("verify", "--json")[1])
+    assert told["entries_undeclared"] == 10
     assert [(each["entry"], each["probation_files"]) for each in told["terms"]] == [(10, 3), (11, 5)]
     assert "owner" in shoal("show", "--kind", "run-declared")[1]
 

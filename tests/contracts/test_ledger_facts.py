@@ -79,6 +79,10 @@ def test_a_ledger_without_a_declaration_is_good_and_credits_from_the_first_file(
     ledger.accept(NODE)
     report = ledger.finish()
     assert (report.problems, report.in_force, report.nodes[NODE].credit()) == ([], None, 100)
+    assert report.undeclared == report.entries == 2
+    ledger.declare()
+    ledger.join(OTHER, nonce="1" * 32)
+    assert (ledger.finish().undeclared, ledger.audit.report.entries) == (2, 5)
 
 
 def test_a_declared_ledger_is_good_and_whoever_was_only_invited_is_no_node_of_it() -> None:
@@ -268,6 +272,15 @@ def test_a_reject_takes_the_votes_of_its_time_and_for_ten_minutes_those_of_befor
     ledger.change(second.number, slash_votes=2)
     assert asked() == 2
     assert report.slash_votes_at(second) == 1
+
+
+def test_terms_dated_long_after_what_follows_them_keep_no_milder_ones_in_force() -> None:
+    ledger = Ledger()
+    first = ledger.declare(slash_votes=1)
+    ledger.unix += 1e9
+    ledger.change(first.number, slash_votes=3)
+    ledger.unix -= 1e9 - 10 * SETTLING_SECONDS
+    assert ledger.audit.report.slash_votes_at(ledger.add("node-dead", node=NODE)) == 3
 
 
 def test_the_digest_of_pools_is_of_all_their_terms_in_any_order() -> None:

@@ -143,6 +143,7 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
             for each in report.terms[-MOST_TERMS:]
             if each.terms
         ),
+        *([undeclared_line(report)] if report.undeclared else []),
         f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
         f" {count(report.entries - report.covered)} came after it",
     ]
@@ -160,6 +161,16 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
     return lines
 
 
+def undeclared_line(report: AuditReport) -> str:
+    """What a reader cannot go by where no entry says whose run it is and by what terms."""
+    which = "all entries" if report.undeclared == report.entries else f"the first {count(report.undeclared)} entries"
+    return (
+        f"NOT DECLARED: {which} come before any that says whose run it is and by what terms; there, invites are not checked, credit counts from the"
+        " first file, and one validator is enough for a reject unless --slash-votes or the configuration asks for more. Releases of before wrote such"
+        " ledgers; one that began with this release begins with run-declared"
+    )
+
+
 def votes_words(slash_votes: int | None, report: AuditReport, configured: int | None) -> str:
     """How many findings a reject takes, and who says so."""
     if slash_votes is None and report.in_force is not None:
@@ -174,6 +185,7 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "run": report.run,
         "good": not report.problems,
         "entries": report.entries,
+        "entries_undeclared": report.undeclared,
         "nodes": len(report.nodes),
         "kinds": dict(sorted(report.kinds.items())),
         "terms": [

@@ -3,8 +3,8 @@
 Comes in: the signed roster, checkpoints, and every entry's bytes in order. Goes out: `AuditReport` with everything that is wrong, what each node
 contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every checkpoint's signature, root and head,
 that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited, that the run is
-declared as its owner's and members were invited (ledgers of before there were such entries are good without), that compute follows from its figures.
-A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
+declared as its owner's and members were invited (ledgers of before there were such entries are good without: `undeclared`), that compute follows from
+its figures. A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
 """
 
 from collections import Counter
@@ -62,6 +62,7 @@ class AuditReport:
     entries: int = 0
     checkpoints: int = 0
     covered: int = 0
+    undeclared: int = 0  # entries before the first that declares the run: all of them where none does
     documents: int = 0
     repeated_rejects: int = 0  # of which all the findings were there that they take
     terms: list[LedgerEntry] = field(default_factory=list)  # entries that say the run's terms, the last one in force
@@ -85,9 +86,10 @@ class AuditReport:
     def slash_votes_at(self, entry: LedgerEntry) -> int | None:
         """Validators that had to agree on a reject by the terms of its time, where the ledger says so."""
         before = [each for each in self.terms if each.number < entry.number]
-        # Of terms that ended long before, none counts; of several that changed within minutes, the mildest.
-        ended = [later for later in before[1:] if later.unix < entry.unix - SETTLING_SECONDS]
-        votes = [each.terms.slash_votes for each in before[len(ended) :] if each.terms is not None]
+        # Of terms that ended long before, none counts; of several that changed within minutes, the mildest. A date long after that of an entry which
+        # follows is none to go by: it keeps nothing in force.
+        apart = [place for place, each in enumerate(before) if abs(entry.unix - each.unix) > SETTLING_SECONDS]
+        votes = [each.terms.slash_votes for each in before[max(apart, default=0) :] if each.terms is not None]
         return min(votes, default=None)
 
     @property
@@ -177,6 +179,7 @@ class Audit:
         if fact is None or fact not in self._seen:  # a second record of the same fact changes nothing
             self._seen.add(fact)
             self._fold(entry)
+        self.report.undeclared += not self.report.terms
         return entry
 
     def finish(self) -> AuditReport:
