@@ -121,6 +121,11 @@ def test_a_quotient_of_nothing_by_nothing_is_not_two_guesses_at_once(judge: Math
         rf"5+32\frac{{{zero}}}{{{zero}}}",
         rf"37\frac{{{zero}}}{{{zero}}}",
         rf"\frac{{1}}{{{zero}}}-\frac{{1}}{{{zero}}}",
+        rf"5+32\frac{{({zero})({zero})}}{{({zero})({zero})}}",
+        rf"5+32\frac{{2({zero})}}{{2({zero})}}",
+        rf"5+32\frac{{({zero})i}}{{({zero})i}}",
+        rf"5+32\frac{{\sqrt{{{zero}}}}}{{\sqrt{{{zero}}}}}",
+        rf"5+32\cdot 0^{{{zero}}}",
     ):
         for gold in ("0", "5", "37"):
             assert _is_wrong(judge.equal(gold, answer)), (gold, answer)

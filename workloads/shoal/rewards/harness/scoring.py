@@ -28,6 +28,8 @@ LEFT_OUT = frozenset((
 ))  # fmt: skip
 """Modules that scoring never has, installed or not: the digest does not pin them, and images are made without them (`requirements/overrides.txt`, and
 what the extras for tasks of lm_eval 0.4.13 bring). So a task scores alike on every machine, or on none."""
+EVALUATES = ("lm_eval.tasks.cruxeval.", "lm_eval.tasks.longproc.", "lm_eval.tasks.score.math.")
+"""Modules whose functions evaluate what a model wrote as Python, in a process that scores the answers of others too."""
 FUNCTION = "function:"
 """Begins an argument of a filter that is the name of a function."""
 
@@ -95,6 +97,8 @@ def named_function(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     if not _MODULE.fullmatch(module) or not attribute.isidentifier():
         raise NotScored(f"{name!r:.120} is no function of the installed lm_eval")
+    if module.startswith(EVALUATES):
+        raise NotScored(f"{name:.120} evaluates answers as programs: no task that asks for it is scored here")
     package = find_spec("lm_eval")
     if package is None or package.origin is None:
         raise NotScored("lm_eval is not installed here; install the extra `lm-eval` of shoal")

@@ -43,7 +43,10 @@ def main() -> None:
         except NotScored as error:
             reply = ("error", str(error))
         except ModuleNotFoundError as error:
-            reply = ("error", f"it is scored with {error.name}, which is no part of the environment lm-eval"[:300])
+            reply = (
+                "error",
+                f"it is scored with {error.name or error}, which is no part of the environment lm-eval"[:300],
+            )
         except Exception as error:  # the functions of tasks raise anything; what they do is no score
             reply = ("error", f"{type(error).__name__}: {error}"[:300])
         answers.write(json.dumps(reply) + "\n")

@@ -10,16 +10,22 @@ from fractions import Fraction
 
 from shoal.rewards.math.extract import LONGEST_ANSWER
 from shoal.rewards.math.normalise import normalise, squeezed
-from shoal.rewards.math.units import PERCENT, Unit, split_unit
+from shoal.rewards.math.units import PERCENT, Unit, in_other_letters, split_unit
 
 _NUMBER = re.compile(r"^([+-]?)\s*(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})$")
 _FRACTION = re.compile(
     r"^([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\d{1,400})\s*\}\s*\{\s*(\d{1,400})\s*\}|(\d{1,400})\s*/\s*(\d{1,400}))$"
 )
 _TOO_LARGE = re.compile(
-    r"\^\s*\{?\s*[\d.]+\s*\^|\^\s*\{?\s*[\d.]{5,}|!\s*!|\d{4,}\s*!|\^\s*\{?\s*[\d.]{3,}[\s})\]]*\^\s*\{?\s*[\d.]{3,}"
+    r"\^\s*\{?\s*[\d.]+\s*\^|\^\s*\{?\s*[\d.]{5,}|!\s*!|\d{4,}\s*!|\\[dt]?binom\s*\{\s*(?:\d{5}|\{?\s*[\d.]+\s*\}?\s*[\^!])|\^\s*\{?\s*[\d.]{3,}[\s})\]]*\^\s*\{?\s*[\d.]{3,}"
 )
 """A power of a power, an exponent of five digits, a factorial of a factorial: nobody's answer unless the gold answer has one too."""
+_SIDE_BY_SIDE = re.compile(r"\d \d")
+"""math-verify adds them."""
+_LAST_LETTER = re.compile(r"(?<=[\d)}\] ])([a-zA-Z])$")
+"""A variable at the end, as in `6t`, which math-verify takes for a unit and drops."""
+_CHOICE = re.compile(r"^\(([A-J])\)[ :.]*\S")
+"""`(A) 5`: the choice and what stands there."""
 DEEPEST = 60
 """Brackets inside brackets. Past that a parser's own stack is the limit, and no answer of a data set comes near."""
 
@@ -52,8 +58,16 @@ def compare(gold: str, answer: str) -> Decided | Questions:
         return Decided(False, f"the answer has brackets more than {DEEPEST} deep")
     if _TOO_LARGE.search(theirs) and not _TOO_LARGE.search(ours):
         return Decided(False, "the answer is a number too large to be evaluated")
+    if _SIDE_BY_SIDE.search(theirs) and not _SIDE_BY_SIDE.search(ours):
+        return Decided(False, "the answer has two numbers side by side")
+    if (chosen := _CHOICE.match(theirs)) is not None and len(ours.strip("() ")) == 1:
+        return Decided(chosen[1] == ours.strip("() "), "the letter of a choice")
     left, left_unit = split_unit(ours)
     right, right_unit = split_unit(theirs)
+    if in_other_letters(ours, left_unit, theirs, right_unit):
+        left, left_unit = ours, None
+    elif in_other_letters(theirs, right_unit, ours, left_unit):
+        right, right_unit = theirs, None
     candidates = _in_one_unit((left, left_unit), (right, right_unit))
     if candidates is None:
         return Decided(False, "the answer is in a unit of another kind")
@@ -111,6 +125,7 @@ def _in_one_unit(gold: tuple[str, Unit | None], answer: tuple[str, Unit | None])
 
 
 def _scaled(text: str, factor: Fraction) -> str:
+    text = _LAST_LETTER.sub(r"{\1}", text)
     return text if factor == 1 else rf"({text})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}"
 
 

@@ -10,8 +10,30 @@ from itertools import product
 from typing import Any
 
 from math_verify.grader import is_assignment_relation, take_first_relation, take_last_relation, unwrap_fcs
-from sympy import And, Eq, Expr, FiniteSet, Interval, MatrixBase, Pow, Set, Tuple, nan, oo, simplify, solve, zoo
+from sympy import (
+    Add,
+    And,
+    Eq,
+    Expr,
+    FiniteSet,
+    Interval,
+    MatrixBase,
+    Pow,
+    S,
+    Set,
+    Tuple,
+    false,
+    nan,
+    oo,
+    simplify,
+    solve,
+    true,
+    zoo,
+)  # fmt: skip
+from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
+
+from shoal.rewards.math.size import too_large
 
 DIGITS = 30
 """To which a divisor is zero when its terms cancel."""
@@ -33,7 +55,8 @@ def guarded(verify: Callable[..., Any]) -> Callable[..., bool]:
     def confirmed_too(gold: Any, target: Any, *rest: Any, **settings: Any) -> bool:
         pairs = product(*(each if isinstance(each, list) else [each] for each in (gold, target)))
         return any(
-            bool(verify([one], [other], *rest, **settings))
+            (isinstance(one, str) or isinstance(other, str) or too_large(one) or not too_large(other))
+            and bool(verify([one], [other], *rest, **settings))
             and (isinstance(one, str) or isinstance(other, str) or confirmed(one, other))
             for one, other in pairs
         )
@@ -70,9 +93,13 @@ def unbounded_as_set(expression: Any) -> set[Any]:
 
 
 def _divides_by_zero(power: Any) -> bool:
-    """Whether a divisor is a sum of numbers that cancel, which sympy sees only by simplifying it."""
-    base = power.base
-    if not (base.is_Add and base.is_number and power.exp.could_extract_minus_sign()):
+    """Whether a divisor, or an exponent, has a sum of numbers that cancel, which sympy sees only by simplifying it."""
+    sums = power.base.atoms(Add) if power.exp.could_extract_minus_sign() else set()
+    return any(map(_cancels, sums | power.exp.atoms(Add)))
+
+
+def _cancels(base: Any) -> bool:
+    if not base.is_number:
         return False
     with contextlib.suppress(Exception):  # what has no digits is equal to no number by them
         largest = max(abs(term.evalf(DIGITS)) for term in base.args)
@@ -120,7 +147,20 @@ def _numbers(expression: Any) -> Iterator[Any]:
 def _same_equations(ours: Any, theirs: Any) -> bool:
     """Whether equations without a solution, or that always hold, are in the answer too; math-verify holds those for equal whose solutions are."""
     given = list(_equations(theirs))
+    if theirs is S.EmptySet:  # else it would be the answer to every equation without a solution
+        return not list(_equations(ours))
+    if (
+        isinstance(ours, Relational) and not isinstance(ours, Eq) and _is_settled(ours)
+    ):  # and 0 < 1 to all that always hold
+        return bool(ours == theirs)
     return not given or all(any(_same_equation(one, other) for other in given) for one in _equations(ours))
+
+
+def _is_settled(relation: Any) -> bool:
+    """Whether an inequality holds, or not, whatever its unknowns are."""
+    with contextlib.suppress(Exception):  # what cannot be evaluated is taken as it is written
+        return simplify(relation.doit()) in (true, false)
+    return False
 
 
 def _equations(expression: Any) -> Iterator[Any]:

@@ -50,9 +50,12 @@ UNITS: dict[str, Unit] = {
 
 _WORD = r"[A-Za-z]+(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
 _TAIL = re.compile(
-    rf"^(?P<number>.*[\d\)\}}\]])(?P<gap>\s*)(?P<unit>%|(?:(?:square|cubic)\s+)?{_WORD}(?:\s*(?:/|\bper\b)\s*{_WORD})?)$",
+    rf"^(?P<number>.*(?:[\d\)\}}\]]|\\pi))(?P<gap>\s*)(?P<unit>%|(?:(?:square|cubic)\s+)?{_WORD}(?:\s*(?:/|\bper\b)\s*{_WORD})?)$",
     re.DOTALL,
 )
+_MODULO = re.compile(r"^(?P<number>.*\S)\s*(?:\\p?mod|\(\s*\\?mod)\s*\{?\s*(?P<of>\d{1,40})\s*\}?\s*\)?$", re.DOTALL)
+_VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ONE_WORD = re.compile(r"^(?:(square|cubic)\s+)?([A-Za-z]+)(?:\s*\^\s*\{?\s*([23])\s*\}?)?$")
 
 
@@ -61,7 +64,11 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
     A single letter that touches the number (`3m`) is a variable, as in algebra; with a space it is a unit if it is one.
     """
-    found = _TAIL.match(text) if len(text) <= 300 else None
+    if len(text) > 300:
+        return text, None
+    if (modulo := _MODULO.match(text)) is not None:
+        return modulo["number"], Unit(f"modulo {int(modulo['of'])}", Fraction(1))
+    found = _TAIL.match(text)
     if found is None:
         return text, None
     number, gap, name = found["number"].strip(), found["gap"], found["unit"]
@@ -69,14 +76,16 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         return number, PERCENT
     if not gap and (len(name) == 1 or _simple(name) is None):
         return text, None
-    # Only words that follow a plain number are a unit: `\\sin 30 x` is not 30 of something.
     parts = re.split(r"\s*/\s*|\s+per\s+", name)
     units = [_simple(part) for part in parts]
+    if has_variables(number) and (len(name) == 1 or units[0] is None):  # `x^{2} h` is a product
+        return text, None
     if any(unit is None for unit in units):
-        word = name.strip().lower()
-        if len(word) < 3 or re.search(r"[\^/]", word):
+        word, _, power = name.strip().lower().partition("^")
+        word = word.strip()
+        if len(word) < 3 or "/" in name:
             return text, None
-        return number, Unit(word.removesuffix("s"), Fraction(1))
+        return number, Unit(word.removesuffix("s") + power.strip(" {}"), Fraction(1))
     top = units[0]
     assert top is not None
     if len(units) == 1:
@@ -84,6 +93,21 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     bottom = units[1]
     assert bottom is not None
     return number, Unit(f"{top.dimension}/{bottom.dimension}", top.factor / bottom.factor)
+
+
+def has_variables(number: str) -> bool:
+    """Whether a text has letters that stand for something; those of `x = 5`, left of the sign, say what is asked for."""
+    return re.search("[a-zA-Z]", _COMMAND.sub("", number.rpartition("=")[2])) is not None
+
+
+def in_other_letters(text: str, unit: Unit | None, other: str, other_unit: Unit | None) -> bool:
+    """Whether a unit of one letter, as in `6 t`, is a variable of the other answer, which is in no unit."""
+    return (
+        unit is not None
+        and other_unit is None
+        and re.search(r" [a-zA-Z]$", text) is not None
+        and text[-1] in _VARIABLE.findall(other)
+    )
 
 
 def _simple(name: str) -> Unit | None:

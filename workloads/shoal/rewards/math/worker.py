@@ -42,16 +42,36 @@ def _load() -> Any:
     """The function that judges, warmed: the first parse of a grammar takes a second."""
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+    from sympy import I, Set, evaluate
     from sympy.core.random import seed
 
     from shoal.rewards.math.confirm import confirmed
+    from shoal.rewards.math.intervals import as_interval
+    from shoal.rewards.math.size import too_large
 
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
 
     def read(text: str) -> list[Any]:
-        return list(parse(f"${text}$", extraction_config=kinds, extraction_mode="first_match", parsing_timeout=None))
+        found = parse(f"${text}$", extraction_config=kinds, extraction_mode="first_match", parsing_timeout=None)
+        return [complex_(item) for item in found if not isinstance(item, str)]
+
+    def complex_(item: Any) -> Any:
+        """With the imaginary unit where math-verify has an unknown of the name i; an index of that name stays one."""
+        with evaluate(False):  # what was written is looked at, not what becomes of it
+            return item.xreplace({each: I for each in item.free_symbols if each.name == "i"})
 
     def equal(ours: Any, theirs: Any) -> bool:
+        if too_large(theirs) and not too_large(ours):
+            return False
+        wanted, given = as_interval(ours), as_interval(theirs)
+        if wanted is not None and given is not None:
+            if wanted[0] != given[0]:
+                return False
+            ours, theirs = wanted[1], given[1]
+        elif given is not None and isinstance(ours, Set):  # the other way round math-verify does it
+            theirs = given[1]
+        elif wanted is not None and isinstance(theirs, Set):  # of two inequalities, too
+            ours = wanted[1]
         same = verify([ours], [theirs], float_rounding=PRECISION_DIGITS, timeout_seconds=None)
         return bool(same) and confirmed(ours, theirs)
 
@@ -59,12 +79,11 @@ def _load() -> Any:
         seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
         verdict = ("unequal", "not equal by sympy")
         for gold, answer in pairs:
-            ours = [item for item in read(gold) if not isinstance(item, str)]
+            ours = read(gold)
             if not ours:
                 verdict = ("no-gold", "the gold answer is no expression")
                 continue
-            theirs = [item for item in read(answer) if not isinstance(item, str)]
-            if any(equal(one, other) for one in ours for other in theirs):
+            if any(equal(one, other) for one in ours for other in read(answer)):
                 return ("equal", "equal by sympy")
         return verdict
 
