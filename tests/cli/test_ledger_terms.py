@@ -63,13 +63,13 @@ class Going:
         self.files += 1
         compute = compute_of(parameters=1_000_000, prompt_tokens=10, completion_tokens=tokens)
         verdict = Verdict(
-            run=RUN, node=node, lease="ab" * 16, step=1, submission=self.files, sha256=f"{self.files:064x}", outcome="accept",
+            run=RUN, node=node, lease="ab" * 16, step=0, submission=self.files, sha256=f"{self.files:064x}", outcome="accept",
             policy_version=0, rows=1, completion_tokens=tokens, compute=compute,
             rewards=[RowReward(task_reward=1.0, length_penalty=0.0, reward=1.0)],
         )  # fmt: skip
         self.store.put(keys.verdict(node, verdict.sha256), sign(verdict, ROLE_KEYS["validator"]).to_json())
         self.writer.append(
-            "accepted", node=node, step=1, submission=self.files, digest=verdict.sha256, tokens=tokens, groups=1,
+            "accepted", node=node, step=0, submission=self.files, digest=verdict.sha256, tokens=tokens, groups=1,
             signal_groups=1, compute=compute,
         )  # fmt: skip
 

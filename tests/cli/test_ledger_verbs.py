@@ -165,7 +165,7 @@ def test_a_reveal_of_another_beacon_and_pay_for_a_stranger_are_found(shoal: Shoa
     writer = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY)
     writer.load()
     writer.append("beacon-revealed", step=5, digest="b" * 64)
-    writer.append("accepted", node="d" * 64, step=0, submission=0, digest="e" * 64, tokens=1)
+    writer.append("accepted", node="d" * 64, step=0, submission=0, digest="e" * 64, tokens=1, groups=1)
     answer = shoal("verify", copy, *TRUST)
     assert answer.code == 1
     assert "entry 10: the beacon of step 5 is not the one committed to before" in answer.err

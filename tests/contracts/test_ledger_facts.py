@@ -24,6 +24,7 @@ BATCH = StepBatch(
     run=RUN, step=7, beacon=DIGEST, groups=1, groups_dropped=0,
     files=[BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11])],
 )  # fmt: skip
+INVITED = InvitedNode(pool="workers", expires_unix=1)
 ROSTER_DIGEST = document_digest(ROSTER.document)
 
 
@@ -34,6 +35,9 @@ class Ledger:
     unix: float = 1_795_000_000.0
     audit: Audit = field(default_factory=lambda: Audit(ROSTER.document, {}, RUN_KEY.public))
     files: int = 0
+
+    def __post_init__(self) -> None:
+        self.audit._committed[0] = "0" * 64  # as by an entry of before
 
     def add(self, kind: EntryKind, **fields: Any) -> LedgerEntry:
         chain = self.audit._chain
@@ -48,12 +52,13 @@ class Ledger:
 
     def join(self, node: str, nonce: str = "0" * 32, *, invited: bool = True) -> None:
         if invited:
-            self.add("node-invited", node=node, detail=nonce, invited=InvitedNode(pool="workers", expires_unix=1))
+            self.add("node-invited", node=node, detail=nonce, invited=INVITED)
         self.add("node-joined", node=node, detail=nonce)
 
     def accept(self, node: str, tokens: int = 100, **fields: Any) -> LedgerEntry:
         self.files += 1
-        return self.add("accepted", node=node, step=0, digest=f"{self.files:064x}", tokens=tokens, **fields)
+        said = {"step": 0, "submission": self.files, "groups": 1, "tokens": tokens, **fields}
+        return self.add("accepted", node=node, digest=f"{self.files:064x}", **said)
 
     def finish(self) -> AuditReport:
         return self.audit.finish()
@@ -88,7 +93,7 @@ def test_a_ledger_without_a_declaration_is_good_and_credits_from_the_first_file(
 def test_a_declared_ledger_is_good_and_whoever_was_only_invited_is_no_node_of_it() -> None:
     ledger = Ledger()
     ledger.declare()
-    ledger.add("node-invited", node=OTHER, detail="1" * 32, invited=InvitedNode(pool="workers", expires_unix=1))
+    ledger.add("node-invited", node=OTHER, detail="1" * 32, invited=INVITED)
     ledger.join(NODE)
     ledger.accept(NODE, tokens=4, compute=COMPUTE)
     report = ledger.finish()
@@ -117,12 +122,12 @@ def test_a_declaration_without_terms_and_a_missing_one_are_found() -> None:
     ledger = Ledger()
     ledger.add("run-declared", digest=ROSTER_DIGEST)
     ledger.change(0)
-    ledger.add("node-invited", node=NODE, detail="0" * 32)
+    ledger.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
     empty, late = ledger.finish().problems
     assert empty == "entry 0 (run-declared): it says no terms"
     assert late == "entry 1 (terms-changed): terms change, and no entry before declares the run"
     bare = Ledger()
-    bare.add("node-invited", node=NODE, detail="0" * 32)
+    bare.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
     assert bare.finish().problems == ["entry 0 (node-invited): no entry before declares the run"]
 
 
@@ -310,12 +315,18 @@ def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() ->
 @pytest.mark.parametrize(
     ("kind", "fields", "lacks"),
     [
-        ("accepted", {"node": NODE, "step": 0, "tokens": 10**9}, "digest"),
-        ("accepted", {"node": NODE, "digest": "0" * 64}, "step and tokens"),
-        ("rejected", {"node": NODE, "step": 0}, "digest"),
+        ("accepted", {"node": NODE, "step": 0, "submission": 0, "tokens": 10**9, "groups": 1}, "digest"),
+        ("accepted", {"node": NODE, "submission": 0, "digest": "0" * 64, "groups": 1}, "step and tokens"),
+        ("rejected", {"node": NODE, "step": 0, "submission": 0, "detail": "computation: x"}, "digest"),
         ("batch-sealed", {"digest": "0" * 64}, "step"),
         ("version-published", {"version": 1}, "digest"),
-        ("node-joined", {}, "node"),
+        ("node-joined", {}, "node and detail"),
+        ("node-joined", {"node": OTHER}, "detail"),
+        ("node-invited", {"node": OTHER, "detail": "1" * 32}, "invited"),
+        ("node-evicted", {"node": NODE}, "detail"),
+        ("accepted", {"node": NODE, "step": 0, "digest": "0" * 64, "tokens": 10**9}, "submission and groups"),
+        ("rejected", {"node": NODE, "step": 0, "submission": 0, "digest": "0" * 64}, "detail"),
+        ("dataset-published", {}, "digest and detail"),
     ],
 )
 def test_an_entry_that_names_no_document_is_found_and_counts_for_nothing(
@@ -336,6 +347,19 @@ def test_a_batch_that_was_sealed_before_its_beacon_was_fixed_is_found() -> None:
     ledger.add("batch-sealed", step=4, digest="0" * 64)
     ledger.add("beacon-committed", step=4, digest="0" * 64)
     assert ledger.finish().problems == ["entry 1: the batch of step 4 was sealed before its beacon was committed to"]
+
+
+def test_a_file_that_was_accepted_before_its_steps_beacon_was_fixed_is_found() -> None:
+    """The beacon decides on the prompts: fixed once the files are in, it could be drawn for them."""
+    ledger = Ledger()
+    ledger.declare(probation_files=0)
+    ledger.join(NODE)
+    ledger.accept(NODE)
+    assert ledger.finish().problems == []
+    ledger.accept(NODE, step=4)
+    ledger.add("beacon-committed", step=4, digest="0" * 64)
+    ledger.add("batch-sealed", step=4, digest="0" * 64)
+    assert ledger.finish().problems == ["entry 4: a file of step 4 was accepted before its beacon was committed to"]
 
 
 def test_a_verdict_of_another_run_or_for_another_reason_is_found() -> None:

@@ -12,7 +12,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.contracts.recipe import Validation
-from shoal.protocol import inviting, membership, nodes
+from shoal.protocol import membership, nodes
 from shoal.protocol.inviting import Inviter
 from shoal.protocol.node_states import SILENT_SECONDS
 from shoal.protocol.records import NodeRecord
@@ -33,7 +33,7 @@ class Book:
 
     def __init__(self, run: Orchestrator) -> None:
         self._run = run
-        self._seen = 0.0
+        self.seen = 0.0
         self.rows: dict[str, KnownNode] = {}
         self.invites: dict[str, Signed[Invite]] = {}
         self.answered: set[str] = set()
@@ -54,10 +54,10 @@ class Book:
         return None
 
     def register(self, node: str, pool: str = "pool", address: str = "192.0.2.7") -> None:
-        self._seen += 1.0
+        self.seen += 1.0
         self.answered.discard(node)
         registration = Registration(node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE)
-        self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self._seen)
+        self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self.seen)
 
     def round(self) -> int:
         return Inviter(self._run.state, self).round()  # type: ignore[arg-type]
@@ -298,72 +298,6 @@ def test_a_machine_that_left_makes_room_for_another(run: Orchestrator, book: Boo
     for _ in range(2):
         book.register(PrivateKey.generate().public, "few")
     assert book.round() == 2
-
-
-def test_a_look_at_newcomers_asks_only_for_what_has_come_since(run: Orchestrator, book: Book) -> None:
-    now = 100.0
-    inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
-    for _ in range(9):
-        book.register(PrivateKey.generate().public, "easy")
-    at_start = run.clock.now - inviting.SKEW_SECONDS - inviting.OVERLAP_SECONDS
-    assert (inviter.round(), book.asked) == (9, [at_start, 0.0])
-    book.register(PrivateKey.generate().public, "easy")
-    assert (inviter.round(), book.asked[2:]) == (1, [9.0 - inviting.OVERLAP_SECONDS])
-    assert inviter.round() == 0
-    refused = PrivateKey.generate().public
-    book.register(refused, "closed")
-    now += inviting.FULL_LOOK_SECONDS
-    assert (inviter.round(), book.asked[-1]) == (0, 0.0)
-    assert "closed" in known(run, refused).refused
-
-
-def test_registrations_that_no_one_answer_holds_are_all_looked_at_an_answer_a_round(
-    run: Orchestrator, book: Book
-) -> None:
-    book.rows_of_answer = 2
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
-    for pool in ("closed", "easy", "closed", "easy", "easy"):  # those that are refused stay in the book
-        book.register(PrivateKey.generate().public, pool)
-    assert [inviter.round() for _ in range(4)] == [1, 1, 1, 0]
-    assert book.asked[1::2] == [0.0, 2.0, 4.0]
-    assert len(book.asked) == 7, "the look at all has come to its end"
-
-
-def test_a_newcomer_does_not_wait_for_the_look_at_all(run: Orchestrator, book: Book) -> None:
-    """A crowd that no pool takes waits in discovery; a replica that has just begun invites who comes now in its first round."""
-    book.rows_of_answer = 2
-    for _ in range(9):
-        book.register(PrivateKey.generate().public, "closed")
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
-    assert inviter.round() == 0
-    book._seen = run.clock.now - inviting.SKEW_SECONDS  # discovery's clock is late
-    newcomer = PrivateKey.generate().public
-    book.register(newcomer, "easy")
-    assert inviter.round() == 1
-    assert newcomer in book.invites
-    assert book.asked[-1] < 9.0, "the look at all goes on"
-
-
-def test_the_look_at_all_finds_whom_a_wrong_clock_hid(run: Orchestrator, book: Book) -> None:
-    """Discovery's clock is a day late: its time is known once all were looked at, and newcomers are invited at once from then on."""
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
-    book._seen = run.clock.now - 86_400.0
-    book.register(PrivateKey.generate().public, "easy")
-    assert inviter.round() == 1
-    book.register(PrivateKey.generate().public, "easy")
-    assert inviter.round() == 1
-
-
-def test_a_round_that_failed_is_made_again(run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
-    node = PrivateKey.generate().public
-    book.register(node, "easy")
-    with monkeypatch.context() as patch:
-        patch.setattr(inviting, "make_invite", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            inviter.round()
-    assert inviter.round() == 1
-    assert book.asked[:2] == book.asked[2:]
 
 
 def test_of_nodes_that_are_gone_the_newest_are_remembered(

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -39,7 +40,11 @@ def played(url: str, story: Callable[[UplinkCheck, Clock], Awaitable[None]]) -> 
         client = connect_async(url)
         clock = Clock()
         try:
-            await story(UplinkCheck(client, f"test:{uuid.uuid4().hex}", lambda: POOLS, clock, lambda: 0.0), clock)
+
+            async def told() -> float:
+                return clock()
+
+            await story(UplinkCheck(client, f"test:{uuid.uuid4().hex}", lambda: POOLS, told, lambda: 0.0), clock)
         finally:
             await client.aclose()
 
@@ -258,14 +263,14 @@ def test_who_begins_an_upload_late_takes_a_place_that_is_free(redis_server: Redi
 
     async def story(check: UplinkCheck, clock: Clock) -> None:
         late = [await ask(check, n, address="192.0.2.7", pool="of1") for n in range(MOST_OF_ADDRESS)]
-        clock.now += START_SECONDS
-        for n in range(10, 10 + MOST_OF_ADDRESS):
-            await ask(check, n, address="192.0.2.7", pool="of1")
+        clock.now += limit_for(1) / 2 + 1.1
+        others = [await ask(check, n, address="192.0.2.7", pool="of1") for n in range(10, 10 + MOST_OF_ADDRESS)]
         with pytest.raises(Problem, match="429 Many uploads at once"):
             await check.receive(name(0), late[0].test, bytes_of(late[0].size), lambda _: True)
-        clock.now += START_SECONDS
+        clock.now += 1.0
+        await check.receive(name(10), others[0].test, bytes_of(others[0].size), lambda _: True)
         result = await check.receive(name(1), late[1].test, bytes_of(late[1].size), lambda _: True)
-        assert result.seconds == 2 * START_SECONDS
+        assert result.seconds == pytest.approx(limit_for(1) / 2 + 2.1)
 
     played(redis_server.url, story)
 
@@ -279,5 +284,59 @@ def test_who_is_refused_takes_no_place_for_a_moment_either(redis_server: Redis) 
             await ask(check, n)  # none of them is put off
         refused = await asyncio.gather(*flood, return_exceptions=True)
         assert all(isinstance(each, Problem) for each in refused)
+
+    played(redis_server.url, story)
+
+
+def test_two_discoveries_time_an_upload_by_one_clock(redis_server: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is minutes ahead: the line is as fast as it is."""
+
+    async def story() -> None:
+        client, prefix = connect_async(redis_server.url), f"test:{uuid.uuid4().hex}"
+        try:
+            gives, counts = (UplinkCheck(client, prefix, lambda: POOLS, ticks=lambda: 0.0) for _ in range(2))
+            test = await ask(gives, 1, pool="of1")
+            now = time.time()
+            monkeypatch.setattr(time, "time", lambda: now + 300.0)
+            result = await counts.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+            assert 0.0 < result.seconds < 5.0
+        finally:
+            await client.aclose()
+
+    asyncio.run(story())
+
+
+def test_a_body_that_a_proxy_holds_back_keeps_its_place_for_as_long_as_a_line_that_is_good_enough_needs(
+    redis_server: Redis,
+) -> None:
+    """A megabyte on a line of 1.5 Mbit/s, for a pool that wants one: the proxy has it after 5.6 s."""
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        test = await ask(check, 1, "192.0.2.7", pool="of1")
+        await ask(check, 2, "192.0.2.7", pool="of1")
+        clock.now += 5.6
+        with pytest.raises(Problem, match="429 Many uploads at once"):
+            await ask(check, 3, "192.0.2.7", pool="of1")
+        result = await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+        assert result.mbps == pytest.approx(1.5, abs=0.01)
+
+    played(redis_server.url, story)
+
+
+def test_who_asks_again_and_finds_no_place_keeps_the_test_that_it_has(redis_server: Redis) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        test = await ask(check, 1, "192.0.2.7")
+        clock.now += START_SECONDS + 0.1  # its place is free again
+        for number in (2, 3):
+            await ask(check, number, "192.0.2.7")
+        with pytest.raises(Problem, match="429 Many uploads at once"):
+            await ask(check, 1, "192.0.2.7")
+        clock.now += 0.1
+        await check.receive(name(2), (await again(check, 2)).test, bytes_of(test.size), lambda _: True)
+        await check.receive(name(1), test.test, bytes_of(test.size), lambda _: True)
+
+    async def again(check: UplinkCheck, number: int) -> UplinkTest:
+        """In place of the one before, whose place is no neighbour's."""
+        return await ask(check, number, "192.0.2.7")
 
     played(redis_server.url, story)

@@ -10,9 +10,11 @@ its figures. A slashed node's credit counts for nobody. What entries name is com
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeVar
 
 from shoal.contracts.canonical import BadSignature, Signed, document_digest
+from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.identity import Roster
 from shoal.contracts.ledger import ConsistencyProof, EntryKind, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.ledger_chain import BrokenChain, Chain, entry_leaf, identity
@@ -88,8 +90,8 @@ class AuditReport:
         before = [each for each in self.terms if each.number < entry.number]
         # Of terms that ended long before, none counts; of several that changed within minutes, the mildest. A date long after that of an entry which
         # follows is none to go by: it keeps nothing in force.
-        apart = [place for place, each in enumerate(before) if abs(entry.unix - each.unix) > SETTLING_SECONDS]
-        votes = [each.terms.slash_votes for each in before[max(apart, default=0) :] if each.terms is not None]
+        ended = takewhile(lambda later: abs(entry.unix - later.unix) > SETTLING_SECONDS, before[1:])
+        votes = [each.terms.slash_votes for each in before[len(list(ended)) :] if each.terms is not None]
         return min(votes, default=None)
 
     @property
@@ -129,9 +131,10 @@ def first_line(error: Exception) -> str:
 
 REQUIRED: dict[EntryKind, tuple[str, ...]] = {
     "beacon-committed": ("step", "digest"), "beacon-revealed": ("step", "digest"), "batch-sealed": ("step", "digest"),
-    "node-invited": ("node",), "node-joined": ("node",), "node-dead": ("node",), "node-evicted": ("node",), "node-banned": ("node",),
-    "node-unbanned": ("node",), "accepted": ("node", "step", "digest", "tokens"), "rejected": ("node", "step", "digest"),
-    "version-published": ("version", "digest"),
+    "node-invited": ("node", "detail", "invited"), "node-joined": ("node", "detail"), "node-dead": ("node",), "node-evicted": ("node", "detail"),
+    "node-banned": ("node",), "node-unbanned": ("node",), "accepted": ("node", "step", "submission", "digest", "tokens", "groups"),
+    "rejected": ("node", "step", "submission", "digest", "detail"), "version-published": ("version", "digest"),
+    "dataset-published": ("digest", "detail"),
 }  # fmt: skip
 """Without which an entry of the kind says nothing."""
 
@@ -196,7 +199,7 @@ class Audit:
         return self.report
 
     def _fold(self, entry: LedgerEntry) -> None:
-        lacks = [name for name in REQUIRED.get(entry.kind, ()) if getattr(entry, name) is None]
+        lacks = [name for name in REQUIRED.get(entry.kind, ()) if getattr(entry, name) in (None, "")]
         if lacks:  # what names no document is compared with none: it counts for nothing
             self.report.problems.append(
                 f"entry {entry.number} ({entry.kind}): it does not say its {' and '.join(lacks)}"
@@ -248,6 +251,12 @@ class Audit:
             case "node-unbanned":
                 totals.evicted = totals.slashed
             case "accepted":
+                if step not in self._committed and not is_evaluation(
+                    step
+                ):  # those share the beacon of their version's first
+                    problems.append(
+                        f"entry {entry.number}: a file of step {step} was accepted before its beacon was committed to"
+                    )
                 totals.files_accepted += 1
                 totals.groups += entry.groups or 0
                 totals.tokens += entry.tokens or 0

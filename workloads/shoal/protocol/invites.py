@@ -34,14 +34,14 @@ class InviteTerms(Contract):
 def wants_invite(known: KnownNode, record: NodeRecord | None, run: str) -> bool:
     """Whether this registration asks for an invite that it has not got.
 
-    Each registration is answered once: an agent that lost its invite, or its memory, registers again. Times compared are discovery's own, so that
-    clocks of two machines never are.
+    Each registration is answered once: an agent that lost its invite, or its memory, registers again. A registration is told from the one before by
+    discovery's time, which need not be later: there may be several discoveries, and clocks are set back.
     """
     if known.registration.run != run:
         return False
     if record is None:
         return True
-    return record.state not in EXCLUDED and known.seen_unix > record.answered_seen_unix
+    return record.state not in EXCLUDED and known.seen_unix != record.answered_seen_unix
 
 
 def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: bool, welcome: bool = False) -> str:

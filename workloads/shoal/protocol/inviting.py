@@ -26,6 +26,8 @@ FULL_LOOK_SECONDS = 10.0
 """Between two looks at all registrations that wait for an invite. A pool that opens, or a place that becomes free, is noticed with the next one."""
 SKEW_SECONDS = 300.0
 """By so much may discovery's clock and ours differ where newcomers are to be found at once at a start; else the first look at all finds them."""
+MOST_ANSWERS = 4
+"""With newcomers, in a round; more than come in OVERLAP_SECONDS, which are asked for again in the next."""
 OVERLAP_SECONDS = 5.0
 """Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
 STEP_SECONDS = 1e-3  # what a time in a query is rounded to
@@ -51,13 +53,17 @@ class Inviter:
 
     def round(self) -> int:
         """Invite registered nodes that ask for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
-        invited, since, more = 0, max(0.0, self._newest - OVERLAP_SECONDS), True
-        while more:
+        invited, since = 0, max(0.0, self._newest - OVERLAP_SECONDS)
+        for _ in range(
+            MOST_ANSWERS
+        ):  # who registers meanwhile comes after these: without a bound a flood would keep us here
             answer = self._ask(since)
             invited += invite(self._state, self._discovery, answer.nodes, self._pace)
-            since, more = _after(since, answer), answer.more
             # Only now: what failed half way is looked at again.
             self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
+            if not answer.more:
+                break
+            since = _after(since, answer)
         return invited + self._look_at_all()
 
     def _look_at_all(self) -> int:

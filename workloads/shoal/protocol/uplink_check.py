@@ -1,9 +1,9 @@
 """The measurement of a machine's way out, on discovery's side: gives out tests, counts and drops what is uploaded, and keeps what it saw for an hour.
 
 Comes in: questions and uploads of strangers' machines. Goes out: `UplinkResult`, and the figure that discovery writes into a registration in the
-place of what the node says. The time runs on our clock from the moment when a test was given out to the last byte: a proxy that takes a whole body
-before it passes it on makes a line no faster by that, and nor does a node that sends something beforehand. What is shown is what came for this key in
-that hour, not whose line it was.
+place of what the node says. The time runs on the clock of Redis, which all discoveries have, from the moment when a test was given out to the last
+byte: a proxy that takes a whole body before it passes it on makes a line no faster by that, and nor does a node that sends something beforehand. What
+is shown is what came for this key in that hour, not whose line it was.
 
 Nothing is kept of an upload: uvicorn reads no further than 64 KiB ahead. Tests, results and the places of those that run are in Redis.
 """
@@ -12,7 +12,7 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import redis.asyncio
 from pydantic import Field
@@ -32,7 +32,9 @@ AIM_SECONDS = 3.0
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 16 << 20
 LIMIT_SECONDS = 15.0
 """At most, of twice what a line that does needs, and of 6 s: what came by then is the measurement of one that does not (`limit_for`)."""
-START_SECONDS = 5.0  # a place is free again when its upload has not begun by then
+START_SECONDS = (
+    5.0  # a place is free again when its upload has not begun by then, or as soon as a line that is good enough needs
+)
 KEPT_SECONDS = 3600
 """A result counts for so long: for the registration that follows, and those of an agent that is restarted or forgotten."""
 MOST_AT_ONCE, MOST_OF_ADDRESS = 8, 2
@@ -57,16 +59,21 @@ def limit_for(wanted: int) -> float:
 _TAKE = """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[3])
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-    local running, neighbours = redis.call('ZRANGE', KEYS[1], 0, -1), 0
-    for _, place in ipairs(running) do
-        if string.sub(place, 1, #ARGV[2]) == ARGV[2] then neighbours = neighbours + 1 end
+    local running, neighbours = 0, 0
+    for _, place in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+        if place ~= ARGV[7] then
+            running = running + 1
+            if string.sub(place, 1, #ARGV[2]) == ARGV[2] then neighbours = neighbours + 1 end
+        end
     end
-    if #running >= tonumber(ARGV[5]) or neighbours >= tonumber(ARGV[6]) then return 0 end
+    if running >= tonumber(ARGV[5]) or neighbours >= tonumber(ARGV[6]) then return 0 end
+    redis.call('ZREM', KEYS[1], ARGV[7])
 end
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
 return 1
 """
-"""A test's place in a set of them by when they end: 1 if it has one. In one step: who is refused was never counted."""
+"""A test's place in a set of them by when they end: 1 if it has one, in place of the one of a test before it, if any. In one step: who is
+refused was never counted, and has what it had."""
 
 
 class GivenTest(Contract):
@@ -89,14 +96,15 @@ class UplinkCheck:
         client: redis.asyncio.Redis,
         prefix: str,
         pools: Callable[[], Sequence[PoolTerms]],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], Awaitable[float]] | None = None,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pools` gives the run's pools as they are by now; `clock` times uploads, which another discovery may have begun, `ticks` the pace."""
+        """`pools` gives the run's pools as they are by now; `clock` (default: that of Redis) times uploads, which another discovery may have begun;
+        `ticks` the pace."""
         self._redis = client
         self._prefix = f"{prefix}:uplink"
         self._pools = pools
-        self._clock = clock
+        self._clock = clock or self._redis_time
         self._keys = Pace(*PER_KEY, ticks)
         self._addresses = Pace(*PER_ADDRESS, ticks)
 
@@ -153,26 +161,30 @@ class UplinkCheck:
         test = UplinkTest(
             test=secrets.token_hex(16), node=request.node, size=size_for(wanted), limit_seconds=limit_for(wanted)
         )
-        given = GivenTest(test=test, given_unix=self._clock(), address=address)
-        await self._drop(await self._redis.getdel(self._test(request.node)))
-        await self._take_place(given, given.given_unix + START_SECONDS)
+        given = GivenTest(test=test, given_unix=await self._clock(), address=address)
+        before = await self._redis.get(self._test(request.node))
+        # A proxy that takes a body whole begins only when a line that is good enough is through.
+        patience = max(START_SECONDS, test.limit_seconds / 2 + 1.0)
+        await self._take_place(given, patience, GivenTest.from_json(before).place if before is not None else "")
         # Only now: a crowd, or others at its address, cost a machine none of its own tests.
         self._keys.take(request.node)
         self._addresses.take(address)
         await self._redis.set(self._test(request.node), given.to_json(), ex=math.ceil(test.limit_seconds))
         return test
 
-    async def _drop(self, replaced: str | bytes | None) -> None:
-        """A test that was not made leaves its place."""
-        if replaced is not None:
-            await self._redis.zrem(self._running, GivenTest.from_json(replaced).place)
-
-    async def _take_place(self, given: GivenTest, until_unix: float) -> None:
-        """Raises `Problem` 429 when there is none. A place that the test has still is its for longer."""
-        told = (given.place, f"{given.address} ", self._clock(), until_unix, MOST_AT_ONCE, MOST_OF_ADDRESS)
+    async def _take_place(self, given: GivenTest, seconds: float, replaced: str = "") -> None:
+        """For so long after it was given. Raises `Problem` 429 when there is none. A place that the test has still is its for longer."""
+        told = (
+            given.place, f"{given.address} ", await self._clock(), given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced,
+        )  # fmt: skip
         if not await self._redis.eval(_TAKE, 1, self._running, *map(str, told)):
             words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
             raise Problem(429, "Many uploads at once", words, {"Retry-After": "3"})
+
+    async def _redis_time(self) -> float:
+        """Seconds since 1970 by the one clock that all discoveries have."""
+        seconds, micros = await self._redis.time()
+        return float(seconds) + float(micros) / 1e6
 
     async def receive(
         self, node: str, test: str, body: AsyncIterator[bytes], fits: Callable[[bytes], bool]
@@ -184,13 +196,13 @@ class UplinkCheck:
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None
-        left = given.given_unix + given.test.limit_seconds - self._clock() if given is not None else 0.0
+        left = given.given_unix + given.test.limit_seconds - await self._clock() if given is not None else 0.0
         if given is None or given.test.test != test or left <= 0.0:
             raise Problem(
                 409, "No such test", "it was made, replaced, is over or was never given out: ask for a new one"
             )
         # Who begins late has lost its place, and others may be at it by now.
-        await self._take_place(given, given.given_unix + given.test.limit_seconds)
+        await self._take_place(given, given.test.limit_seconds)
         try:
             return await self._counted(given, left, body, fits)
         finally:
@@ -213,7 +225,7 @@ class UplinkCheck:
                 raise Problem(422, "Upload is too small", f"this test is of {size} bytes, {came} came")
             if not fits(digest.digest()):
                 raise Problem(401, "Request is not signed as required", "other bytes came than were signed")
-        seconds = max(self._clock() - given.given_unix, 1e-3)
+        seconds = max(await self._clock() - given.given_unix, 1e-3)
         result = UplinkResult(mbps=round(came * 8 / 1e6 / seconds, 2), size=came, seconds=round(seconds, 3))
         node = given.test.node
         await self._redis.set(self._result(node), result.to_json(), ex=KEPT_SECONDS)
