@@ -55,7 +55,7 @@ def guarded(verify: Callable[..., Any]) -> Callable[..., bool]:
     def confirmed_too(gold: Any, target: Any, *rest: Any, **settings: Any) -> bool:
         pairs = product(*(each if isinstance(each, list) else [each] for each in (gold, target)))
         return any(
-            (isinstance(one, str) or isinstance(other, str) or too_large(one) or not too_large(other))
+            (isinstance(one, str) or isinstance(other, str) or not too_large(other, one))
             and bool(verify([one], [other], *rest, **settings))
             and (isinstance(one, str) or isinstance(other, str) or confirmed(one, other))
             for one, other in pairs

@@ -25,7 +25,7 @@ def as_interval(expression: Any) -> tuple[Any, Set] | None:
         return None
     sides = [side for part in parts for side in part.args]
     unknowns = {side for side in sides if side.is_Symbol}
-    if len(unknowns) != 1 or not all(side.is_Symbol or side.is_number for side in sides):
+    if len(unknowns) != 1 or not all(side.is_Symbol or (side.is_number and side.is_extended_real) for side in sides):
         return None
     if any(part.lhs.is_Symbol == part.rhs.is_Symbol for part in parts):
         return None

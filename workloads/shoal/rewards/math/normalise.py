@@ -32,8 +32,9 @@ SPELLINGS = (
     (r"(?<!\\)\\[,;:!> ]|~|\\q?quad(?![a-zA-Z])", " "),
     (r"\\degree(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
     (
-        _TRIGONOMETRIC + r"\s*[({]?\s*(\d{1,20}(?:\.\d{1,20})?)\s*\^\s*\\circ(?![a-zA-Z])\s*[)}]?",
-        r"\1(\\frac{\2\\pi}{180})",
+        _TRIGONOMETRIC
+        + r"\s*(?:(\()|(\{))?\s*(\d{1,20}(?:\.\d{1,20})?)\s*\^\s*\\circ(?![a-zA-Z])(?(2)\s*\))(?(3)\s*\})",
+        r"\1(\\frac{\4\\pi}{180})",
     ),
     (r"\^\s*\\circ(?![a-zA-Z])", r" degrees "),
     (r"\\%", "%"),
@@ -57,7 +58,7 @@ _SPACES = re.compile(r"\s+")
 _WHOLE = (
     (r"([+-]?\d{1,400}) +(\d{1,400}) ?/ ?(\d{1,400})", r"\1\\frac{\2}{\3}"),  # 1 1/2
     (r"([+-]?\d{1,400}(?:\.\d{1,400})?)[eE]([+-]?\d{1,3})", r"\1\\cdot 10^{\2}"),
-    (r"\\\{ ?[a-zA-Z] ?(?:\\mid|\\vert|\||:|\\colon)(?![a-zA-Z])([^{}|:]*)\\\}", r"\1"),  # the x with 1 < x < 2
+    (r"\\\{ ?[a-zA-Z] ?(?:\\(?:mid|vert|colon)(?![a-zA-Z])|[|:])([^{}|:]*)\\\}", r"\1"),  # the x with 1 < x < 2
 )
 _WHOLES = tuple((re.compile(pattern), replacement) for pattern, replacement in _WHOLE)
 """Spellings of an answer as a whole."""

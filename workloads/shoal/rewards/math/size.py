@@ -23,66 +23,106 @@ class _TooLarge(Exception):
     pass
 
 
-def too_large(expression: Any) -> bool:
-    """Whether evaluating the expression (sympy) means integers, sums or equations beyond the bounds above."""
-    if any(isinstance(part, Equality) and _degree(part) > HIGHEST_DEGREE for part in preorder_traversal(expression)):
+def too_large(theirs: Any, ours: Any) -> bool:
+    """Whether evaluating an answer (sympy) means integers, sums or, where the gold answer `ours` is solved too, equations beyond the bounds above,
+    and evaluating `ours` does not."""
+    if ours.has(Equality) and _degree(theirs) > HIGHEST_DEGREE >= _degree(ours):
         return True
+    return _is_large(theirs) and not _is_large(ours)
+
+
+def _is_large(expression: Any) -> bool:
     try:
-        _bits(expression)
+        _Sizes().bits(expression)
     except _TooLarge:
         return True
     return False
 
 
-def _degree(equation: Any) -> float:
-    powers = [power for power in equation.atoms(Pow) if power.base.free_symbols]
-    return max((_size(power.exp) for power in powers), default=1.0)
+def _degree(expression: Any) -> float:
+    sizes, highest = _Sizes(), 1.0
+    for part in preorder_traversal(expression):
+        if isinstance(part, Equality):
+            for power in part.atoms(Pow):
+                if power.base.free_symbols:
+                    try:
+                        highest = max(highest, sizes.amount(power.exp))
+                    except _TooLarge:
+                        return math.inf
+    return highest
 
 
-def _bits(part: Any) -> float:
-    """Upper bound of the binary digits of the number that `part` is; 0 for what is none. Raises _TooLarge for anything inside beyond the bounds."""
-    if isinstance(part, Rational):
-        bits: float = max(abs(part.p).bit_length(), part.q.bit_length())
-    elif isinstance(part, Float):
-        bits = 64.0
-    elif isinstance(part, Pow):
-        bits = _bits_of_power(part.base, part.exp)
-    elif isinstance(part, exp):
-        bits = 2.0 * _size(part.args[0])
-    elif isinstance(part, factorial):
-        size = _size(part.args[0])
-        bits = size * math.log2(size + 2.0)
-    elif isinstance(part, binomial):
-        above, below = map(_size, part.args)
-        bits = min(below, max(above - below, 0.0)) * math.log2(above + 2.0)
-    else:
-        inside = [_bits(each) for each in getattr(part, "args", ())]
-        bits = sum(inside) if isinstance(part, Mul) else max(inside, default=0.0)
-        bits += math.log2(len(inside)) if isinstance(part, Add) else 0.0
-    if bits > MOST_BITS:
-        raise _TooLarge
-    return bits
+class _Sizes:
+    """Bounds of the parts of one expression, each reckoned once: in a tower of powers they are asked for again and again."""
 
+    def __init__(self) -> None:
+        self._bits: dict[int, tuple[Any, float]] = {}  # with the part itself, so that no other has its id
+        self._amounts: dict[int, tuple[Any, float]] = {}
 
-def _bits_of_power(base: Any, exponent: Any) -> float:
-    size = _size(exponent)
-    if isinstance(base, Add) and size > 1.0:
-        terms = math.lgamma(len(base.args) + size) - math.lgamma(size + 1.0) - math.lgamma(len(base.args))
-        if terms > math.log(MOST_TERMS):
-            raise _TooLarge
-    return _bits(base) * size
+    def bits(self, part: Any) -> float:
+        """Upper bound of the binary digits of the number that `part` is, unknowns counting nothing. Raises _TooLarge for what has more inside."""
+        if id(part) not in self._bits:
+            bits = self._reckoned(part)
+            if not bits <= MOST_BITS:  # nor if it is no number
+                raise _TooLarge
+            self._bits[id(part)] = (part, bits)
+        return self._bits[id(part)][1]
 
+    def _reckoned(self, part: Any) -> float:
+        if isinstance(part, Rational):
+            return float(max(abs(part.p).bit_length(), part.q.bit_length()))
+        if isinstance(part, Float):
+            return 64.0
+        if isinstance(part, Pow):
+            return self._of_power(part.base, part.exp)
+        if isinstance(part, exp):
+            return 2.0 * self.amount(part.args[0])
+        if isinstance(part, factorial):
+            size = self.amount(part.args[0])
+            return size * math.log2(size + 2.0)
+        if isinstance(part, binomial):
+            above, below = map(self.amount, part.args)
+            return min(below, max(above - below, 0.0)) * math.log2(above + 2.0)
+        inside = [self.bits(each) for each in getattr(part, "args", ())]
+        if isinstance(part, Mul):
+            return sum(inside)
+        return max(inside, default=0.0) + (math.log2(len(inside)) if isinstance(part, Add) else 0.0)
 
-def _size(part: Any) -> float:
-    """Upper bound of a number's amount, where it is one; 1 for an unknown."""
-    bits = _bits(part)
-    if part.free_symbols:
+    def _of_power(self, base: Any, exponent: Any) -> float:
+        size = self.amount(exponent)
+        if isinstance(base, Add) and size > 1.0:
+            terms = math.lgamma(len(base.args) + size) - math.lgamma(size + 1.0) - math.lgamma(len(base.args))
+            if not terms <= math.log(MOST_TERMS):
+                raise _TooLarge
+        return self.bits(base) * size
+
+    def amount(self, part: Any) -> float:
+        """Upper bound of a number's amount, an unknown taken for 1: `x - x + 99999999` is evaluated to what its numbers are."""
+        if id(part) not in self._amounts:
+            self._amounts[id(part)] = (part, self._amount(part))
+        return self._amounts[id(part)][1]
+
+    def _amount(self, part: Any) -> float:
+        bits = self.bits(part)
+        try:
+            if isinstance(part, Rational):
+                return float(abs(part))
+            if not part.free_symbols:
+                return self._evaluated(part, bits)
+            if isinstance(part, Add):
+                return math.fsum(map(self.amount, part.args))
+            if isinstance(part, Mul):
+                return math.prod(map(self.amount, part.args))
+            if isinstance(part, Pow):
+                return float(self.amount(part.base) ** self.amount(part.exp))
+        except OverflowError:
+            raise _TooLarge from None
         return 1.0
-    if isinstance(part, Rational):
-        return float(abs(part))
-    if bits > 64.0:
-        raise _TooLarge
-    try:
-        return float(abs(part.evalf(15)))
-    except (TypeError, ValueError, OverflowError):  # complex, infinite, or no number
-        return 2.0**bits
+
+    def _evaluated(self, part: Any, bits: float) -> float:
+        if bits > 64.0:
+            raise _TooLarge
+        try:
+            return float(abs(part.evalf(15)))
+        except (TypeError, ValueError):  # infinite, or no number
+            return 2.0**bits

@@ -78,7 +78,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         return text, None
     parts = re.split(r"\s*/\s*|\s+per\s+", name)
     units = [_simple(part) for part in parts]
-    if has_variables(number) and (len(name) == 1 or units[0] is None):  # `x^{2} h` is a product
+    if has_variables(number) and (len(name) == 1 or (units[0] is None and len(name) < 4)):  # `x^{2} h` is a product
         return text, None
     if any(unit is None for unit in units):
         word, _, power = name.strip().lower().partition("^")

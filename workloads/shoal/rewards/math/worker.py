@@ -61,7 +61,7 @@ def _load() -> Any:
             return item.xreplace({each: I for each in item.free_symbols if each.name == "i"})
 
     def equal(ours: Any, theirs: Any) -> bool:
-        if too_large(theirs) and not too_large(ours):
+        if too_large(theirs, ours):
             return False
         wanted, given = as_interval(ours), as_interval(theirs)
         if wanted is not None and given is not None:
