@@ -108,7 +108,10 @@ def test_a_new_nodes_credit_counts_by_the_ledgers_own_terms(tmp_path: Path) -> N
     writer.append("node-joined", node=new, detail="7" * 32)
     for number, credit in enumerate((0, 100)):
         compute = compute_of(1000, 10, 50)
-        writer.append("accepted", node=new, step=0, digest=f"{number:064x}", tokens=50, compute=compute)
+        digest = f"{number:064x}"
+        writer.append(
+            "accepted", node=new, step=0, submission=number, digest=digest, tokens=50, groups=1, compute=compute
+        )
         with client_of(run) as client:
             found = client.get("/api/nodes").json()
             entries = client.get("/api/ledger", params={"kind": "run-declared"}).json()["entries"]
