@@ -75,6 +75,16 @@ def _load() -> Any:
         same = verify([ours], [theirs], float_rounding=PRECISION_DIGITS, timeout_seconds=None)
         return bool(same) and confirmed(ours, theirs)
 
+    def fits(ours: list[Any], answer: str) -> bool:
+        try:
+            return any(equal(one, other) for one in ours for other in read(answer))
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # an answer that breaks sympy is wrong, not left out, unless the gold answer breaks it too
+            for one in ours:
+                equal(one, one)
+            return False
+
     def judge(pairs: list[list[str]]) -> tuple[str, str]:
         seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
         verdict = ("unequal", "not equal by sympy")
@@ -83,7 +93,7 @@ def _load() -> Any:
             if not ours:
                 verdict = ("no-gold", "the gold answer is no expression")
                 continue
-            if any(equal(one, other) for one in ours for other in read(answer)):
+            if fits(ours, answer):
                 return ("equal", "equal by sympy")
         return verdict
 
