@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from samples import COMPUTE, DIGEST, ENTRY, HARDWARE, NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS
 from shoal.contracts.canonical import canonical_bytes, document_digest, sign
+from shoal.contracts.evaluation import FIRST_NUMBER
 from shoal.contracts.ledger import EntryKind, LedgerEntry
 from shoal.contracts.ledger_audit import SETTLING_SECONDS, Audit, AuditReport
 from shoal.contracts.ledger_documents import document_problem
-from shoal.contracts.ledger_facts import InvitedNode, RunTerms, compute_of, forward_flops, pools_digest
-from shoal.contracts.pools import Admission, PoolTerms
+from shoal.contracts.ledger_facts import InvitedNode, RunTerms, compute_of, forward_flops
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 
@@ -288,13 +288,6 @@ def test_terms_dated_long_after_what_follows_them_keep_no_milder_ones_in_force()
     assert ledger.audit.report.slash_votes_at(ledger.add("node-dead", node=NODE)) == 3
 
 
-def test_the_digest_of_pools_is_of_all_their_terms_in_any_order() -> None:
-    one, two = PoolTerms(name="a"), PoolTerms(name="b", open=True)
-    assert pools_digest([one, two]) == pools_digest([two, one])
-    listed = two.model_copy(update={"admission": Admission(nodes=[NODE])})
-    assert len({pools_digest(each) for each in ([], [one], [one, two], [one, listed])}) == 4
-
-
 def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() -> None:
     from shoal.cli.ledger_reading import LARGEST_ENTRY_BYTES
     from shoal.contracts.ledger_facts import MOST_DECLARED_POOLS, DeclaredPool
@@ -359,7 +352,13 @@ def test_a_file_that_was_accepted_before_its_steps_beacon_was_fixed_is_found() -
     ledger.accept(NODE, step=4)
     ledger.add("beacon-committed", step=4, digest="0" * 64)
     ledger.add("batch-sealed", step=4, digest="0" * 64)
-    assert ledger.finish().problems == ["entry 4: a file of step 4 was accepted before its beacon was committed to"]
+    ledger.accept(NODE, step=FIRST_NUMBER + 9)
+    ledger.add("beacon-committed", step=FIRST_NUMBER + 8, digest="0" * 64)
+    ledger.accept(NODE, step=FIRST_NUMBER + 9)
+    assert ledger.finish().problems == [
+        f"entry {number}: a file of step {step} was accepted before its beacon was committed to"
+        for number, step in ((4, 4), (7, FIRST_NUMBER + 9))
+    ]
 
 
 def test_a_verdict_of_another_run_or_for_another_reason_is_found() -> None:

@@ -124,3 +124,24 @@ def test_a_registration_that_another_discovery_noted_with_an_earlier_time_is_ans
     book.register(node, "easy")
     assert book.round() == 1
     assert book.round() == 0
+
+
+def test_a_look_at_all_ends_while_a_flood_goes_on_and_the_next_one_begins(
+    run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More register in a round than an answer holds: who waits at the front is looked at again all the same."""
+    now = 100.0
+    book.rows_of_answer = 2
+    waits = PrivateKey.generate().public
+    book.register(waits, "closed")
+    book.seen = run.clock.now
+    inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
+    looks = []
+    for _ in range(12):
+        for _ in range(3):
+            book.register(PrivateKey.generate().public, "closed")
+        asked = len(book.asked)
+        inviter.round()
+        looks.append(0.0 in book.asked[asked:])
+        now += inviting.FULL_LOOK_SECONDS / 2
+    assert sum(looks) >= 3

@@ -15,6 +15,7 @@ from shoal.contracts.pools import Admission, PoolTerms
 from shoal.contracts.recipe import Validation
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.protocol.orchestrator import load_ledger
 from shoal.protocol.terms import TermsKeeper, terms_of_run
 from shoal.storage.store import Store, open_folder
 
@@ -63,6 +64,16 @@ def said(store: Store) -> list[int]:
 def problems(store: Store) -> list[str]:
     trust = Trust(RUN_KEY.public, configured().roster, "the test", given=True)
     return read_ledger(LedgerSource(store, trust), lambda _: None).report.problems
+
+
+def test_the_run_is_declared_before_anybody_is_served(tmp_path: Path, redis_server: Redis) -> None:
+    """Redis may say that all is rebuilt, as after an update: then requests are served at once, and an invite before the declaration is a finding."""
+    run = Orchestrator(tmp_path, redis_server.url)
+    fresh = open_folder(tmp_path, "shoal/another", deadline_seconds=2)
+    run.state.ledger = LedgerWriter(fresh, run.config.run, run.state.key, run.clock)
+    run.state.terms = TermsKeeper(run.config, run.state.ledger, run.clock)
+    assert load_ledger(run.state)
+    assert [entry.kind for entry in ledger(fresh)] == ["run-declared"]
 
 
 def test_a_new_ledger_begins_with_whose_run_it_is_and_a_restart_adds_nothing(

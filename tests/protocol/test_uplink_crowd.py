@@ -5,6 +5,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from run_states import Clock
@@ -338,5 +339,48 @@ def test_who_asks_again_and_finds_no_place_keeps_the_test_that_it_has(redis_serv
     async def again(check: UplinkCheck, number: int) -> UplinkTest:
         """In place of the one before, whose place is no neighbour's."""
         return await ask(check, number, "192.0.2.7")
+
+    played(redis_server.url, story)
+
+
+def test_a_new_test_does_not_take_the_place_of_an_upload_that_has_begun(redis_server: Redis) -> None:
+    """Both at once: the upload begins between two steps of the question for a new test."""
+
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        test = await ask(check, 1, "192.0.2.7")
+        goes_on = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            await goes_on.wait()
+            async for part in bytes_of(test.size):
+                yield part
+
+        take, upload = check._take_place, []
+
+        async def begins_before(*told: Any) -> None:
+            if not upload:
+                check._take_place = take  # type: ignore[method-assign]
+                upload.append(asyncio.ensure_future(check.receive(name(1), test.test, slowly(), lambda _: True)))
+                while await check._redis.exists(check._test(name(1))):  # noqa: ASYNC110 - no event tells that it has begun
+                    await asyncio.sleep(0.01)
+            await take(*told)
+
+        check._take_place = begins_before  # type: ignore[method-assign]
+        await ask(check, 1, "192.0.2.7")
+        assert await check._redis.zcard(check._running) == 2
+        clock.now += 1.0
+        goes_on.set()
+        await asyncio.gather(*upload)
+
+    played(redis_server.url, story)
+
+
+def test_a_clock_that_is_set_back_makes_no_line_fast_and_holds_no_place(redis_server: Redis) -> None:
+    async def story(check: UplinkCheck, clock: Clock) -> None:
+        given = [await ask(check, n, "192.0.2.7") for n in range(MOST_OF_ADDRESS)]
+        clock.now -= 3600.0
+        with pytest.raises(Problem, match="409 No such test"):
+            await check.receive(name(0), given[0].test, bytes_of(given[0].size), lambda _: True)
+        await ask(check, 9, "192.0.2.7")
 
     played(redis_server.url, story)

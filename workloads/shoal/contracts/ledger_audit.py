@@ -7,6 +7,7 @@ declared as its owner's and members were invited (ledgers of before there were s
 its figures. A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,7 @@ class Audit:
         self._chain = Chain(roster.run)
         self._seen: set[object] = set()
         self._committed: dict[int, str] = {}
+        self._first_evaluation = math.inf  # of those committed to
         self._invited: set[tuple[str, str]] = set()  # (node, nonce)
 
     def take(self, data: bytes) -> LedgerEntry:
@@ -211,6 +213,7 @@ class Audit:
                 self._declare(entry)
             case "beacon-committed":
                 self._committed[step] = digest
+                self._first_evaluation = min(self._first_evaluation, step if is_evaluation(step) else math.inf)
             case "batch-sealed":
                 if step not in self._committed:
                     problems.append(
@@ -251,9 +254,7 @@ class Audit:
             case "node-unbanned":
                 totals.evicted = totals.slashed
             case "accepted":
-                if step not in self._committed and not is_evaluation(
-                    step
-                ):  # those share the beacon of their version's first
+                if not self._is_fixed(step):
                     problems.append(
                         f"entry {entry.number}: a file of step {step} was accepted before its beacon was committed to"
                     )
@@ -269,6 +270,10 @@ class Audit:
                 pass
         if entry.kind in ("accepted", "rejected") and not totals.joined:
             problems.append(f"entry {entry.number}: a file of node {entry.node[:16]}..., which never joined")
+
+    def _is_fixed(self, step: int) -> bool:
+        """Whether the beacon of a step is committed to; slices of an evaluation share that of their version's first."""
+        return self._first_evaluation <= step if is_evaluation(step) else step in self._committed
 
     def _declare(self, entry: LedgerEntry) -> None:
         """Whose run it is, and its terms from here on."""

@@ -48,15 +48,14 @@ class Inviter:
         self._clock = clock
         self._full_at = -FULL_LOOK_SECONDS
         self._all: float | None = None  # from where the look at all goes on; None between two
+        self._until = 0.0  # where it ends: who comes later is a newcomer, of whom a flood brings more than we look at
         self._newest = state.clock() - SKEW_SECONDS  # until discovery's own time is known, from the first look at all
         self._pace = Pace(INVITES_PER_SECOND, INVITES_AT_ONCE, clock)
 
     def round(self) -> int:
         """Invite registered nodes that ask for it; returns how many. A node that cannot be invited stays Discovered and is tried again."""
         invited, since = 0, max(0.0, self._newest - OVERLAP_SECONDS)
-        for _ in range(
-            MOST_ANSWERS
-        ):  # who registers meanwhile comes after these: without a bound a flood would keep us here
+        for _ in range(MOST_ANSWERS):  # others register meanwhile: without a bound a flood would keep us here
             answer = self._ask(since)
             invited += invite(self._state, self._discovery, answer.nodes, self._pace)
             # Only now: what failed half way is looked at again.
@@ -71,14 +70,16 @@ class Inviter:
         if self._all is None:
             if self._clock() < self._full_at + FULL_LOOK_SECONDS:
                 return 0
-            self._all = 0.0
+            self._all, self._until = 0.0, self._newest
         answer = self._ask(self._all)
         invited = invite(self._state, self._discovery, answer.nodes, self._pace)
-        if answer.more:
+        last = max((known.seen_unix for known in answer.nodes), default=self._newest)
+        if answer.more and last < self._until:
             self._all = _after(self._all, answer)
             return invited
         self._all, self._full_at = None, self._clock()
-        self._newest = max((known.seen_unix for known in answer.nodes), default=self._newest)
+        if not answer.more:
+            self._newest = last
         return invited
 
     def _ask(self, since_unix: float) -> KnownNodes:
@@ -98,7 +99,7 @@ def _after(since_unix: float, answer: KnownNodes) -> float:
 
 def invite(state: RunState, discovery: SignedClient, registered: Iterable[KnownNode], pace: Pace) -> int:
     """Invite those of `registered` that ask for it; returns how many. Who asks too often waits in discovery for a later look."""
-    places = cache(lambda: Places(state.nodes.all()))  # read once a round, and only where some pool has a limit
+    places = cache(lambda: Places(state.nodes.all()))  # read once an answer, and only where some pool has a limit
     invited = 0
     for known in registered:
         try:

@@ -345,9 +345,10 @@ def held_versions(request: Request) -> list[int]:
 
 
 def load_ledger(state: RunState) -> bool | None:
-    """Read the ledger; None while the store is away."""
+    """Read the ledger, and declare the run where it does not yet, before anybody is served; None while the store is away."""
     try:
         state.ledger.load()
+        state.terms.open()
     except StoreUnavailable:
         return None
     return True

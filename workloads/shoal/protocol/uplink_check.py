@@ -58,22 +58,24 @@ def limit_for(wanted: int) -> float:
 
 _TAKE = """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], ARGV[8], '+inf')
+local replaced = redis.call('EXISTS', KEYS[2]) == 1 and ARGV[7] or ''
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
     local running, neighbours = 0, 0
     for _, place in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-        if place ~= ARGV[7] then
+        if place ~= replaced then
             running = running + 1
             if string.sub(place, 1, #ARGV[2]) == ARGV[2] then neighbours = neighbours + 1 end
         end
     end
     if running >= tonumber(ARGV[5]) or neighbours >= tonumber(ARGV[6]) then return 0 end
-    redis.call('ZREM', KEYS[1], ARGV[7])
+    redis.call('ZREM', KEYS[1], replaced)
 end
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
 return 1
 """
-"""A test's place in a set of them by when they end: 1 if it has one, in place of the one of a test before it, if any. In one step: who is
-refused was never counted, and has what it had."""
+"""A test's place in a set of them by when they end: 1 if it has one, in place of the one of a test before it, if that has not begun. In one step:
+who is refused was never counted, and has what it had. Places that end later than any can are of before the clock was set back."""
 
 
 class GivenTest(Contract):
@@ -174,10 +176,11 @@ class UplinkCheck:
 
     async def _take_place(self, given: GivenTest, seconds: float, replaced: str = "") -> None:
         """For so long after it was given. Raises `Problem` 429 when there is none. A place that the test has still is its for longer."""
+        now = await self._clock()
         told = (
-            given.place, f"{given.address} ", await self._clock(), given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced,
+            given.place, f"{given.address} ", now, given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced, now + LIMIT_SECONDS + 1.0,
         )  # fmt: skip
-        if not await self._redis.eval(_TAKE, 1, self._running, *map(str, told)):
+        if not await self._redis.eval(_TAKE, 2, self._running, self._test(given.test.node), *map(str, told)):
             words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
             raise Problem(429, "Many uploads at once", words, {"Retry-After": "3"})
 
@@ -196,8 +199,9 @@ class UplinkCheck:
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None
-        left = given.given_unix + given.test.limit_seconds - await self._clock() if given is not None else 0.0
-        if given is None or given.test.test != test or left <= 0.0:
+        waited = await self._clock() - given.given_unix if given is not None else 0.0
+        left = given.test.limit_seconds - waited if given is not None else 0.0
+        if given is None or given.test.test != test or waited < 0.0 or left <= 0.0:  # before 0: the clock was set back
             raise Problem(
                 409, "No such test", "it was made, replaced, is over or was never given out: ask for a new one"
             )
@@ -225,7 +229,10 @@ class UplinkCheck:
                 raise Problem(422, "Upload is too small", f"this test is of {size} bytes, {came} came")
             if not fits(digest.digest()):
                 raise Problem(401, "Request is not signed as required", "other bytes came than were signed")
-        seconds = max(await self._clock() - given.given_unix, 1e-3)
+        elapsed = await self._clock() - given.given_unix
+        if elapsed < 0.0:
+            raise Problem(409, "No such test", "the clock was set back meanwhile: ask for a new one")
+        seconds = max(elapsed, 1e-3)
         result = UplinkResult(mbps=round(came * 8 / 1e6 / seconds, 2), size=came, seconds=round(seconds, 3))
         node = given.test.node
         await self._redis.set(self._result(node), result.to_json(), ex=KEPT_SECONDS)
