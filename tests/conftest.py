@@ -8,12 +8,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from minio import Minio as MinioClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
+
+hypothesis.settings.register_profile(
+    "untimed", deadline=None
+)  # machines are shared: how long an example took says nothing
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
