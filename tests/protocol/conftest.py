@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from discovery_book import Book
 from protocol_stack import Stack
+from run_states import Orchestrator
 
 from servers import Loopback
 
@@ -35,3 +37,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Itera
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture
+def book(run: Orchestrator) -> Book:
+    """What is registered for the `run` of the module."""
+    return Book(run)

@@ -3,22 +3,19 @@
 from pathlib import Path
 
 import pytest
-from protocol_stack import RUN, verdict_on
+from discovery_book import Book, known
+from protocol_stack import verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.contracts.canonical import Signed
 from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
-from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.contracts.recipe import Validation
 from shoal.protocol import membership, nodes
-from shoal.protocol.inviting import Inviter
 from shoal.protocol.node_states import SILENT_SECONDS
 from shoal.protocol.records import NodeRecord
 from shoal.transport.server import Problem
 
-MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
 POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
     PoolTerms(name="easy", open=True),
@@ -28,55 +25,9 @@ POOLS = [
 ]
 
 
-class Book:
-    """Discovery's place: registrations, and the invites that were left."""
-
-    def __init__(self, run: Orchestrator) -> None:
-        self._run = run
-        self.seen = 0.0
-        self.rows: dict[str, KnownNode] = {}
-        self.invites: dict[str, Signed[Invite]] = {}
-        self.answered: set[str] = set()
-        self.asked: list[float] = []
-        self.rows_of_answer = 100
-
-    def call(self, method: str, path: str, body: object = None, reply: type | None = None, **_: float) -> object:
-        if method == "GET":
-            assert reply is KnownNodes
-            since = float(path.removeprefix("/v1/nodes?since="))
-            self.asked.append(since)
-            waiting = [row for node, row in self.rows.items() if node not in self.answered]
-            found = [row for row in waiting if row.seen_unix >= since]
-            return KnownNodes(nodes=found[: self.rows_of_answer], more=len(found) > self.rows_of_answer)
-        assert isinstance(body, Signed)
-        self.invites[path.split("/")[3]] = body
-        self.answered.add(path.split("/")[3])
-        return None
-
-    def register(self, node: str, pool: str = "pool", address: str = "192.0.2.7") -> None:
-        self.seen += 1.0
-        self.answered.discard(node)
-        registration = Registration(node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE)
-        self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self.seen)
-
-    def round(self) -> int:
-        return Inviter(self._run.state, self).round()  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return Orchestrator(tmp_path, redis_server.url, pools=POOLS)
-
-
-@pytest.fixture
-def book(run: Orchestrator) -> Book:
-    return Book(run)
-
-
-def known(run: Orchestrator, node: str) -> NodeRecord:
-    record = run.state.nodes.get(node)
-    assert record is not None
-    return record
 
 
 def member(run: Orchestrator, book: Book, pool: str = "easy") -> str:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from discovery_book import Book, known
 from run_states import Orchestrator
-from test_invitations import POOLS, Book, known
+from test_invitations import POOLS
 
 from servers import Redis
 from shoal.contracts.identity import PrivateKey
 from shoal.protocol import inviting
-from shoal.protocol.inviting import Inviter
 
 
 @pytest.fixture
@@ -17,14 +17,9 @@ def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return Orchestrator(tmp_path, redis_server.url, pools=POOLS)
 
 
-@pytest.fixture
-def book(run: Orchestrator) -> Book:
-    return Book(run)
-
-
 def test_a_look_at_newcomers_asks_only_for_what_has_come_since(run: Orchestrator, book: Book) -> None:
     now = 100.0
-    inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
+    inviter = book.inviter(lambda: now)
     for _ in range(9):
         book.register(PrivateKey.generate().public, "easy")
     at_start = run.clock.now - inviting.SKEW_SECONDS - inviting.OVERLAP_SECONDS
@@ -43,7 +38,7 @@ def test_registrations_that_no_one_answer_holds_are_all_looked_at_an_answer_a_ro
     run: Orchestrator, book: Book
 ) -> None:
     book.rows_of_answer = 2
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    inviter = book.inviter()
     for pool in ("closed", "easy", "closed", "easy", "easy"):  # those that are refused stay in the book
         book.register(PrivateKey.generate().public, pool)
     assert [inviter.round() for _ in range(4)] == [1, 1, 1, 0]
@@ -56,7 +51,7 @@ def test_a_newcomer_does_not_wait_for_the_look_at_all(run: Orchestrator, book: B
     book.rows_of_answer = 2
     for _ in range(9):
         book.register(PrivateKey.generate().public, "closed")
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    inviter = book.inviter()
     assert inviter.round() == 0
     book.seen = run.clock.now - inviting.SKEW_SECONDS  # discovery's clock is late
     newcomer = PrivateKey.generate().public
@@ -68,7 +63,7 @@ def test_a_newcomer_does_not_wait_for_the_look_at_all(run: Orchestrator, book: B
 
 def test_the_look_at_all_finds_whom_a_wrong_clock_hid(run: Orchestrator, book: Book) -> None:
     """Discovery's clock is a day late: its time is known once all were looked at, and newcomers are invited at once from then on."""
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    inviter = book.inviter()
     book.seen = run.clock.now - 86_400.0
     book.register(PrivateKey.generate().public, "easy")
     assert inviter.round() == 1
@@ -77,7 +72,7 @@ def test_the_look_at_all_finds_whom_a_wrong_clock_hid(run: Orchestrator, book: B
 
 
 def test_a_round_that_failed_is_made_again(run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+    inviter = book.inviter()
     node = PrivateKey.generate().public
     book.register(node, "easy")
     with monkeypatch.context() as patch:
@@ -104,7 +99,7 @@ def test_a_flood_of_registrations_keeps_no_round_from_its_end(
     book.seen = run.clock.now
     with monkeypatch.context() as flood:
         flood.setattr(book, "call", flooded)
-        inviter = Inviter(run.state, book, lambda: 100.0)  # type: ignore[arg-type]
+        inviter = book.inviter()
         inviter.round()
         assert len(book.asked) == inviting.MOST_ANSWERS + 1
     newcomer = PrivateKey.generate().public
@@ -135,7 +130,7 @@ def test_a_look_at_all_ends_while_a_flood_goes_on_and_the_next_one_begins(
     waits = PrivateKey.generate().public
     book.register(waits, "closed")
     book.seen = run.clock.now
-    inviter = Inviter(run.state, book, lambda: now)  # type: ignore[arg-type]
+    inviter = book.inviter(lambda: now)
     looks = []
     for _ in range(12):
         for _ in range(3):

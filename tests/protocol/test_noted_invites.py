@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from discovery_book import MACHINE, Book
 from protocol_stack import ledger
 from run_states import Orchestrator
-from test_invitations import MACHINE, Book
 
 from servers import Redis
 from shoal.cli.ledger_reading import read_ledger
@@ -16,7 +16,7 @@ from shoal.contracts.identity import PrivateKey
 from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.protocol import ledger_view
-from shoal.protocol.inviting import INVITES_AT_ONCE, INVITES_PER_SECOND, Inviter
+from shoal.protocol.inviting import INVITES_AT_ONCE, INVITES_PER_SECOND
 from shoal.protocol.ledger_view import UNUSED_SECONDS
 from shoal.storage import StoreUnavailable
 from shoal.transport import Refused
@@ -25,11 +25,6 @@ from shoal.transport import Refused
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return Orchestrator(tmp_path, redis_server.url, pools=[PoolTerms(name="pool", open=True)])
-
-
-@pytest.fixture
-def book(run: Orchestrator) -> Book:
-    return Book(run)
 
 
 def new_node() -> str:
@@ -139,7 +134,7 @@ def test_two_orchestrators_note_an_invite_once(run: Orchestrator, book: Book) ->
 
 def test_a_key_that_joins_without_end_is_held_back_and_then_let_in(run: Orchestrator, book: Book) -> None:
     now = [0.0]
-    inviter = Inviter(run.state, book, lambda: now[0])  # type: ignore[arg-type]  # the book is asked as discovery's client is
+    inviter = book.inviter(lambda: now[0])
     node, quiet = new_node(), new_node()
 
     def join_again(who: str) -> int:
@@ -168,7 +163,7 @@ def test_a_key_that_joins_without_end_is_held_back_and_then_let_in(run: Orchestr
 def test_what_fails_on_our_side_costs_the_node_none_of_its_invites(
     run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inviter = Inviter(run.state, book, lambda: 0.0)  # type: ignore[arg-type]  # the book is asked as discovery's client is
+    inviter = book.inviter(lambda: 0.0)
     node = new_node()
     book.register(node)
 

@@ -343,7 +343,9 @@ def test_who_asks_again_and_finds_no_place_keeps_the_test_that_it_has(redis_serv
     played(redis_server.url, story)
 
 
-def test_a_new_test_does_not_take_the_place_of_an_upload_that_has_begun(redis_server: Redis) -> None:
+def test_a_new_test_does_not_take_the_place_of_an_upload_that_has_begun(
+    redis_server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both at once: the upload begins between two steps of the question for a new test."""
 
     async def story(check: UplinkCheck, clock: Clock) -> None:
@@ -359,13 +361,13 @@ def test_a_new_test_does_not_take_the_place_of_an_upload_that_has_begun(redis_se
 
         async def begins_before(*told: Any) -> None:
             if not upload:
-                check._take_place = take  # type: ignore[method-assign]
+                monkeypatch.setattr(check, "_take_place", take)
                 upload.append(asyncio.ensure_future(check.receive(name(1), test.test, slowly(), lambda _: True)))
                 while await check._redis.exists(check._test(name(1))):  # noqa: ASYNC110 - no event tells that it has begun
                     await asyncio.sleep(0.01)
             await take(*told)
 
-        check._take_place = begins_before  # type: ignore[method-assign]
+        monkeypatch.setattr(check, "_take_place", begins_before)
         await ask(check, 1, "192.0.2.7")
         assert await check._redis.zcard(check._running) == 2
         clock.now += 1.0

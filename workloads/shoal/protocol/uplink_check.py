@@ -32,9 +32,8 @@ AIM_SECONDS = 3.0
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 16 << 20
 LIMIT_SECONDS = 15.0
 """At most, of twice what a line that does needs, and of 6 s: what came by then is the measurement of one that does not (`limit_for`)."""
-START_SECONDS = (
-    5.0  # a place is free again when its upload has not begun by then, or as soon as a line that is good enough needs
-)
+START_SECONDS = 5.0
+"""A place is free again when its upload has not begun by then, or by when a line that is good enough is through."""
 KEPT_SECONDS = 3600
 """A result counts for so long: for the registration that follows, and those of an agent that is restarted or forgotten."""
 MOST_AT_ONCE, MOST_OF_ADDRESS = 8, 2

@@ -19,7 +19,8 @@ _FRACTION = re.compile(
 _TOO_LARGE = re.compile(
     r"\^\s*\{?\s*[\d.]+\s*\^|\^\s*\{?\s*[\d.]{5,}|!\s*!|\d{4,}\s*!|\\[dt]?binom\s*\{\s*(?:\d{5}|\{?\s*[\d.]+\s*\}?\s*[\^!])|\^\s*\{?\s*[\d.]{3,}[\s})\]]*\^\s*\{?\s*[\d.]{3,}"
 )
-"""A power of a power, an exponent of five digits, a factorial of a factorial: nobody's answer unless the gold answer has one too."""
+"""A power of a power, an exponent of five digits, a factorial of a factorial: nobody's answer unless the gold answer has one too.
+What `size` sees in an expression is refused here where reading it already evaluates it (in sets, and arguments of functions)."""
 _SIDE_BY_SIDE = re.compile(r"(?<![_^\d])\d+ \d")
 """math-verify adds them."""
 _LAST_LETTER = re.compile(r"(?<=[\d)}\] ])([a-hj-zA-Z])$")

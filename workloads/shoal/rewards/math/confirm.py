@@ -29,7 +29,7 @@ from sympy import (
     solve,
     true,
     zoo,
-)  # fmt: skip
+)
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 
@@ -52,14 +52,14 @@ def confirmed(ours: Any, theirs: Any) -> bool:
 def guarded(verify: Callable[..., Any]) -> Callable[..., bool]:
     """math-verify's `verify` for tasks of lm-evaluation-harness, which call it themselves: each pair that it holds equal is looked at again."""
 
+    def same(one: Any, other: Any, *rest: Any, **settings: Any) -> bool:
+        if isinstance(one, str) or isinstance(other, str):
+            return bool(verify([one], [other], *rest, **settings))
+        return not too_large(other, one) and bool(verify([one], [other], *rest, **settings)) and confirmed(one, other)
+
     def confirmed_too(gold: Any, target: Any, *rest: Any, **settings: Any) -> bool:
         pairs = product(*(each if isinstance(each, list) else [each] for each in (gold, target)))
-        return any(
-            (isinstance(one, str) or isinstance(other, str) or not too_large(other, one))
-            and bool(verify([one], [other], *rest, **settings))
-            and (isinstance(one, str) or isinstance(other, str) or confirmed(one, other))
-            for one, other in pairs
-        )
+        return any(same(one, other, *rest, **settings) for one, other in pairs)
 
     return confirmed_too
 
@@ -149,9 +149,8 @@ def _same_equations(ours: Any, theirs: Any) -> bool:
     given = list(_equations(theirs))
     if theirs is S.EmptySet:  # else it would be the answer to every equation without a solution
         return not list(_equations(ours))
-    if (
-        isinstance(ours, Relational) and not isinstance(ours, Eq) and _is_settled(ours)
-    ):  # and 0 < 1 to all that always hold
+    if isinstance(ours, Relational) and not isinstance(ours, Eq) and _is_settled(ours):
+        # else 0 < 1 would be the answer to all that always hold
         return bool(ours == theirs)
     return not given or all(any(_same_equation(one, other) for other in given) for one in _equations(ours))
 
