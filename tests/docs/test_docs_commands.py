@@ -59,7 +59,6 @@ NOT_RUN = {
     "shoal env check carries": "wants an environment that pip has installed: tests/cli/test_env.py",
     "shoal env check word-puzzles": "wants an environment that pip has installed: tests/cli/test_env.py",
     "shoal node": "wants a run that goes on and lets machines in: tests/open_pool/test_strangers.py",
-    "--help": "tests/cli/test_main.py",
     "--follow": "goes on until it is stopped: tests/cli/test_logs.py",
     "s3://": "wants an object store: tests/report/test_report_elsewhere.py, tests/cli/test_ledger_verbs.py",
     "./copy": "wants a copy of a store: tests/cli/test_ledger_verbs.py",

@@ -66,7 +66,7 @@ def test_a_run_that_pins_its_images_is_not_touched_by_another_release(
 
 
 def test_the_documented_patch_pins_the_images_of_this_release() -> None:
-    [pinned] = re.findall(r'"images":(\{[^}]*\})', (ROOT / "docs" / "install.md").read_text())
+    [pinned] = re.findall(r'"images":(\{[^}]*\})', (ROOT / "docs" / "journeys" / "my-cluster.md").read_text())
     assert json.loads(pinned) == OF_THIS_RELEASE
 
 

@@ -123,7 +123,7 @@ def test_an_upgrade_from_an_older_chart_brings_its_crds_and_defaults_and_keeps_o
             "spec": {"run": "nobody"},
         }
     )
-    # As docs/install.md says it.
+    # As docs/journeys/my-cluster.md says it.
     release.helm("upgrade", "shoal", str(CHART), "--reset-then-reuse-values")
     upgraded = crd_specs(kube)
     install(kube, shipped_crds())
