@@ -108,13 +108,13 @@ def ports_page() -> str:
     ]
     lines += table(("port", "pod", "container", "serves", "who may connect"), _ports(objects))
     lines += [
-        "With `exposure`, clients outside the cluster may reach discovery, orchestrator, relays and the page too ([my cluster](journeys/my-cluster.md)).",
+        "With `exposure`, clients outside reach discovery, orchestrator, relays and the page too ([my cluster](journeys/my-cluster.md)).",
         "",
     ]
     lines += ["## Secrets", "", "The operator makes its Secrets once, when the run begins, and never changes them.", ""]
     lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
     lines += [
-        "A Secret that is lost cannot be made again with the same keys: back them up with the run ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",
+        "A lost Secret cannot be made again with the same keys: back it up ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",
         "A node's own key is no Secret of the cluster: it lies on the node's volume `key/`, or on the stranger's machine.",
         "",
     ]
