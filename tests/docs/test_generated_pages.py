@@ -100,7 +100,9 @@ def test_the_table_of_ports_says_who_reaches_the_pods_of_the_chart(made: dict[st
 
 
 def test_the_status_page_counts_metrics_alerts_and_dashboards_as_they_are() -> None:
-    [row] = [line for line in (ROOT / "docs" / "status.md").read_text().splitlines() if line.startswith("| metrics, alerts")]
+    [row] = [
+        line for line in (ROOT / "docs" / "status.md").read_text().splitlines() if line.startswith("| metrics, alerts")
+    ]
     metrics = set(re.findall(r"^\| `(shoal_\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.M))
     alerts = re.findall(r"^ *- alert: ", (ROOT / "charts" / "shoal" / "files" / "alerts.yaml").read_text(), re.M)
     dashboards = list((ROOT / "charts" / "shoal" / "dashboards").glob("*.json"))
