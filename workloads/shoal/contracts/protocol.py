@@ -1,4 +1,4 @@
-"""Messages of discovery, orchestrator and the agent's socket (docs/architecture.md, "HTTP interfaces").
+"""Messages of discovery, orchestrator and the agent's socket (docs/http.md).
 
 A worker's message is a claim about itself: every field is bounded, and the orchestrator compares `node` with the key that signed the request.
 """

@@ -1,4 +1,4 @@
-"""The agent's Unix socket: what worker and fetch of the same pod ask (docs/architecture.md, "Agent's Unix socket").
+"""The agent's Unix socket: what worker and fetch of the same pod ask (docs/http.md).
 
 No signatures here: the socket's file mode (0660) is the permission. Requests that concern the run are passed on, signed with the node's key, which
 never leaves the agent.

@@ -1,4 +1,4 @@
-"""The orchestrator's HTTP service (docs/architecture.md, "HTTP interfaces"): routes, who may call them, and the process.
+"""The orchestrator's HTTP service (docs/http.md): routes, who may call them, and the process.
 
 Every route is thin: it finds the signer, parses the body, and calls one function of `membership`, `work`, `uploads`, `verdicts` or `progress` on a
 worker thread. Until Redis holds what the store says (at start, and after Redis was lost) requests get 503 and callers try again.
