@@ -44,17 +44,17 @@ ANSWERS: dict[tuple[str, str], str | type[Contract]] = {
 }
 """What the idioms do not show, by path: text, or the document."""
 TITLES = {
-    "discovery": ("Discovery, port 8081", "Where a node says that it exists, and waits for an invite."),
-    "orchestrator": ("Orchestrator, port 8080", "Everything else that nodes and the run's own parts ask for."),
+    "discovery": ("Discovery, port 8081", "Nodes register here and wait for an invite."),
+    "orchestrator": ("Orchestrator, port 8080", "All other requests of nodes and of the run's own parts."),
     "agent": ("The agent's Unix socket", "`run/agent.sock` of a pool pod, for worker and fetcher; the socket's file mode is the permission."),
-    "runner": ("Runner, port 9107", "Judges programs. No signatures: a NetworkPolicy says who may call."),
+    "runner": ("Runner, port 9107", "Executes programs. No signatures: a NetworkPolicy decides who may call."),
 }  # fmt: skip
 INTRODUCTION = f"""# HTTP
 
 {GENERATED}
 
-Requests are signed with HTTP Message Signatures (RFC 9421, Ed25519) over method, target URI, Content-Digest (RFC 9530), time and nonce; a signer is a
-node or a role of the run's roster. *node* below: the signer must be the node that the request speaks for. Errors are `application/problem+json` with
+Nodes and roles of the run's roster sign their requests with HTTP Message Signatures (RFC 9421, Ed25519) over method, target URI, Content-Digest
+(RFC 9530), time and nonce. *node* below means that the signer must be the node that the request names. Errors are `application/problem+json` with
 `title`, `detail` and `status`; 429 and 503 carry `Retry-After`. Documents refuse unknown fields. `/healthz`, `/readyz` and `/metrics` are on every
 port.
 """

@@ -101,9 +101,9 @@ def ports_page() -> str:
     lines += [
         "## Ports",
         "",
-        "Pods of a run, by container; last the operator and what else the chart runs. NetworkPolicies let in nobody but those named; kubelets may",
-        "probe. Prometheus is let in by the chart's `metrics.runMonitor.prometheusNamespace`, or by a policy of yours. With",
-        "`networkPolicy.enabled: false` any pod may connect to MinIO too.",
+        "The pods of a run by container, then the chart's own. NetworkPolicies admit only the named callers and kubelets' probes. The chart's",
+        "`metrics.runMonitor.prometheusNamespace`, or a policy of yours, admits Prometheus. With `networkPolicy.enabled: false` any pod may",
+        "connect to MinIO too.",
         "",
     ]
     lines += table(("port", "pod", "container", "serves", "who may connect"), _ports(objects))
@@ -115,7 +115,7 @@ def ports_page() -> str:
     lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
     lines += [
         "A lost Secret cannot be made again with the same keys: back it up ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",
-        "A node's own key is no Secret of the cluster: it lies on the node's volume `key/`, or on the stranger's machine.",
+        "A node's own key is no Secret: it is on the node's volume `key/`, or on the stranger's machine.",
         "",
     ]
     return "\n".join(lines).rstrip() + "\n"

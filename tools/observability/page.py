@@ -6,13 +6,15 @@ from tools.observability.catalogue import LABELS, Declared
 
 HEAD = """# Metrics
 
-Made from the code by `make observability`; do not edit. Every process serves these on `/metrics` of its port (docs/architecture.md), as OpenMetrics
-for who accepts it, with exemplars that name the step or the policy version. Names carry their unit: `_seconds`, `_bytes`, `_tokens`, `_ratio` (0 to
-1); what has none is a count or has the unit of the paper's formula (nats for entropy and KL). What the trainer has not measured is NaN, a gap in
-the graph, and never 0: while it starts, after a step that trained on nothing, of ratios and rewards in mode SFT. In a cluster the chart's PodMonitor
-(`metrics.runMonitor`) adds `namespace`, `run`, `component`, `pod` and `container`; queries of the dashboards and alerts rest on these.
+Made from the code by `make observability`; do not edit.
 
-Alerts over them are in [runbooks](runbooks/README.md), dashboards in `charts/shoal/dashboards/`.
+Every process serves its metrics on `/metrics` of its [port](ports.md). Clients that accept OpenMetrics also get exemplars with the step or the
+policy version. Names end with their unit: `_seconds`, `_bytes`, `_tokens`, `_ratio` (0 to 1). Names without one are counts, or have the unit of the
+paper's formula (nats for entropy and KL). The trainer reports NaN, never 0, for values that it has not measured: at its start, after a step without
+rows, and for ratios and rewards in mode SFT. The chart's PodMonitor (`metrics.runMonitor`) adds `namespace`, `run`, `component`, `pod` and
+`container`, which dashboards and alerts use.
+
+[Runbooks](runbooks/README.md) describe the alerts; the dashboards are in `charts/shoal/dashboards/`.
 
 On a cluster with the Prometheus operator and Grafana's sidecar:
 
@@ -22,17 +24,17 @@ helm upgrade shoal charts/shoal --namespace shoal-system --reset-then-reuse-valu
     --set metrics.runMonitor.prometheusNamespace=monitoring --set metrics.alerts.enabled=true --set metrics.dashboards.enabled=true
 ```
 
-Prometheus is let into the runs of `operator.namespaces` and `storage.namespaces`, and where neither is set into the release's own: a run elsewhere
-needs a NetworkPolicy like `shoal-metrics` in its namespace.
+The chart lets Prometheus into the namespaces of `operator.namespaces` and `storage.namespaces`, or into the release's own if neither is set. A run
+elsewhere needs a NetworkPolicy like `shoal-metrics`.
 
-Each node's series are told by the orchestrator, not by the node: strangers' machines are not scraped. On one machine `shoal up` reads the same pages
-into `runs/<name>/metrics.jsonl`, and each port can be scraped by a Prometheus of your own.
+The orchestrator serves the series of each node, so Prometheus never scrapes strangers' machines. `shoal up` writes the same metrics to
+`runs/<name>/metrics.jsonl`, and your own Prometheus can scrape each port.
 
 ## Without the operators of Prometheus and Grafana
 
-This `prometheus.yml`, in the checkout, scrapes the demo on this machine with the labels that alerts and dashboards go by. Addresses are those of
-the live view, in `runs/<name>/addresses.json` too (`"arithmetic-validator/0": 11` is 127.64.0.11); those below are the demo's where no other run is
-going. With it every panel of a run had data but those of what had not happened (rejections, evaluations).
+This `prometheus.yml`, in the checkout, scrapes the demo with the labels that alerts and dashboards use. The live view shows the addresses, and so
+does `runs/<name>/addresses.json` (`"arithmetic-validator/0": 11` is 127.64.0.11). Those below are the demo's if no other run is active. With it every
+panel of a run had data, except those of events that had not happened (rejections, evaluations).
 
 ```yaml
 scrape_configs:
@@ -69,21 +71,21 @@ rule_files: [charts/shoal/files/alerts.yaml]
 prometheus --config.file=prometheus.yml --web.listen-address=127.0.0.1:9090 --storage.tsdb.path=prometheus-data
 ```
 
-In Grafana (none was started by the authors) add `http://127.0.0.1:9090` as a data source, then under *Dashboards*, *New*, *Import* upload the
-files of `charts/shoal/dashboards/` one by one; what they read is chosen at their head. Links to runbooks begin with `@runbooks@`, which the chart
-replaces by `metrics.alerts.runbookUrl`: put the address of your copy of `docs/runbooks` there first, or they lead nowhere.
+In Grafana (which the authors have not run) add `http://127.0.0.1:9090` as a data source. Then upload the files of `charts/shoal/dashboards/` one by
+one under *Dashboards*, *New*, *Import*, and choose the source at their head. Links to runbooks begin with `@runbooks@`, which the chart replaces by
+`metrics.alerts.runbookUrl`: replace it by the address of your copy of `docs/runbooks` first.
 """
 
 
 def page(metrics: Sequence[Declared]) -> str:
     """The whole page."""
-    lines = [HEAD, "| metric | kind | labels | what it says | in |", "|---|---|---|---|---|"]
+    lines = [HEAD, "| metric | kind | labels | meaning | in |", "|---|---|---|---|---|"]
     for metric in metrics:
         labels = " ".join(f"`{label}`" for label in metric.labels)
         text = metric.help.replace("|", "\\|")
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {text} | {', '.join(_places(metric))} |")
-    lines += ["", "## Labels", "", "Every label is bounded: nothing that a stranger says becomes a value.", ""]
-    lines += ["| label | what it says | bounded by |", "|---|---|---|"]
+    lines += ["", "## Labels", "", "Every label is bounded: no text of a stranger becomes a value.", ""]
+    lines += ["| label | meaning | bounded by |", "|---|---|---|"]
     used = {label for metric in metrics for label in metric.labels}
     lines += [
         f"| `{label}` | {meaning} | {bound} |" for label, (meaning, bound) in sorted(LABELS.items()) if label in used
