@@ -1,7 +1,7 @@
 """The environment carries: two-digit additions whose units carry, the ones that a learner gets wrong.
 
-All but the choice of tasks is the shipped environment `arithmetic`: prompt, score, gold and broken answers. The tutorial puts this file into a
-package that `shoal env new carries` made.
+All but the choice of tasks is the shipped environment `arithmetic`: prompt, score, gold and broken answers.
+docs/journeys/my-model-on-one-gpu.md puts this file into a package that `shoal env new carries` made.
 """
 
 from shoal.contracts.tasks import Task

@@ -92,7 +92,7 @@ def test_a_new_package_asks_no_index_for_shoal_which_is_on_none(package: Path) -
     assert project["build-system"]["requires"] == ["hatchling>=1.27"]
 
 
-def test_the_environment_of_the_tutorial_is_fit_for_a_run(tmp_path: Path) -> None:
+def test_the_environment_of_the_journey_is_fit_for_a_run(tmp_path: Path) -> None:
     made = new_environment("carries", tmp_path)
     shutil.copy(ROOT / "examples" / "carries" / "environment.py", made / "shoal_environment_carries" / "__init__.py")
     done = shoal("check", "carries", "--tasks", "50", cwd=tmp_path, more_path=install(made))

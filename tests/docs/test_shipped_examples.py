@@ -131,7 +131,7 @@ def test_the_open_pool_of_the_demo_waits_for_strangers_only() -> None:
     assert other.model_copy(update={"inference_pools": demo.inference_pools}) == demo
 
 
-def test_the_tutorials_own_run_begins_with_what_the_demo_leaves() -> None:
+def test_the_run_of_the_journey_begins_with_what_the_demo_leaves() -> None:
     demo, other = (run_of(f"examples/{name}/trainingrun.yaml") for name in ("arithmetic", "carries"))
     assert (other.spec.model.run, other.spec.storage) == (demo.metadata.name, demo.spec.storage)
     same = {name: getattr(demo.spec, name) for name in ("model", "tasks", "steps")}
