@@ -20,7 +20,7 @@ from servers import ROOT
 MOST_WORDS = 40_000
 NOTES = ("tests/", "benchmarks/")
 """Pages beside tests and benchmarks are notes about these, not documentation."""
-RECORDS = ("docs/adr/", "docs/decisions.md", "CHANGELOG.md")
+RECORDS = ("docs/adr/", "CHANGELOG.md")
 """Decisions and releases are written once, not rewritten."""
 TRUST_TABLES = [*trust.BLOCKS, "mutated"]
 MARKS = {

@@ -25,7 +25,7 @@ def ui_children(run: TrainingRun, replicas: int, config_hash: str) -> list[Objec
     name, port = names.ui(owner), names.PORTS[COMPONENT]
     container = Container(
         name=COMPONENT,
-        # It has what reads strangers' files and a model's tokenizer (docs/decisions.md).
+        # It has what reads strangers' files and a model's tokenizer (docs/adr/0036).
         image=image_of("validator", run.spec.images),
         command=["python", "-m", "shoal.ui"],
         role=COMPONENT,

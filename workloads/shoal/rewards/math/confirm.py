@@ -1,7 +1,7 @@
 """A second look at what math-verify calls equal: an answer that fits several gold answers is a guess at all of them.
 
 In: a gold answer and another one, as sympy's expressions that math-verify's `verify` holds equal, in this order. Out: whether that stands. Each rule
-is a way in which sympy or math-verify takes two things for one (docs/decisions.md). Called by `worker` and by that of the harness; their limits hold.
+is a way in which sympy or math-verify takes two things for one (docs/adr/0038). Called by `worker` and by that of the harness; their limits hold.
 """
 
 import contextlib
