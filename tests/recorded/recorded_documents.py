@@ -1,0 +1,386 @@
+"""Names of the recorded documents, and how each is built: the one table that `test_recorded_contracts` and `record_contracts` read.
+
+A name is for good: files are found by it, whatever its class is called or wherever it is defined.
+"""
+
+from typing import Any, TypeVar
+
+import samples
+from shoal.collection.dataset import DatasetState
+from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
+from shoal.contracts.base import Contract
+from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.datasets import DatasetColumns, DatasetSource, GenerateSettings
+from shoal.contracts.evaluation import (
+    Benchmark,
+    BenchmarkTasks,
+    BenchmarkTerms,
+    BestVersion,
+    EvaluationProgress,
+    EvaluationSettings,
+)
+from shoal.contracts.filtering import FilterReport
+from shoal.contracts.final_model import FinalModel, ModelOrigin
+from shoal.contracts.identity import PrivateKey, Roster
+from shoal.contracts.islands import (
+    CertificateLink,
+    IslandAgreement,
+    IslandContribution,
+    IslandDifference,
+    IslandNotice,
+    IslandSharedTerms,
+    IslandsProgress,
+    IslandsSettings,
+    IslandTerms,
+)
+from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
+from shoal.contracts.ledger_facts import Compute, DeclaredPool, InvitedNode, RunTerms
+from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
+from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
+from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile, ProofTerms
+from shoal.contracts.protocol import (
+    Assignment,
+    Challenge,
+    ChallengeAnswer,
+    ChallengeRequest,
+    ChallengeResult,
+    ClaimRenewal,
+    ClaimRequest,
+    DatasetAnnouncement,
+    DatasetProgress,
+    Exclusions,
+    GroupPlace,
+    Hardware,
+    Heartbeat,
+    HeartbeatReply,
+    Invite,
+    KnownNode,
+    KnownNodes,
+    Lease,
+    LeaseRequest,
+    LeaseReturn,
+    LocalReturn,
+    LocalSubmission,
+    NodeLogs,
+    Registered,
+    Registration,
+    RelayToken,
+    RunProgress,
+    StepInfo,
+    SubmissionNotice,
+    SubmissionReceipt,
+    TrainerProgress,
+    UploadGrant,
+    UploadRequest,
+    ValidationJob,
+    VersionAnnouncement,
+)
+from shoal.contracts.recipe import (
+    FileMean,
+    Lora,
+    ModelSource,
+    OfflineFilter,
+    OverlongShaping,
+    ProofThresholds,
+    Recipe,
+    RollBack,
+    S3Storage,
+    TaskSource,
+    TrainerSettings,
+    Validation,
+)
+from shoal.contracts.relays import RelayConfig
+from shoal.contracts.run import (
+    AgentState,
+    AgentStatus,
+    JoinOffer,
+    NodeConfig,
+    OpenPool,
+    PartStatus,
+    Prepared,
+    PublicRun,
+    RunConfig,
+)
+from shoal.contracts.run_parts import PartState, RunParts
+from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
+from shoal.contracts.sft_data import DatasetCard, DatasetFile
+from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
+from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
+from shoal.contracts.verdicts import Opinion, RowReward, Verdict
+from shoal.contracts.vine import VineSettings
+from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
+from shoal.evaluation.record import Evaluation
+from shoal.evaluation.versions import VersionEvaluation
+from shoal.protocol.capability_check import GivenChallenge, SeenAnswer
+from shoal.protocol.group_keeping import GroupRecord
+from shoal.protocol.invites import InviteTerms
+from shoal.protocol.records import DrawnBy, Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
+from shoal.protocol.uplink_check import GivenTest
+from shoal.report.records import SampleRecord, SessionRecord
+from shoal.training.stability import History, Incident, Point
+from shoal.training.state import SealedState
+
+Kind = TypeVar("Kind", bound=Contract)
+
+
+def sample(kind: type[Kind], number: int = 0) -> Kind:
+    """The sample `number` (from 0) of a class."""
+    return [each for each in samples.DOCUMENTS if isinstance(each, kind)][number]
+
+
+def entry(kind: str, **fields: Any) -> Signed[LedgerEntry]:
+    """A ledger entry, signed by the orchestrator."""
+    common = {"number": 9, "previous": GENESIS, "run": samples.RUN, "kind": kind, "unix": samples.NOW + 0.5}
+    return sign(LedgerEntry.model_validate({**common, **fields}), samples.ORCHESTRATOR_KEY)
+
+
+DIGEST, LEASE, NODE, RUN, NOW = samples.DIGEST, samples.LEASE, samples.NODE, samples.RUN, float(samples.NOW)
+FILE = {"node": NODE, "step": 7, "submission": 2, "digest": DIGEST}
+VALIDATOR_KEY = samples.ROLE_KEYS["validator"]
+CODE_KEY = samples.key(9)
+DATASET = DatasetSource(
+    hugging_face="owner/name",
+    revision="main",
+    columns=DatasetColumns(prompt="problem", answer="answer", metadata=["source"]),
+)
+TRACES = [DatasetFile(name="part-00000.parquet", sha256=DIGEST, size=1000, rows=21)]
+SUBMISSION = SubmissionRecord(
+    run=RUN,
+    node=NODE,
+    lease=LEASE,
+    step=7,
+    submission=2,
+    sha256=DIGEST,
+    size=1000,
+    groups=4,
+    received_unix=NOW,
+    drawn_by=DrawnBy(pool="workers", sampler="vllm-cpu"),
+)
+POOL = PoolTerms(
+    name="workers",
+    open=True,
+    requirements=Requirements(gpus=1, gpu_types=["H200"], cpus=2, memory_gib=8, disk_gib=20, uplink_mbps=10, gflops=40),
+    admission=Admission(nodes=[NODE], codes=[CODE_KEY.public], nodes_per_address=2),
+    gpus=1,
+    group_size=2,
+)
+
+SIGNED: dict[str, tuple[Contract, PrivateKey]] = {
+    "signed-roster": (sample(Roster), samples.RUN_KEY),
+    "signed-invite": (sample(Invite), samples.ORCHESTRATOR_KEY),
+    "signed-ledger-checkpoint": (sample(LedgerCheckpoint), samples.ORCHESTRATOR_KEY),
+    "signed-verdict-accept": (sample(Verdict), VALIDATOR_KEY),
+    "signed-verdict-reject": (sample(Verdict, 1), VALIDATOR_KEY),
+    "signed-verdict-evaluation": (sample(Verdict, 2), VALIDATOR_KEY),
+    "signed-code-claim": (CodeClaim(run=RUN, pool="workers", node=NODE), CODE_KEY),
+    "signed-version-open": (sample(VersionOpen), samples.TRAINER_KEY),
+    "signed-version-open-delta": (sample(VersionOpen, 1), samples.TRAINER_KEY),
+    "signed-shard-descriptor": (sample(ShardDescriptor), samples.TRAINER_KEY),
+    "signed-shard-descriptor-delta": (sample(ShardDescriptor, 1), samples.TRAINER_KEY),
+    "signed-weights-manifest": (sample(WeightsManifest), samples.TRAINER_KEY),
+    "signed-island-notice": (sample(IslandNotice), samples.key(10)),
+    "signed-island-contribution": (sample(IslandContribution), samples.key(10)),
+    "signed-island-agreement": (sample(IslandAgreement), samples.key(10)),
+}
+"""Documents whose signature is recorded, with who signs them."""
+
+ENTRIES: dict[str, Signed[LedgerEntry]] = {
+    "ledger-run-declared": entry("run-declared", digest=DIGEST, terms=samples.TERMS),
+    "ledger-terms-changed": entry("terms-changed", digest=DIGEST, terms=samples.TERMS, replaces=0),
+    "ledger-node-invited": entry("node-invited", node=NODE, detail=LEASE, digest=DIGEST, invited=sample(InvitedNode)),
+    "ledger-beacon-committed": entry("beacon-committed", step=7, digest=DIGEST),
+    "ledger-beacon-revealed": entry("beacon-revealed", step=7, digest=DIGEST),
+    "ledger-node-joined": entry("node-joined", node=NODE, detail=LEASE),
+    "ledger-node-dead": entry("node-dead", node=NODE),
+    "ledger-node-evicted": entry("node-evicted", node=NODE, detail="file was rejected"),
+    "ledger-node-banned": entry("node-banned", node=NODE, detail="ten keys on one machine"),
+    "ledger-node-unbanned": entry("node-unbanned", node=NODE),
+    "ledger-version-published": entry("version-published", version=7, digest=DIGEST),
+    "ledger-accepted": entry("accepted", **FILE, tokens=4, groups=2, signal_groups=1, compute=sample(Compute)),
+    "ledger-accepted-uncounted": entry("accepted", **FILE, tokens=4, groups=2),
+    "ledger-accepted-evaluation": entry("accepted", **{**FILE, "step": 1_000_024}, tokens=4, groups=1),
+    "ledger-rejected": entry("rejected", **FILE, detail="sampling: row 3: prompt_index is 9, drawn is 11"),
+    "ledger-dataset-published": entry("dataset-published", digest=DIGEST, detail="traces"),
+    "ledger-batch-sealed": entry("batch-sealed", step=7, digest=DIGEST, groups=2),
+}
+"""Every kind of ledger entry."""
+
+DOCUMENTS: dict[str, Contract] = {
+    "hardware": sample(Hardware),
+    "registration": sample(Registration),
+    "invite": sample(Invite),
+    "step-metrics": sample(StepMetrics),
+    "version-open": sample(VersionOpen),
+    "public-run": sample(PublicRun),
+    "run-config": sample(RunConfig),
+    "roster": sample(Roster),
+    "registered": sample(Registered),
+    "uplink-request": sample(UplinkRequest),
+    "uplink-result": sample(UplinkResult),
+    "uplink-test": sample(UplinkTest),
+    "challenge-result": sample(ChallengeResult),
+    "challenge-request": sample(ChallengeRequest),
+    "challenge": sample(Challenge),
+    "challenge-answer": sample(ChallengeAnswer),
+    "island-agreement": sample(IslandAgreement),
+    "islands-settings": sample(IslandsSettings),
+    "island-terms": sample(IslandTerms),
+    "island-terms-2": sample(IslandTerms, 1),
+    "certificate-link": sample(CertificateLink),
+    "island-shared-terms": sample(IslandSharedTerms),
+    "island-notice": sample(IslandNotice),
+    "island-contribution": sample(IslandContribution),
+    "final-model": sample(FinalModel),
+    "model-origin": sample(ModelOrigin),
+    "sft-manifest": sample(SftManifest),
+    "sft-shard": sample(SftShard),
+    "known-node": sample(KnownNode),
+    "known-nodes": sample(KnownNodes),
+    "heartbeat": sample(Heartbeat),
+    "exclusions": sample(Exclusions),
+    "relay-token": sample(RelayToken),
+    "heartbeat-reply": sample(HeartbeatReply),
+    "step-info": sample(StepInfo),
+    "lease-request": sample(LeaseRequest),
+    "lease-return": sample(LeaseReturn),
+    "local-return": sample(LocalReturn),
+    "lease": sample(Lease),
+    "upload-request": sample(UploadRequest),
+    "upload-grant": sample(UploadGrant),
+    "submission-notice": sample(SubmissionNotice),
+    "submission-receipt": sample(SubmissionReceipt),
+    "version-announcement": sample(VersionAnnouncement),
+    "trainer-progress": sample(TrainerProgress),
+    "islands-progress": sample(IslandsProgress),
+    "island-difference": sample(IslandDifference),
+    "claim-request": sample(ClaimRequest),
+    "claim-renewal": sample(ClaimRenewal),
+    "validation-job": sample(ValidationJob),
+    "local-submission": sample(LocalSubmission),
+    "dataset-announcement": sample(DatasetAnnouncement),
+    "dataset-progress": sample(DatasetProgress),
+    "run-progress": sample(RunProgress),
+    "batch-file": sample(BatchFile),
+    "step-batch": sample(StepBatch),
+    "row-reward": sample(RowReward),
+    "verdict": sample(Verdict),
+    "verdict-2": sample(Verdict, 1),
+    "opinion": sample(Opinion),
+    "shard-descriptor": sample(ShardDescriptor),
+    "delta-base": sample(DeltaBase),
+    "version-open-2": sample(VersionOpen, 1),
+    "shard-descriptor-2": sample(ShardDescriptor, 1),
+    "weights-manifest": sample(WeightsManifest),
+    "version-index": sample(VersionIndex),
+    "ledger-checkpoint": sample(LedgerCheckpoint),
+    "declared-pool": sample(DeclaredPool),
+    "run-terms": sample(RunTerms),
+    "invited-node": sample(InvitedNode),
+    "compute": sample(Compute),
+    "inclusion-proof": sample(InclusionProof),
+    "consistency-proof": sample(ConsistencyProof),
+    "chat-message": sample(ChatMessage),
+    "task": sample(Task),
+    "task-2": sample(Task, 1),
+    "prepared": sample(Prepared),
+    "benchmark-terms": sample(BenchmarkTerms),
+    "version-evaluation": sample(VersionEvaluation),
+    "best-version": sample(BestVersion),
+    "evaluation-progress": sample(EvaluationProgress),
+    "verdict-3": sample(Verdict, 2),
+    "proof-profile": sample(ProofProfile),
+    "calibration-size": sample(CalibrationSize),
+    "honest-errors": sample(HonestErrors),
+    "control": sample(Control),
+    "error-rate": sample(ErrorRate),
+    "proof-terms": sample(ProofTerms),
+    "agent-state": sample(AgentState),
+    "node-config": sample(NodeConfig),
+    "open-pool": sample(OpenPool),
+    "join-offer": sample(JoinOffer),
+    "group-place": sample(GroupPlace),
+    "assignment": sample(Assignment),
+    "node-logs": sample(NodeLogs),
+    "part-status": sample(PartStatus),
+    "agent-status": sample(AgentStatus),
+    "node-view": sample(NodeView),
+    "node-list": sample(NodeList),
+    "reason-request": sample(ReasonRequest),
+    "logs-ticket": sample(LogsTicket),
+    "part-state": sample(PartState),
+    "run-parts": sample(RunParts),
+    "run-config-full": samples.run_config(
+        S3Storage(endpoint="http://127.0.0.1:9000", public_endpoint="https://s3.example.com", bucket="shoal", credentials_secret="store"),
+        model=ModelSource(hugging_face="owner/model", revision="main"),
+        tasks=TaskSource(environment="math", count=100, dataset=DATASET, offline_filter=OfflineFilter()),
+        recipe=Recipe(objective="DAPO", clip_epsilon_high=0.28, importance_cap=2.0, overlong_shaping=OverlongShaping(), pack_length=40000),
+        evaluation=EvaluationSettings(
+            benchmarks=[Benchmark(name="sums", tasks=BenchmarkTasks(environment="arithmetic", count=64), target_length=4000)]
+        ),
+        trainer=TrainerSettings(lora=Lora()),
+        islands=sample(IslandTerms, 1),
+        roll_back=RollBack(to_version=3, at_step=9),
+        validation=Validation(thresholds=ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1)), slash_votes=2),
+        pools=[POOL],
+    ),
+    "run-config-prime": samples.run_config(recipe=Recipe(algorithm="prime", prime=PrimeSettings())),
+    "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm="vineppo", vineppo=VineSettings())),
+    "run-config-generate": samples.run_config(mode="Generate", steps=0, generate=GenerateSettings(max_completion_tokens=100)),
+    "run-config-sft": samples.run_config(mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"))),
+    "relay-config": RelayConfig(sources=["http://127.0.0.2:8090"], disk_bytes=1 << 30, trusted_proxies=["10.0.0.0/8"]),
+    "node-config-full": sample(NodeConfig).model_copy(
+        update={"engine": EngineSettings(kv_cache_bytes=1 << 30, max_sequences=8), "runners": ["http://127.0.0.5:8070"]}
+    ),
+    "program-request": ProgramRequest(
+        source=b"print(1)",
+        stdin=b"1\n",
+        call=ProgramCall(function="Solution.add", arguments_json="[1, 2]"),
+        limits=ProgramLimits(
+            cpu_seconds=2, wall_seconds=5.0, memory_bytes=1 << 28, output_bytes=1 << 20, threads=16, open_files=64
+        ),
+    ),
+    "program-outcome": ProgramOutcome(ended="exited", exit_code=0, stdout=b"1\n", cpu_seconds=0.25, wall_seconds=0.5),
+    "filter-report": FilterReport(
+        run=RUN, model_id="arithmetic-tiny", weights_digest=DIGEST, samples=2, min_correct=0.125, max_correct=0.5,
+        tasks_digest_before=DIGEST, tasks_before=4, tasks_kept=2, outcomes={"kept": 2, "too hard": 1, "too easy": 1}, histogram=[1, 2, 1],
+    ),
+    "dataset-card": DatasetCard(
+        name="traces", run=RUN, licence="apache-2.0", model_id="arithmetic-tiny", weights_digest=DIGEST, environment="arithmetic",
+        environment_digest=DIGEST, tasks_digest=DIGEST, task_count=16, samples_per_problem=4, temperature=1.0, filters=GenerateSettings(),
+        rows=21, completion_tokens=84, left_out={"wrong": 43}, problems=16, problems_solved=9, correct_histogram=[7, 2, 2, 3, 2],
+        parts=TRACES, problem_files=TRACES,
+    ),
+    "dataset-state": DatasetState(run=RUN, tasks_digest=DIGEST, filters=GenerateSettings(), next_step=4, rows_seen=64, rows=21, parts=TRACES),
+    "evaluation": Evaluation(
+        environment="arithmetic", environment_version="0.1.0", environment_digest=DIGEST, tasks=1, samples=2, temperature=0.6, max_tokens=32,
+        targets=[], seed=0, seconds=1.5, scores=samples.EVALUATION.scores,
+    ),
+    "given-challenge": GivenChallenge(challenge=sample(Challenge), invite_nonce=LEASE, given_unix=NOW),
+    "seen-answer": SeenAnswer(challenge=LEASE, digest=DIGEST, seen_unix=NOW),
+    "given-uplink-test": GivenTest(test=sample(UplinkTest), given_unix=NOW, address="127.0.0.9"),
+    "group-record": GroupRecord(group=LEASE, pool="workers", nodes=[NODE, DIGEST], formed_unix=NOW),
+    "invite-terms": InviteTerms(run=RUN, orchestrator_url="http://127.0.0.1:8080"),
+    "node-record": NodeRecord(
+        node=NODE, state="Healthy", pool="workers", outside=True, address="127.0.0.9", last_heartbeat_unix=NOW, invite_nonce=LEASE,
+        uplink_mbps=41.5, group=samples.GROUP_PLACE, metrics={"tokens_per_second": 900.5},
+    ),
+    "lease-record": LeaseRecord(lease=sample(Lease), groups=4, status="submitted", sha256=DIGEST, size=1000, drawn_by=SUBMISSION.drawn_by),
+    "submission-record": SUBMISSION,
+    "validation-queue-job": Job(record=SUBMISSION, opinions=[OpinionNote(validator="v-0", reason="redraw", digest=DIGEST)]),
+    "report-session": SessionRecord(unix=NOW, event="start"),
+    "report-sample": SampleRecord(unix=NOW, pod="pool-0", container="worker", pid=7, cpu_seconds=1.5, metrics={"tokens_total": 4.0}),
+    "trainer-state": SealedState(
+        run=RUN, version=8, updates=64, ranks=1, files={"rank-0.safetensors": DIGEST}, metrics=samples.METRICS,
+        history=History(
+            points=[Point(version=8, gradient_norm=0.3, entropy=0.7, clip_ratio=0.01)],
+            entropy_minimum=0.6,
+            warned_from=7,
+            incident=Incident(version=8, calm_version=6),
+        ),
+    ),
+    **{name: sign(document, key) for name, (document, key) in SIGNED.items()},
+    **ENTRIES,
+}  # fmt: skip
+"""Every recorded document. A signed one is the envelope that travels: document, signer and signature."""
