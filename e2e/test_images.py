@@ -15,7 +15,7 @@ OPERATOR_BYTES = 150e6
 
 STARTS: dict[str, tuple[str, ...]] = {
     "operator": ("python", "-m", "shoal_operator", "--help"),
-    "protocol": ("python", "-c", "import shoal.protocol.agent, shoal.protocol.discovery, shoal.protocol.orchestrator"),
+    "protocol": ("python", "-c", "import shoal.agent.agent, shoal.discovery.discovery, shoal.orchestrator.http.service"),
     "relay": ("python", "-c", "import shoal.broadcast.relay, subprocess; subprocess.run(['nginx', '-v'], check=True)"),
     "redis": ("redis-server", "--version"),
     "minio": ("minio", "--version"),

@@ -1,9 +1,10 @@
 """Samples of what the ledger says in fields of its own; part of `samples`, which gives the run's key, a node and its hardware."""
 
 from shoal.contracts.base import Contract
-from shoal.contracts.ledger import GENESIS, LedgerEntry
-from shoal.contracts.ledger_facts import DeclaredPool, InvitedNode, RunTerms, compute_of
+from shoal.contracts.compute import compute_of
 from shoal.contracts.protocol import Hardware
+from shoal.ledger.entries import GENESIS, LedgerEntry
+from shoal.ledger.facts import DeclaredPool, InvitedNode, RunTerms
 
 DIGEST = "0123456789abcdef" * 4
 NOW = 1_795_000_000.0

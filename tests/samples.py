@@ -10,10 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_samples import COMPUTE, ledger_samples, terms_by
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import document_digest, sign
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress
 from shoal.contracts.final_model import FinalModel, ModelOrigin
-from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.islands import (
     CertificateLink,
     IslandAgreement,
@@ -25,7 +23,6 @@ from shoal.contracts.islands import (
     IslandsSettings,
     IslandTerms,
 )
-from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import (
     CalibrationSize,
@@ -85,6 +82,7 @@ from shoal.contracts.recipe import (
     Validation,
 )
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import (
     Addresses,
     AgentState,
@@ -99,6 +97,7 @@ from shoal.contracts.run import (
 )
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
@@ -111,8 +110,11 @@ from shoal.contracts.weights import (
     VersionOpen,
     WeightsManifest,
 )
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
 from shoal.evaluation.scores import Answer, Problem, scores
 from shoal.evaluation.versions import VersionEvaluation
+from shoal.ledger.entries import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 
 RUN = "arithmetic"
 LEASE = "ab" * 16

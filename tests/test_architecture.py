@@ -202,7 +202,7 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
     assert documented == PORTS
     assert METRIC_PORTS.items() <= documented.items()
     for name, port in {
-        "training/__main__.py": documented["trainer"], "protocol/agent.py": documented["agent"],
+        "training/__main__.py": documented["trainer"], "agent/agent.py": documented["agent"],
         "inference/__main__.py": documented["worker"], "validation/__main__.py": documented["validator"],
         "broadcast/nginx.py": documented["publisher"], "broadcast/fetch.py": documented["fetch"],
         "rewards/runner/__main__.py": documented["runner"], "ui/__main__.py": documented["ui"],

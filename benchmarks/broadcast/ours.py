@@ -18,11 +18,12 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from benchmarks.broadcast.links import Stage
 from benchmarks.broadcast.network import Host, wait
 from shoal.contracts import keys, relay_token
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, AgentState, NodeConfig, RunConfig
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "broadcast"

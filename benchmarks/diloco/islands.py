@@ -21,7 +21,7 @@ from torchft.process_group import ProcessGroupGloo
 
 from benchmarks.diloco.delay import enter
 from benchmarks.diloco.task import Learner
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.encoding import ExchangeType
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve

@@ -22,8 +22,6 @@ from benchmarks.protocol.usage import cpu_seconds, resident_bytes
 from benchmarks.protocol.wire import Answer, Wire
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     ClaimRequest,
@@ -41,7 +39,9 @@ from shoal.contracts.protocol import (
     ValidationJob,
 )
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepBatch
+from shoal.crypto.keys import PrivateKey
 
 LIFE_SECONDS = 300.0
 WORK_SECONDS = 150.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from shoal.contracts.base import Contract
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
 
 TRIES = 3
 TIMEOUT_SECONDS = 40.0  # longer than a long poll

@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.reproduce.arms import Arm
 from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn, Learner
-from shoal.contracts.rewards import total_reward
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
 from shoal.environments.sampling import sample
 from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.rewards.total import total_reward
 
 MEASURE_EVERY_STEPS = 5
 SPARE_GROUPS = 1.4

@@ -1,6 +1,6 @@
 """Proofs a chunk in microseconds, beside the published library: `python -m benchmarks.toploc [--seconds S]`, a minute on a quiet machine.
 
-Writes `benchmarks/results/toploc.json` and prints a table. Both sides get the same bfloat16 states, use one thread, and run in turn on the same
+Writes `benchmarks/results/proofs.json` and prints a table. Both sides get the same bfloat16 states, use one thread, and run in turn on the same
 machine; each figure is the least processor time of a call in three rounds. Keys without a width are of the paper's hidden size and the most chunks
 a call.
 """
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from benchmarks.toploc.inputs import cases, microseconds, states
-from shoal.contracts import toploc
+from shoal.toploc import codec
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "toploc.json"
+RESULT = ROOT / "benchmarks" / "results" / "proofs.json"
 PEER = Path(__file__).parent / "peer.py"
 ROUNDS = 3
 HEADLINE = 5120
@@ -32,10 +32,10 @@ HEADLINE = 5120
 def ours(width: int, chunks: int, seconds: float) -> tuple[float, float]:
     """Microseconds a chunk: from the engine's bfloat16 states to bytes, and from bytes and our own states to errors."""
     rows = states(width, chunks).view(torch.uint16).numpy()
-    data = toploc.encode(rows)
+    data = codec.encode(rows)
     return (
-        microseconds(lambda: toploc.encode(rows), chunks, seconds),
-        microseconds(lambda: toploc.compare(toploc.parse(data, len(rows), width), rows), chunks, seconds),
+        microseconds(lambda: codec.encode(rows), chunks, seconds),
+        microseconds(lambda: codec.compare(codec.parse(data, len(rows), width), rows), chunks, seconds),
     )
 
 

@@ -1,7 +1,7 @@
 """How far honest proofs of a real vLLM engine are from a validator's states: `python -m benchmarks.toploc.engine_errors MODEL [--sequences N]`.
 
 The checkpoint is served in float32 and in bfloat16, each by an engine in a process of its own, in batches; every completion is computed again by one
-pass in transformers, alone. Prints one line a type of serving, and with `--plot FILE` draws the distributions. For docs/toploc.md.
+pass in transformers, alone. Prints one line a type of serving, and with `--plot FILE` draws the distributions. For docs/proofs.md.
 """
 
 import argparse
@@ -36,14 +36,14 @@ def serve(folder: Path, prompts: Path, output: Path) -> None:
 
 
 def errors(model: Path, dtype: str, sequences: int, scratch: Path) -> Any:
-    """`toploc.ErrorTable` over all chunks of `sequences` completions that vLLM served in `dtype`."""
+    """`codec.ErrorTable` over all chunks of `sequences` completions that vLLM served in `dtype`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from shoal import environments
-    from shoal.contracts import toploc
     from shoal.environments.tokens import prompt_tokens
     from shoal.proofs.forward import Decoded, prefill
+    from shoal.toploc import codec
 
     torch.set_num_threads(1)
     tokenizer, environment = AutoTokenizer.from_pretrained(model), environments.load("arithmetic")
@@ -66,11 +66,11 @@ def errors(model: Path, dtype: str, sequences: int, scratch: Path) -> Any:
     ]
     width = policy.config.hidden_size
     tables = [
-        toploc.error_table(toploc.parse(bytes.fromhex(proofs), len(tokens), width), states)
+        codec.error_table(codec.parse(bytes.fromhex(proofs), len(tokens), width), states)
         for states, (tokens, proofs) in zip(prefill(policy, rows, 1), made, strict=True)
     ]
     columns = ("exponent_mismatches", "sign_mismatches", "mantissa_error_mean", "mantissa_error_median")
-    return toploc.ErrorTable(*(np.concatenate([getattr(table, name) for table in tables]) for name in columns))
+    return codec.ErrorTable(*(np.concatenate([getattr(table, name) for table in tables]) for name in columns))
 
 
 def plot(tables: dict[str, Any], path: Path) -> None:

@@ -17,8 +17,8 @@ from benchmarks.trust.honest import long_config
 from benchmarks.trust.in_process import PaperRun
 from benchmarks.trust.models import Made, calibrate, for_long_completions
 from benchmarks.trust.page import ALL_ROWS
-from shoal.contracts import toploc
 from shoal.contracts.verdicts import Verdict
+from shoal.toploc import codec
 
 TOKENS = 1024
 FILES = 2
@@ -95,7 +95,7 @@ def paper_size(verdict: Verdict) -> dict[str, Any]:
     terms = {
         ALL_ROWS: every * all_tokens,
         "prefill (one accelerator)": 2 * PAPER["parameters"] * checked / ACCELERATOR_FLOPS,
-        "proofs (one core)": chunk * checked / toploc.CHUNK_TOKENS,
+        "proofs (one core)": chunk * checked / codec.CHUNK_TOKENS,
         "redraw, sampling, ends (one core)": some * checked,
     }
     return {
@@ -105,7 +105,7 @@ def paper_size(verdict: Verdict) -> dict[str, Any]:
         "arithmetic": [
             f"{every * 1e6:.1f} us a token x {all_tokens:.0f} tokens",
             f"2 x {PAPER['parameters']:.0f} parameters x {checked:.0f} tokens / {ACCELERATOR_FLOPS:.0f} FLOP/s",
-            f"{chunk * 1e6:.0f} us a chunk of {PAPER['hidden_size']} wide states x {checked / toploc.CHUNK_TOKENS:.0f} chunks",
+            f"{chunk * 1e6:.0f} us a chunk of {PAPER['hidden_size']} wide states x {checked / codec.CHUNK_TOKENS:.0f} chunks",
             f"{some * 1e6:.1f} us a token x {checked:.0f} tokens",
         ],
     }
@@ -113,8 +113,8 @@ def paper_size(verdict: Verdict) -> dict[str, Any]:
 
 def _compare_seconds(hidden_size: int) -> float:
     """Seconds to compare the proof of one chunk with states of this width, from a batch of them."""
-    states = np.random.default_rng(0).standard_normal((SAMPLE_CHUNKS * toploc.CHUNK_TOKENS, hidden_size), np.float32)
-    proofs = toploc.parse(toploc.encode(states), len(states), hidden_size)
+    states = np.random.default_rng(0).standard_normal((SAMPLE_CHUNKS * codec.CHUNK_TOKENS, hidden_size), np.float32)
+    proofs = codec.parse(codec.encode(states), len(states), hidden_size)
     started = time.process_time()
-    toploc.compare(proofs, states)
+    codec.compare(proofs, states)
     return (time.process_time() - started) / SAMPLE_CHUNKS

@@ -16,12 +16,13 @@ from transformers import PreTrainedTokenizerFast
 from shoal.broadcast.origin import Publisher
 from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey, Role, Roster
 from shoal.contracts.protocol import Lease, StepInfo, VersionAnnouncement
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.roster import Role, Roster
 from shoal.contracts.run import Addresses, PublicRun, RunConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.tasks import Task
+from shoal.crypto.keys import PrivateKey
 from shoal.environments import Environment, Score
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference.completions import Completion

@@ -13,17 +13,19 @@ from transformers import AutoTokenizer
 
 from benchmarks.trust.demo_run import VersionPublisher, Workshop, demo_config
 from shoal import environments
-from shoal.contracts import keys, seeds
-from shoal.contracts.identity import ROLES, PrivateKey
+from shoal.contracts import keys
 from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
 from shoal.contracts.rollouts import Rollout, write_rollouts
+from shoal.contracts.roster import ROLES
 from shoal.contracts.run import Addresses, Prepared, PublicRun, RunConfig
 from shoal.contracts.tasks import tasks_digest, write_tasks
 from shoal.contracts.verdicts import Verdict
+from shoal.crypto.keys import PrivateKey
 from shoal.environments.tokens import eos_token_ids
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow
+from shoal.sampling import draw
 from shoal.storage.store import open_folder
 from shoal.telemetry import Liveness
 from shoal.validation.judge import judge
@@ -92,14 +94,14 @@ class PaperRun:
             tokenizer=AutoTokenizer.from_pretrained(base),
             eos_token_ids=eos_token_ids(base),
         )
-        self._beacon = seeds.beacon(b"on paper", config.run, STEP)
+        self._beacon = draw.beacon(b"on paper", config.run, STEP)
 
     def lease(self, number: int) -> tuple[Lease, list[PlannedRow]]:
         """Lease `number`, of a node of its own, and the rows that it holds."""
         node = hashlib.sha256(f"node {number}".encode()).hexdigest()
         lease = Lease(lease=f"{number:032x}", node=node, step=STEP, submission=0, expires_unix=0.0)
         step = StepInfo(
-            run=self.config.run, step=STEP, beacon=self._beacon.hex(), commitment=seeds.beacon_commitment(self._beacon),
+            run=self.config.run, step=STEP, beacon=self._beacon.hex(), commitment=draw.beacon_commitment(self._beacon),
             min_version=0, max_version=STEP, latest_version=STEP, needed_groups=1, accepted_groups=0, pending_groups=0,
         )  # fmt: skip
         return lease, self.workshop.plan(step, lease)

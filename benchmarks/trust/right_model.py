@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM
 
-from shoal.contracts import toploc
 from shoal.contracts.proof_profile import read_profile
 from shoal.contracts.rollouts import Rollout
+from shoal.toploc import codec
 
 Float32 = npt.NDArray[np.float32]
 
@@ -50,7 +50,7 @@ class RightModel:
         chosen = seen.logprobs[np.arange(len(seen.logprobs)), list(row.completion_tokens)]
         return replace(
             row,
-            proofs=toploc.encode(seen.states, self.masked),
+            proofs=codec.encode(seen.states, self.masked),
             completion_logprobs=np.minimum(chosen, 0.0).tolist(),
             completion_mask=[True] * len(row.completion_tokens),
             task_reward=None,

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.trust.interval import clopper_pearson
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import Store
 from shoal.storage.store import open_folder

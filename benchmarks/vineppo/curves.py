@@ -18,13 +18,13 @@ from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn, Learner, sample_of
 from benchmarks.reproduce.simulator import Answers, carries_signal
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.rewards import total_reward
 from shoal.contracts.tasks import Task
 from shoal.contracts.vine import VineSettings, continuations
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
 from shoal.environments.sampling import sample
 from shoal.environments.tokens import completion_text
+from shoal.rewards.total import total_reward
 from shoal.training.rollouts import Estimate, Group
 
 SETTINGS = VineSettings(segments=3, continuations=4)

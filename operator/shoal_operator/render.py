@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from shoal.contracts.canonical import Signed
-from shoal.contracts.identity import ROLES, Roster
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, NodeConfig
+from shoal.contracts.signed import Signed
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
 from shoal_operator.children import (
     ObservedRun,

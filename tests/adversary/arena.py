@@ -22,7 +22,6 @@ from transformers import AutoTokenizer
 from servers import ROOT, Server, wait_until
 from shoal import environments
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import (
     Hardware,
@@ -35,6 +34,7 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.run import PublicRun, RunConfig
+from shoal.contracts.signed import Signed
 from shoal.contracts.tasks import read_tasks
 from shoal.contracts.verdicts import Verdict
 from shoal.environments.tokens import eos_token_ids

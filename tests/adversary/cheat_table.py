@@ -12,7 +12,7 @@ from arena import GPU_POOL
 from cheats import Cheat, eos, every, nothing, one, plainly, proven
 from parquet_bombs import BOMBS
 
-from shoal.contracts import toploc
+from shoal.toploc import codec
 
 NOT_OF = "does not fit version 1"
 SEEDS = "tokens are not what seed"
@@ -266,7 +266,7 @@ PROOFS = [
         "proofs by a constant",
         "computation",
         "degree is below 126",
-        every(lambda row: forging.forged_proofs(row, [toploc.PRIME, 0x4010, *[0] * 127])),
+        every(lambda row: forging.forged_proofs(row, [codec.PRIME, 0x4010, *[0] * 127])),
     ),
     Cheat(
         "low-degree-proofs",
@@ -303,7 +303,7 @@ PROOFS = [
         "one proof more than there are chunks",
         "computation",
         "bytes of proofs for",
-        every(lambda row: replace(row, proofs=row.proofs + row.proofs[-toploc.PROOF_BYTES :])),
+        every(lambda row: replace(row, proofs=row.proofs + row.proofs[-codec.PROOF_BYTES :])),
     ),
     Cheat(
         "no-proofs",

@@ -13,10 +13,10 @@ import numpy as np
 from arena import CPU_POOL, Entry
 from benchmarks.trust.right_model import RightModel
 
-from shoal.contracts import toploc
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RejectReason
 from shoal.inference.completions import Request
+from shoal.toploc import codec
 from shoal.validation.checks import replay
 
 replace = dataclasses.replace
@@ -189,7 +189,7 @@ def neighbours_proofs(entry: Entry, scene: Scene) -> bytes:
 
 
 def random_words() -> list[int]:
-    return [toploc.PRIME, *np.random.default_rng(0).integers(1, toploc.PRIME, toploc.TOP_K).tolist()]
+    return [codec.PRIME, *np.random.default_rng(0).integers(1, codec.PRIME, codec.TOP_K).tolist()]
 
 
 def as_sampled(entry: Entry, scene: Scene, row: Rollout) -> Rollout:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 from benchmarks.trust.right_model import RightModel
 
-from shoal.contracts import toploc
 from shoal.contracts.rollouts import Rollout
 from shoal.inference.completions import Completion, Request
+from shoal.toploc import codec
 
 SEED_BITS = 63
 
@@ -39,8 +39,8 @@ def with_tokens(row: Rollout, tokens: Sequence[int], finish_reason: str) -> Roll
 
 def resized(proofs: bytes, tokens: int) -> bytes:
     """As many proofs as `tokens` tokens need: the first ones, the last of them again where more are needed."""
-    parts = [proofs[start : start + toploc.PROOF_BYTES] for start in range(0, len(proofs), toploc.PROOF_BYTES)]
-    wanted = toploc.proof_count(tokens)
+    parts = [proofs[start : start + codec.PROOF_BYTES] for start in range(0, len(proofs), codec.PROOF_BYTES)]
+    wanted = codec.proof_count(tokens)
     return b"".join([*parts, *[parts[-1]] * wanted][:wanted])
 
 
@@ -92,7 +92,7 @@ def best_of(completions: Sequence[Completion], samples: int, scores: Sequence[fl
 def forged_proofs(row: Rollout, words: Sequence[int]) -> Rollout:
     """The same 129 words (modulus, 128 coefficients) as the proof of every chunk."""
     proof = np.array(words, dtype=">u2").tobytes()
-    return replace(row, proofs=proof * toploc.proof_count(len(row.completion_tokens)))
+    return replace(row, proofs=proof * codec.proof_count(len(row.completion_tokens)))
 
 
 def typical_states(rows: Sequence[Rollout], model: RightModel) -> np.ndarray:
@@ -103,16 +103,16 @@ def typical_states(rows: Sequence[Rollout], model: RightModel) -> np.ndarray:
 def prior_proofs(row: Rollout, mean: np.ndarray, model: RightModel) -> Rollout:
     """Proofs of mean states: large values at the dimensions that are always large."""
     states = np.repeat(mean[None], len(row.completion_tokens), axis=0).astype(np.float32)
-    return replace(row, proofs=toploc.encode(states, model.masked))
+    return replace(row, proofs=codec.encode(states, model.masked))
 
 
 def sign_flipped(row: Rollout, model: RightModel) -> Rollout:
     """Proofs of the negative of every state: absolute values and exponents all fit."""
-    return replace(row, proofs=toploc.encode(-model.look(row).states, model.masked))
+    return replace(row, proofs=codec.encode(-model.look(row).states, model.masked))
 
 
 def low_degree(row: Rollout, model: RightModel) -> Rollout:
     """Proofs cut to degree 125, which interpolate nothing and evaluate to something."""
-    words = np.frombuffer(row.proofs, dtype=">u2").reshape(-1, 1 + toploc.TOP_K).copy()
+    words = np.frombuffer(row.proofs, dtype=">u2").reshape(-1, 1 + codec.TOP_K).copy()
     words[:, -2:] = 0
     return replace(row, proofs=words.tobytes())

@@ -12,9 +12,9 @@ from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines
 from cheat_table import CHEATS
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
+from shoal.contracts.signed import sign
 from shoal.contracts.verdicts import Verdict
+from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import open_folder
 
 REPORT = """

@@ -14,7 +14,7 @@ from shoal.broadcast.transfer import Outcome, Transfer
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 
 
 class Published:

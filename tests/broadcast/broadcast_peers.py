@@ -15,9 +15,9 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from broadcast_run import Keys
 
 from servers import Loopback
-from shoal.contracts.http_signatures import SignedBy, verify_request
 from shoal.contracts.protocol import Exclusions, VersionAnnouncement
 from shoal.contracts.run import AgentState
+from shoal.crypto.http_signatures import SignedBy, verify_request
 
 
 class Announcements:

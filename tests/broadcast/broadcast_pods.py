@@ -14,9 +14,9 @@ from broadcast_run import RUN, Keys, checkpoint, put_outbox
 from servers import ROOT, Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.run import NodeConfig, RunConfig
+from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import Store, open_folder
 
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys, relay_token
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, RunConfig
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
 
 RUN = "tides"
 SHARD = 64 << 10

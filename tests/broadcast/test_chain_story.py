@@ -8,7 +8,7 @@ from broadcast_run import RUN, SHARD, Keys, trained
 
 from servers import wait_until
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionOpen
 from shoal.storage.versions import materialise
 

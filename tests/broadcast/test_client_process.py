@@ -18,7 +18,7 @@ from shoal.broadcast.relay_target import NoSpace, TreeTarget
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile
 
 FETCH = "shoal.broadcast.fetch"

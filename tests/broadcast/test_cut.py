@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broadcast import cut
-from shoal.contracts.canonical import document_digest
 from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
+from shoal.crypto.canonical import document_digest
 from shoal.storage.checkpoint_files import extents
 
 SIZES = st.lists(st.integers(0, 500), min_size=1, max_size=6)

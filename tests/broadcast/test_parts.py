@@ -10,7 +10,7 @@ from broadcast_run import RUN, SHARD, Keys
 from shoal.broadcast import cut, parts
 from shoal.broadcast.parts import FilePart, Part, PlacedPart
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage.checkpoint_files import Assembler, WrongWeights
 

@@ -5,7 +5,7 @@ from broadcast_run import Keys
 
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
 
 

@@ -10,7 +10,7 @@ from broadcast_run import KEPT, SHARD, Keys, checkpoint
 from servers import wait_until
 from shoal.broadcast.nginx import ORIGIN_PORT
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionIndex, VersionOpen, WeightsManifest
 from shoal.storage.versions import materialise, sealed_versions
 

@@ -17,8 +17,8 @@ from shoal.broadcast.pieces import Wanted
 from shoal.broadcast.relay_target import NoSpace, TreeTarget
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
 from shoal.contracts.relays import RateLimits, RelayConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile, DeltaBase
 
 

@@ -21,7 +21,7 @@ from shoal.broadcast.transfer import Outcome, Transfer
 from shoal.broadcast.tree import WEIGHTS
 from shoal.broadcast.weights_folder import FolderTarget
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 from shoal.storage.checkpoint_files import WrongWeights
 
 SHARDS = 10

@@ -13,7 +13,7 @@ import yaml
 
 from helm import CHART, render, run_helm
 from servers import ROOT
-from shoal.protocol.metrics import NODE_METRICS_PORT
+from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
 from shoal_operator.install import USER_ID, chart_permissions, objects
 

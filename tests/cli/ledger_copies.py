@@ -5,15 +5,15 @@ from pathlib import Path
 
 from samples import NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.ledger import LedgerEntry
-from shoal.contracts.seeds import beacon_commitment
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.weights import WeightsManifest
-from shoal.protocol.ledger_checkpoints import Checkpoints
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.checkpoints import Checkpoints
+from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.writer import LedgerWriter
+from shoal.sampling.draw import beacon_commitment
 from shoal.storage.store import Store, open_folder
 
 HONEST, CHEAT = NODE, "c" * 64

@@ -8,9 +8,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from shoal.cli.calibrate import calibrate
-from shoal.cli.errors import InputWrong
 from shoal.contracts.proof_profile import read_profile
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.errors import InputWrong
 from shoal.proofs.calibration import Effort
 
 EFFORT = Effort(sequences=10, max_tokens=8, seconds=60.0, file_sequences=5, learning_rate=1e-4, updates=1)

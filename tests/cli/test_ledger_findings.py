@@ -11,11 +11,12 @@ from ledger_copies import CHEAT, FILES, make_copy, store_of
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, run_config
 from shoal.cli.main import main
 from shoal.contracts import keys
-from shoal.contracts.canonical import document_digest, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import NodeConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.verdicts import Opinion, RejectReason, Verdict
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.writer import LedgerWriter
 
 SLASHED, FILE, ENTRY = "d" * 64, "8" * 64, 11
 """A node, its file that was rejected for a threshold, and the entry that says so."""

@@ -12,11 +12,13 @@ from test_ledger_findings import SECOND, SLASHED, finding, give_opinion
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS, run_config
 from shoal.cli.main import main
 from shoal.contracts import keys
-from shoal.contracts.canonical import document_digest, sign
-from shoal.contracts.ledger_audit import SETTLING_SECONDS
-from shoal.contracts.ledger_facts import InvitedNode, compute_of
+from shoal.contracts.compute import compute_of
+from shoal.contracts.signed import sign
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.audit import SETTLING_SECONDS
+from shoal.ledger.facts import InvitedNode
+from shoal.ledger.writer import LedgerWriter
 
 ROSTER_DIGEST = document_digest(ROSTER.document)
 Shoal = Callable[..., tuple[int, str, str]]

@@ -11,16 +11,16 @@ from ledger_copies import CHEAT, ESCAPES, FILES, HONEST, changed, entry_of, make
 
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, key, run_config
 from servers import Minio
-from shoal.cli import ledger_reading
 from shoal.cli.main import main
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import ROLES, Roster
-from shoal.contracts.ledger import LedgerCheckpoint
 from shoal.contracts.recipe import S3Storage
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import NodeConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import WeightsManifest
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.ledger import reading
+from shoal.ledger.entries import LedgerCheckpoint
+from shoal.ledger.writer import LedgerWriter
 from shoal.storage.store import Store, open_s3
 
 
@@ -357,7 +357,7 @@ def test_wrong_input_is_one_line_that_says_what_to_give(shoal: Shoal, copy: Path
 def test_whoever_waits_long_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     times = iter([0.0, 0.5, 2.5, 2.5, 3.0])
-    progress = ledger_reading.Progress(said.append, 1200, "entries", clock=lambda: next(times))
+    progress = reading.Progress(said.append, 1200, "entries", clock=lambda: next(times))
     for _ in range(3):
         progress.step()
     assert said == ["read 2 of 1,200 entries"]

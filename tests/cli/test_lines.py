@@ -4,7 +4,7 @@ import pytest
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.lines import events, stamped, status_line
-from shoal.cli.view import History, view_model
+from shoal.report.view import History, view_model
 
 
 def test_the_first_moment_tells_the_state_of_every_part() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.errors import InputWrong
 from shoal.cli.local_run import PREPARING, message_of, open_local_run, parts_of, read_manifest, warm_start
-from shoal.cli.snapshot import Part
+from shoal.errors import InputWrong
+from shoal.report.snapshot import Part
 from shoal_operator.local.containers import ContainerView
 from shoal_operator.local.pods import PodView
 from shoal_operator.reconcile import run_status

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.errors import InputWrong
 from shoal.cli.log_lines import LogLine, dated, line_time, said, show, since_unix
 from shoal.cli.logs import Tail, fits, log_files, print_logs
+from shoal.errors import InputWrong
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
 LOCAL_NOON = datetime(2026, 11, 21, 12, 0, 0).astimezone().timestamp()

@@ -6,7 +6,7 @@ from rich.console import Console
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.output import LiveOutput, PlainOutput, print_plain
-from shoal.cli.view import History
+from shoal.report.view import History
 
 
 def console(terminal: bool = False) -> tuple[Console, io.StringIO]:

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.down import down
-from shoal.cli.errors import InputWrong, RunFailed
-from shoal.cli.ledger_sources import open_source
 from shoal.cli.reporting import write_report
-from shoal.cli.run_folders import RunLock, find_run, holder_of, still_prepares
 from shoal.cli.ui import wait_for_orchestrator
+from shoal.errors import InputWrong, RunFailed
+from shoal.report.ledger_sources import open_source
+from shoal.report.run_folders import RunLock, find_run, holder_of, still_prepares
 
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from shoal.cli.run_folders import RunLock
+from shoal.report.run_folders import RunLock
 stop = []
 signal.signal(signal.SIGTERM, lambda *_: None if sys.argv[2] == "deaf" else stop.append(1))
 lock = RunLock(Path(sys.argv[1]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.report.text import count, duration, number, percent, plain, size, sparkline
+from shoal.text import count, duration, number, percent, plain, size, sparkline
 
 
 @pytest.mark.parametrize(

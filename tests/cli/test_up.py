@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from run_documents import RunFolder, step_metrics
 
-from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import RunLock
 from shoal.cli.up import beginning, empty
-from shoal.cli.view import History
+from shoal.errors import InputWrong
 from shoal.report.records import SessionRecord, parse_records
+from shoal.report.run_folders import RunLock
+from shoal.report.view import History
 
 PROGRAM = Path(__file__).with_name("up_program.py")
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.screen import render
-from shoal.cli.snapshot import Snapshot
-from shoal.cli.view import History, Model, eta_seconds, view_model
+from shoal.report.snapshot import Snapshot
+from shoal.report.view import History, Model, eta_seconds, view_model
 
 
 def model_of(*snapshots: Snapshot) -> Model:

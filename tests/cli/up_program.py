@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from shoal.cli import up as module
-from shoal.cli.progress import ProgressReader
-from shoal.cli.snapshot import Part
 from shoal.contracts.protocol import RunProgress
+from shoal.report.progress import ProgressReader
+from shoal.report.snapshot import Part
 
 
 class SmallRun:

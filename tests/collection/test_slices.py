@@ -10,11 +10,11 @@ import pytest
 from samples import NODE, RUN
 from shoal.collection.slices import BadSlice, read_slice
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import Store, open_folder
 
 VALIDATOR = PrivateKey.generate()

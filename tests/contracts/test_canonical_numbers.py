@@ -4,8 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from samples import INVITE, NODE_KEY, ORCHESTRATOR_KEY, RUN
-from shoal.contracts.canonical import BadSignature, Signed, document_digest
 from shoal.contracts.protocol import Hardware, Invite, Registration
+from shoal.contracts.signed import BadSignature, Signed
+from shoal.crypto.canonical import document_digest
 
 NUMBERS = [
     (name, kind["maximum"])  # a number without a bound is a KeyError here

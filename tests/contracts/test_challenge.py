@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts import challenge
-from shoal.contracts.challenge import ANSWER_BYTES, PRIME, SIZE, BadProduct, TooSlow, Work, check, solve
 from shoal.contracts.pools import Requirements
+from shoal.crypto import challenge
+from shoal.crypto.challenge import ANSWER_BYTES, PRIME, SIZE, BadProduct, TooSlow, Work, check, solve
 
 WORK = Work(bytes(range(32)), lanes=2, depth=3)
 GOLDEN = "207b8da74196ef932105cc64d1753871b61d842a56b2a9b98410b3c5055ae55c"

@@ -12,15 +12,14 @@ from pydantic import ValidationError
 from samples import DOCUMENTS, NODE, run_config
 from shoal.contracts import (
     admin,
+    compute,
     evaluation,
     final_model,
-    identity,
     islands,
-    ledger,
-    ledger_facts,
     proof_profile,
     protocol,
     recipe,
+    roster,
     run,
     run_parts,
     sft,
@@ -30,7 +29,8 @@ from shoal.contracts import (
     weights,
 )
 from shoal.contracts.base import Contract, SpecModel
-from shoal.contracts.canonical import canonical_bytes
+from shoal.crypto.canonical import canonical_bytes
+from shoal.ledger import entries, facts
 
 IDS = [type(document).__name__ for document in DOCUMENTS]
 every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
@@ -56,12 +56,13 @@ def test_there_is_a_sample_of_every_message() -> None:
         admin,
         evaluation,
         final_model,
-        identity,
+        compute,
+        entries,
+        facts,
         islands,
-        ledger,
-        ledger_facts,
         proof_profile,
         protocol,
+        roster,
         run,
         run_parts,
         sft,
@@ -154,7 +155,7 @@ STRICT_TEXT = {
 def test_text_that_does_not_fit_its_pattern_is_refused_by_the_fields_name(document: Contract) -> None:
     for name in fields_of(document).keys() & STRICT_TEXT.keys():
         for wrong in STRICT_TEXT[name]:
-            if isinstance(document, tasks.Task | identity.Roster | identity.PrivateKey):
+            if isinstance(document, tasks.Task | roster.Roster):
                 continue
             assert name in refused_fields(document, fields_of(document) | {name: wrong}), wrong
 

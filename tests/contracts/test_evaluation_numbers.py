@@ -4,20 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.contracts.evaluation import (
-    FIRST_NUMBER,
-    MOST_SLICES,
-    Benchmark,
-    BenchmarkTasks,
-    BenchmarkTerms,
-    drawn_for,
-    first_number,
-    located,
-    numbers_of,
-    sampling_of,
-    slices_of,
-)
+from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTasks, BenchmarkTerms, sampling_of
 from shoal.contracts.recipe import Sampling
+from shoal.contracts.work import FIRST_NUMBER, drawn_for, first_number, located, numbers_of, slices_of
 
 DIGEST = "ab" * 32
 

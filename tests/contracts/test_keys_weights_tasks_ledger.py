@@ -16,12 +16,13 @@ from pydantic import ValidationError
 
 from samples import DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, run_config
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, document_digest, sign
-from shoal.contracts.ledger import GENESIS, LedgerEntry
 from shoal.contracts.recipe import LengthReward
-from shoal.contracts.rewards import total_reward
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.tasks import TASKS_SCHEMA, BadTaskTable, ChatMessage, Task, read_tasks, tasks_digest, write_tasks
 from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.entries import GENESIS, LedgerEntry
+from shoal.rewards.total import total_reward
 from shoal.storage.store import KEY_PATTERN, MAX_KEY_LENGTH
 
 

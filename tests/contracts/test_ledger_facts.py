@@ -10,14 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samples import COMPUTE, DIGEST, ENTRY, HARDWARE, NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS
-from shoal.contracts.canonical import canonical_bytes, document_digest, sign
-from shoal.contracts.evaluation import FIRST_NUMBER
-from shoal.contracts.ledger import EntryKind, LedgerEntry
-from shoal.contracts.ledger_audit import SETTLING_SECONDS, Audit, AuditReport
-from shoal.contracts.ledger_documents import document_problem
-from shoal.contracts.ledger_facts import InvitedNode, RunTerms, compute_of, forward_flops
+from shoal.contracts.compute import compute_of, forward_flops
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.work import FIRST_NUMBER
+from shoal.crypto.canonical import canonical_bytes, document_digest
+from shoal.ledger.audit import SETTLING_SECONDS, Audit, AuditReport
+from shoal.ledger.documents import document_problem
+from shoal.ledger.entries import EntryKind, LedgerEntry
+from shoal.ledger.facts import InvitedNode, RunTerms
 
 OTHER = "c" * 64
 BATCH = StepBatch(
@@ -289,8 +291,8 @@ def test_terms_dated_long_after_what_follows_them_keep_no_milder_ones_in_force()
 
 
 def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() -> None:
-    from shoal.cli.ledger_reading import LARGEST_ENTRY_BYTES
-    from shoal.contracts.ledger_facts import MOST_DECLARED_POOLS, DeclaredPool
+    from shoal.ledger.facts import MOST_DECLARED_POOLS, DeclaredPool
+    from shoal.ledger.reading import LARGEST_ENTRY_BYTES
 
     pools = [
         DeclaredPool(name=f"{'p' * 38}{n:02d}", open=True, listed=10_000, codes=10_000)

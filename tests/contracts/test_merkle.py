@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.contracts import merkle
+from shoal.ledger import merkle
 
 # The reference leaves and roots of Certificate Transparency's own implementation (RFC 6962 hashing).
 REFERENCE_LEAVES = [

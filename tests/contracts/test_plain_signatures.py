@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samples import NODE_KEY, NOW
-from shoal.contracts import http_signatures
-from shoal.contracts.canonical import canonical_bytes, signing_bytes
-from shoal.contracts.http_signatures import BadRequestSignature, SignedBy, sign_request, verify_request
-from shoal.contracts.identity import verify
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.relay_token import encode
+from shoal.crypto import http_signatures
+from shoal.crypto.canonical import canonical_bytes, signing_bytes
+from shoal.crypto.http_signatures import BadRequestSignature, SignedBy, sign_request, verify_request
+from shoal.crypto.keys import verify
 
 URL = "http://127.0.0.1:8080/v1/heartbeats?wait_seconds=20"
 BODY = b'{"node": "n"}'

@@ -1,8 +1,8 @@
 """Terms of pools as the ledger names them."""
 
 from samples import NODE
-from shoal.contracts.ledger_facts import pools_digest
 from shoal.contracts.pools import Admission, PoolTerms
+from shoal.ledger.facts import pools_digest
 
 
 def test_the_digest_of_pools_is_of_all_their_terms_in_any_order() -> None:

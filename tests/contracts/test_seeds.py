@@ -1,6 +1,6 @@
 """Fixed data sampling: the stream is the written-down one for ever, it is uniform, and nothing but its public values moves it.
 
-`tests/golden/seeds.json` was written by the slow generator in this file, which shares no code with the product and follows the description only.
+`tests/golden/draw.json` was written by the slow generator in this file, which shares no code with the product and follows the description only.
 `python tests/contracts/test_seeds.py` writes it anew.
 """
 
@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.contracts import seeds
+from shoal.sampling import draw
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seeds.json"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "draw.json"
 
 CASES: list[dict[str, Any]] = [
     {"beacon": "00" * 32, "run": "a", "step": 0, "node": "00" * 32, "submission": 0, "task_count": 1, "groups": 1,
@@ -75,13 +75,13 @@ def slow_draw(case: dict[str, Any]) -> list[dict[str, Any]]:
     return drawn
 
 
-def draw(**changes: Any) -> list[seeds.DrawnGroup]:
+def draw(**changes: Any) -> list[draw.DrawnGroup]:
     case = CASES[1] | changes
     beacon = case.pop("beacon")
-    return seeds.draw_submission(beacon=bytes.fromhex(beacon), **case)
+    return draw.draw_submission(beacon=bytes.fromhex(beacon), **case)
 
 
-def as_json(groups: list[seeds.DrawnGroup]) -> list[dict[str, Any]]:
+def as_json(groups: list[draw.DrawnGroup]) -> list[dict[str, Any]]:
     return [{"prompt_index": g.prompt_index, "target_length": g.target_length, "seeds": list(g.seeds)} for g in groups]
 
 
@@ -118,26 +118,26 @@ def test_every_public_value_changes_the_draw_and_nothing_is_shared_between_neigh
 def test_the_length_prefix_keeps_neighbouring_values_apart() -> None:
     # Without it run "a", step 1 and run "a\0...\1" could hash the same bytes.
     assert draw(run="a") != draw(run="a\0")
-    assert seeds.beacon(b"s", "a", 1) != seeds.beacon(b"s", "a\0", 1)
+    assert draw.beacon(b"s", "a", 1) != draw.beacon(b"s", "a\0", 1)
 
 
 @given(st.integers(1, 1 << 64), st.binary(min_size=32, max_size=32))
 def test_a_number_is_below_its_bound(bound: int, key: bytes) -> None:
-    generator = seeds.CounterGenerator(key)
+    generator = draw.CounterGenerator(key)
     assert all(0 <= generator.below(bound) < bound for _ in range(5))
 
 
 @pytest.mark.parametrize("bound", [0, -1, (1 << 64) + 1])
 def test_a_bound_outside_64_bits_is_refused(bound: int) -> None:
     with pytest.raises(ValueError, match=f"bound must be 1 to 2\\*\\*64, got {bound}"):
-        seeds.CounterGenerator(b"k" * 32).below(bound)
+        draw.CounterGenerator(b"k" * 32).below(bound)
 
 
 def test_words_past_the_last_whole_multiple_are_dropped() -> None:
     # With this bound nearly half of all words must be dropped; keeping them would double the weight of the low numbers.
     bound = (1 << 63) + 1
-    generator = seeds.CounterGenerator(b"k" * 32)
-    words = seeds.CounterGenerator(b"k" * 32)
+    generator = draw.CounterGenerator(b"k" * 32)
+    words = draw.CounterGenerator(b"k" * 32)
     expected = [word for word in (words.below(1 << 64) for _ in range(400)) if word < bound]
     assert 120 < len(expected) < 280
     assert [generator.below(bound) for _ in expected] == expected
@@ -145,7 +145,7 @@ def test_words_past_the_last_whole_multiple_are_dropped() -> None:
 
 @pytest.mark.parametrize("bound", [2, 3, 7, 10])
 def test_draws_are_uniform(bound: int) -> None:
-    generator = seeds.CounterGenerator(b"uniform".ljust(32))
+    generator = draw.CounterGenerator(b"uniform".ljust(32))
     draws = 20_000
     counts = Counter(generator.below(bound) for _ in range(draws))
     chi_square = sum((counts[value] - draws / bound) ** 2 / (draws / bound) for value in range(bound))
@@ -154,7 +154,7 @@ def test_draws_are_uniform(bound: int) -> None:
 
 @given(st.integers(0, 300), st.integers(0, 300), st.binary(min_size=4, max_size=4))
 def test_distinct_draws_are_distinct_and_in_range(count: int, more: int, key: bytes) -> None:
-    found = seeds.CounterGenerator(key).distinct(count, count + more)
+    found = draw.CounterGenerator(key).distinct(count, count + more)
     assert len(found) == len(set(found)) == count
     assert all(0 <= number < count + more for number in found)
 
@@ -173,17 +173,17 @@ def test_seeds_fit_a_signed_64_bit_integer() -> None:
 def test_the_beacon_is_the_hmac_of_the_run_secret_and_its_commitment_hides_it() -> None:
     secret = b"run secret"
     message = (3).to_bytes(8, "big") + b"run" + (8).to_bytes(8, "big") + (7).to_bytes(8, "big")
-    value = seeds.beacon(secret, "run", 7)
+    value = draw.beacon(secret, "run", 7)
     assert value == hmac.new(secret, message, hashlib.sha256).digest()
-    assert len({seeds.beacon(secret, "run", step) for step in range(100)}) == 100
-    commitment = seeds.beacon_commitment(value)
+    assert len({draw.beacon(secret, "run", step) for step in range(100)}) == 100
+    commitment = draw.beacon_commitment(value)
     assert commitment == hashlib.sha256(b"shoal/beacon/v1\0" + value).hexdigest()
     assert commitment != value.hex()
 
 
 def test_the_first_stretch_of_a_row_has_the_rows_seed_and_later_ones_have_seeds_of_their_own() -> None:
     row_seed = (1 << 62) + 12345
-    drawn = [seeds.stretch_seed(row_seed, stretch) for stretch in range(9)]
+    drawn = [draw.stretch_seed(row_seed, stretch) for stretch in range(9)]
     assert drawn[0] == row_seed
     said = hashlib.sha256(b"shoal/stretch/v1\0" + row_seed.to_bytes(8, "big") + (3).to_bytes(8, "big")).digest()
     assert drawn[3] == int.from_bytes(said[:8], "big") // 2
@@ -194,7 +194,7 @@ def test_the_first_stretch_of_a_row_has_the_rows_seed_and_later_ones_have_seeds_
 @pytest.mark.parametrize(("row_seed", "stretch"), [(-1, 0), (1 << 63, 1), (5, -1)])
 def test_a_stretch_of_no_row_has_no_seed(row_seed: int, stretch: int) -> None:
     with pytest.raises(ValueError, match="a seed has 63 bits, a stretch counts from 0"):
-        seeds.stretch_seed(row_seed, stretch)
+        draw.stretch_seed(row_seed, stretch)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from samples import INVITE, NODE_KEY, NOW, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TRAINER_KEY, key
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import BadSignature, Signed, canonical_bytes, document_digest, sign, signing_bytes
-from shoal.contracts.http_signatures import (
+from shoal.contracts.protocol import Invite, RelayToken
+from shoal.contracts.roster import Roster
+from shoal.contracts.signed import BadSignature, Signed, sign
+from shoal.contracts.verdicts import Verdict
+from shoal.crypto.canonical import canonical_bytes, document_digest, signing_bytes
+from shoal.crypto.http_signatures import (
     CLOCK_WINDOW_SECONDS,
     NONCE_SECONDS,
     BadRequestSignature,
@@ -22,9 +26,7 @@ from shoal.contracts.http_signatures import (
     sign_request,
     verify_request,
 )
-from shoal.contracts.identity import PrivateKey, Roster, verify
-from shoal.contracts.protocol import Invite, RelayToken
-from shoal.contracts.verdicts import Verdict
+from shoal.crypto.keys import PrivateKey, verify
 
 URL = "http://127.0.0.1:8080/v1/leases?wait_seconds=20"
 BODY = b'{"node": "n", "step": 7}'
@@ -259,7 +261,7 @@ class TestSignedRequests:
         from http_message_signatures import HTTPMessageSigner
         from http_message_signatures.algorithms import ED25519
 
-        from shoal.contracts.http_signatures import SIGNATURE_TAG, _Keys, _Message
+        from shoal.crypto.http_signatures import SIGNATURE_TAG, _Keys, _Message
 
         digest = base64.b64encode(hashlib.sha256(BODY).digest()).decode()
         message = _Message("POST", URL, {"content-digest": f"sha-256=:{digest}:"})

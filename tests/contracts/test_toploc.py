@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts import toploc
 from shoal.contracts.recipe import FileMean, ProofThresholds
-from shoal.contracts.top_points import bfloat16_bits
-from shoal.contracts.toploc import MalformedProofError, ProofErrors
+from shoal.toploc import codec
+from shoal.toploc.codec import MalformedProofError, ProofErrors
+from shoal.toploc.top_points import bfloat16_bits
 
 HIDDEN = 128
 
@@ -59,7 +59,7 @@ def proof_of(words_: list[int]) -> bytes:
 
 def test_a_proof_is_the_polynomial_through_the_128_largest_values() -> None:
     hidden = states(32)
-    modulus, *coefficients = words(toploc.encode(hidden))
+    modulus, *coefficients = words(codec.encode(hidden))
     points = slow_points(hidden.reshape(-1).tolist())
     assert modulus == 65497
     for x, y in points:
@@ -70,10 +70,10 @@ def test_a_proof_is_the_polynomial_through_the_128_largest_values() -> None:
 
 def test_interpolation_has_known_small_answers() -> None:
     # By hand: 42; 2x + 1; x^2 (through 1, 4, 9); (x^2 + 1) / 2 needs the inverse of 2, 32749.
-    assert toploc.interpolate(np.array([[7]]), np.array([[42]])).tolist() == [[42]]
-    assert toploc.interpolate(np.array([[0, 1]]), np.array([[1, 3]])).tolist() == [[1, 2]]
-    assert toploc.interpolate(np.array([[3, 1, 2]]), np.array([[9, 1, 4]])).tolist() == [[0, 0, 1]]
-    assert toploc.interpolate(np.array([[1, 3, 5]]), np.array([[1, 5, 13]])).tolist() == [[32749, 0, 32749]]
+    assert codec.interpolate(np.array([[7]]), np.array([[42]])).tolist() == [[42]]
+    assert codec.interpolate(np.array([[0, 1]]), np.array([[1, 3]])).tolist() == [[1, 2]]
+    assert codec.interpolate(np.array([[3, 1, 2]]), np.array([[9, 1, 4]])).tolist() == [[0, 0, 1]]
+    assert codec.interpolate(np.array([[1, 3, 5]]), np.array([[1, 5, 13]])).tolist() == [[32749, 0, 32749]]
 
 
 def test_the_bytes_are_big_endian_modulus_then_coefficients_from_the_lowest_degree() -> None:
@@ -81,7 +81,7 @@ def test_the_bytes_are_big_endian_modulus_then_coefficients_from_the_lowest_degr
     # value at 0 is 1: so the lowest coefficient is 0x3F80 + 0x80 = 0x4000, and the second word of the proof.
     hidden = np.ones((1, HIDDEN), dtype=np.float32)
     hidden[0, 0] = 2.0
-    proof = toploc.encode(hidden)
+    proof = codec.encode(hidden)
     assert proof[:4] == bytes([0xFF, 0xD9, 0x40, 0x00])
     # L_0's leading coefficient is 1 / prod(0 - j) for j = 1..127 = -1 / 127!
     factorial = 1
@@ -92,18 +92,18 @@ def test_the_bytes_are_big_endian_modulus_then_coefficients_from_the_lowest_degr
 
 def test_a_completion_has_one_proof_for_each_32_tokens_and_one_for_the_rest() -> None:
     hidden = states(70)
-    assert toploc.encode(hidden) == b"".join(toploc.encode(hidden[i : i + 32]) for i in (0, 32, 64))
-    assert len(toploc.encode(hidden)) == 3 * 258
-    assert toploc.encode(states(0)) == b""
+    assert codec.encode(hidden) == b"".join(codec.encode(hidden[i : i + 32]) for i in (0, 32, 64))
+    assert len(codec.encode(hidden)) == 3 * 258
+    assert codec.encode(states(0)) == b""
 
 
 def test_the_modulus_is_the_largest_under_which_indices_stay_apart() -> None:
-    assert toploc.injective_modulus(np.array([0, 1, 65496])) == 65497
-    assert toploc.injective_modulus(np.array([0, 65497])) == 65496
-    assert toploc.injective_modulus(np.array([0, 65497, 65496, 65495])) == 65494
+    assert codec.injective_modulus(np.array([0, 1, 65496])) == 65497
+    assert codec.injective_modulus(np.array([0, 65497])) == 65496
+    assert codec.injective_modulus(np.array([0, 65497, 65496, 65495])) == 65494
     with pytest.raises(ValueError, match="no modulus between 32768 and 65497"):
         # Every number from 32768 to 65709 is a difference of two of these.
-        toploc.injective_modulus(np.array([*range(181), *range(32768 + 180, 65498 + 181, 181)]))
+        codec.injective_modulus(np.array([*range(181), *range(32768 + 180, 65498 + 181, 181)]))
 
 
 def test_a_wide_model_wraps_its_indices_and_still_compares_to_itself() -> None:
@@ -111,13 +111,13 @@ def test_a_wide_model_wraps_its_indices_and_still_compares_to_itself() -> None:
     flat = hidden.reshape(-1)
     flat[:127] = np.linspace(1, 2, 127, dtype=np.float32)
     flat[65497] = 3.0  # collides with index 0 under the prime
-    proof = toploc.encode(hidden)
+    proof = codec.encode(hidden)
     assert words(proof)[0] == 65497 - 127  # below that, 65497 mod m is 127 or more, where there is no point
-    assert toploc.compare(toploc.parse(proof, 32, 4096), hidden) == [ProofErrors(0, 0, 0.0, 0.0)]
+    assert codec.compare(codec.parse(proof, 32, 4096), hidden) == [ProofErrors(0, 0, 0.0, 0.0)]
 
 
 def test_of_equal_values_the_lowest_indices_are_taken() -> None:
-    indices, bits = toploc.top_points(np.full((1, 200), -1.5, dtype=np.float32))
+    indices, bits = codec.top_points(np.full((1, 200), -1.5, dtype=np.float32))
     assert indices.tolist() == [list(range(128))]
     assert set(bits[0].tolist()) == {0xBFC0}
 
@@ -129,32 +129,32 @@ def test_rounding_to_bfloat16_is_to_nearest_even(values: list[float]) -> None:
 
 def test_an_honest_proof_has_no_error() -> None:
     hidden = states(45)
-    assert toploc.compare(toploc.parse(toploc.encode(hidden), 45, HIDDEN), hidden) == [ProofErrors(0, 0, 0.0, 0.0)] * 2
+    assert codec.compare(codec.parse(codec.encode(hidden), 45, HIDDEN), hidden) == [ProofErrors(0, 0, 0.0, 0.0)] * 2
 
 
 def test_signs_exponents_and_mantissas_are_counted_apart() -> None:
     base = np.linspace(1.0, 1.9, 128, dtype=np.float32).reshape(1, 128)
-    proofs = toploc.parse(toploc.encode(base), 1, HIDDEN)
+    proofs = codec.parse(codec.encode(base), 1, HIDDEN)
     flipped, doubled, nudged = base.copy(), base.copy(), base.copy()
     flipped[0, :5] *= -1
     doubled[0, :7] *= 2
     nudged += 3 / 128  # three units of the mantissa everywhere
-    assert toploc.compare(proofs, flipped) == [ProofErrors(0, 5, 0.0, 0.0)]
-    assert toploc.compare(proofs, doubled) == [ProofErrors(7, 0, 0.0, 0.0)]
-    errors = toploc.compare(proofs, nudged)[0]
+    assert codec.compare(proofs, flipped) == [ProofErrors(0, 5, 0.0, 0.0)]
+    assert codec.compare(proofs, doubled) == [ProofErrors(7, 0, 0.0, 0.0)]
+    errors = codec.compare(proofs, nudged)[0]
     assert (errors.exponent_mismatches, errors.sign_mismatches) == (0, 0)
     assert errors.mantissa_error_mean == pytest.approx(3.0, abs=0.1)
     assert errors.mantissa_error_median == 3.0
-    assert toploc.compare(proofs, base * 8)[0].mantissa_error_mean == float("inf")
+    assert codec.compare(proofs, base * 8)[0].mantissa_error_mean == float("inf")
 
 
 def test_thresholds_are_inclusive_and_each_can_reject() -> None:
     published = ProofThresholds()
-    assert toploc.accept(ProofErrors(38, 0, 10.0, 8.0), published)
-    assert not toploc.accept(ProofErrors(39, 0, 0.0, 0.0), published)
-    assert not toploc.accept(ProofErrors(30, 9, 0.0, 0.0), published)
-    assert not toploc.accept(ProofErrors(0, 0, 10.1, 0.0), published)
-    assert not toploc.accept(ProofErrors(0, 0, 0.0, 8.1), published)
+    assert codec.accept(ProofErrors(38, 0, 10.0, 8.0), published)
+    assert not codec.accept(ProofErrors(39, 0, 0.0, 0.0), published)
+    assert not codec.accept(ProofErrors(30, 9, 0.0, 0.0), published)
+    assert not codec.accept(ProofErrors(0, 0, 10.1, 0.0), published)
+    assert not codec.accept(ProofErrors(0, 0, 0.0, 8.1), published)
 
 
 def test_forged_proofs_fail_even_the_published_thresholds() -> None:
@@ -162,16 +162,16 @@ def test_forged_proofs_fail_even_the_published_thresholds() -> None:
     random = np.random.default_rng(1)
     for _ in range(200):
         forged = proof_of([65497, *random.integers(1, 65497, 128).tolist()])
-        assert not toploc.accept(toploc.compare(toploc.parse(forged, 32, HIDDEN), hidden)[0], ProofThresholds())
+        assert not codec.accept(codec.compare(codec.parse(forged, 32, HIDDEN), hidden)[0], ProofThresholds())
 
 
 def test_the_parser_names_the_rule_that_is_broken() -> None:
-    honest = words(toploc.encode(states(32)))
-    assert len(toploc.parse(proof_of(honest), 32, HIDDEN).moduli) == 1
+    honest = words(codec.encode(states(32)))
+    assert len(codec.parse(proof_of(honest), 32, HIDDEN).moduli) == 1
 
     def refusal(data: bytes, tokens: int = 32, hidden_size: int = HIDDEN) -> str:
         with pytest.raises(MalformedProofError) as caught:
-            toploc.parse(data, tokens, hidden_size)
+            codec.parse(data, tokens, hidden_size)
         return str(caught.value)
 
     assert "257 bytes of proofs for 32 tokens: 1 proofs of 258 bytes are 258" in refusal(proof_of(honest)[:-1])
@@ -183,40 +183,40 @@ def test_the_parser_names_the_rule_that_is_broken() -> None:
     assert "outside GF(65497)" in refusal(proof_of([*honest[:-1], 65497]))
     assert "degree is below 126" in refusal(proof_of([65497, 0x3F80] + [0] * 127))
     assert "degree is below 126" in refusal(proof_of([*honest[:-2], 0, 0]))
-    assert toploc.parse(proof_of([*honest[:-1], 0]), 32, HIDDEN).coefficients.shape == (1, 128)
+    assert codec.parse(proof_of([*honest[:-1], 0]), 32, HIDDEN).coefficients.shape == (1, 128)
 
 
 @settings(max_examples=2000, deadline=None)
 @given(data=st.one_of(st.binary(max_size=600), st.binary(min_size=258, max_size=258)), tokens=st.integers(0, 65))
 def test_no_bytes_crash_the_parser_and_none_are_accepted(data: bytes, tokens: int) -> None:
     try:
-        proofs = toploc.parse(data, tokens, 4096)
+        proofs = codec.parse(data, tokens, 4096)
     except MalformedProofError:
         return
     hidden = FUZZ_STATES[:tokens]
-    assert not any(toploc.accept(errors, ProofThresholds()) for errors in toploc.compare(proofs, hidden))
+    assert not any(codec.accept(errors, ProofThresholds()) for errors in codec.compare(proofs, hidden))
 
 
 def test_states_that_cannot_be_proven_are_refused() -> None:
     broken = states(3)
     broken[1, 1] = np.nan
     with pytest.raises(ValueError, match="not finite"):
-        toploc.encode(broken)
+        codec.encode(broken)
     with pytest.raises(ValueError, match="hidden size must be at least 128"):
-        toploc.encode(states(1, 64))
+        codec.encode(states(1, 64))
     with pytest.raises(ValueError, match=r"must be float32 \[tokens, hidden size\], or .*, not float64"):
-        toploc.encode(states(3).astype(np.float64))
+        codec.encode(states(3).astype(np.float64))
     with pytest.raises(ValueError, match="1 proofs, but the states of 33 tokens make 2"):
-        toploc.compare(toploc.parse(toploc.encode(states(3)), 3, HIDDEN), states(33))
+        codec.compare(codec.parse(codec.encode(states(3)), 3, HIDDEN), states(33))
 
 
 def test_few_chunks_may_be_further_off_together_than_many() -> None:
     bound = ProofThresholds(max_mantissa_error_mean=3.0, file_mean=FileMean(bound=0.5, deviation=0.1))
     chance = float(np.exp(-8.0))  # so that 2 ln(1 / chance) is 16
-    assert toploc.file_mean_allowed(bound, 1, chance) == pytest.approx(0.5 + 0.4 + 8.0)
-    assert toploc.file_mean_allowed(bound, 4, chance) == pytest.approx(0.5 + 0.2 + 2.0)
-    assert toploc.file_mean_allowed(bound, 400, chance) == pytest.approx(0.5 + 0.02 + 0.02)
-    assert toploc.file_mean_allowed(ProofThresholds(), 1, chance) == float("inf")
+    assert codec.file_mean_allowed(bound, 1, chance) == pytest.approx(0.5 + 0.4 + 8.0)
+    assert codec.file_mean_allowed(bound, 4, chance) == pytest.approx(0.5 + 0.2 + 2.0)
+    assert codec.file_mean_allowed(bound, 400, chance) == pytest.approx(0.5 + 0.02 + 0.02)
+    assert codec.file_mean_allowed(ProofThresholds(), 1, chance) == float("inf")
 
 
 def test_honest_files_exceed_the_bound_on_their_mean_no_more_often_than_allowed_however_skewed_their_errors_are() -> (
@@ -228,5 +228,5 @@ def test_honest_files_exceed_the_bound_on_their_mean_no_more_often_than_allowed_
         thresholds = ProofThresholds(
             max_mantissa_error_mean=2.2, file_mean=FileMean(bound=0.24, deviation=2.0 * (0.02 * 0.98) ** 0.5)
         )
-        beyond = errors.mean(axis=1) > toploc.file_mean_allowed(thresholds, chunks, chance)
+        beyond = errors.mean(axis=1) > codec.file_mean_allowed(thresholds, chunks, chance)
         assert beyond.mean() <= chance

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts import toploc
 from shoal.contracts.recipe import ProofThresholds
-from shoal.contracts.top_points import top_points
-from shoal.contracts.toploc import MalformedProofError, ProofErrors, Proofs
+from shoal.toploc import codec
+from shoal.toploc.codec import MalformedProofError, ProofErrors, Proofs
+from shoal.toploc.top_points import top_points
 
 PUBLISHED = ProofThresholds()
 HIDDEN = 256
@@ -30,10 +30,10 @@ def fuzzed(random: np.random.Generator, honest: bytes) -> bytes:
         case 0:
             return random.bytes(258)
         case 1:  # right modulus, any coefficients of the field
-            words[1:] = random.integers(0, toploc.PRIME, 128)
+            words[1:] = random.integers(0, codec.PRIME, 128)
         case 2:  # one coefficient of the honest proof changed
             place = 2 + int(random.integers(127))
-            words[place] = (int(words[place]) + 1 + int(random.integers(toploc.PRIME - 1))) % toploc.PRIME
+            words[place] = (int(words[place]) + 1 + int(random.integers(codec.PRIME - 1))) % codec.PRIME
         case 3:  # some bits flipped
             data = bytearray(honest)
             for bit in random.integers(8 * 4, 8 * 258, int(random.integers(1, 9))):
@@ -44,7 +44,7 @@ def fuzzed(random: np.random.Generator, honest: bytes) -> bytes:
             words[-1] = 1
         case 5:  # a constant and a top term
             words[1:] = 0
-            words[1], words[-1] = random.integers(0x3F00, 0x4100), random.integers(1, toploc.PRIME)
+            words[1], words[-1] = random.integers(0x3F00, 0x4100), random.integers(1, codec.PRIME)
         case 6:  # coefficients in another order
             words[1:] = random.permutation(words[1:])
         case 7:
@@ -55,7 +55,7 @@ def fuzzed(random: np.random.Generator, honest: bytes) -> bytes:
 def test_of_100_000_fuzzed_proofs_none_crashes_and_none_is_accepted() -> None:
     random = np.random.default_rng(0)
     hidden = states(32)
-    honest = toploc.encode(hidden)
+    honest = codec.encode(hidden)
     parsed: list[Proofs] = []
     refused = 0
     for _ in range(FUZZED):
@@ -63,7 +63,7 @@ def test_of_100_000_fuzzed_proofs_none_crashes_and_none_is_accepted() -> None:
         if data == honest:
             continue
         try:
-            parsed.append(toploc.parse(data, 32, HIDDEN))
+            parsed.append(codec.parse(data, 32, HIDDEN))
         except MalformedProofError:
             refused += 1
     together = Proofs(
@@ -71,13 +71,11 @@ def test_of_100_000_fuzzed_proofs_none_crashes_and_none_is_accepted() -> None:
     )
     indices, bits = top_points(hidden.reshape(1, -1))
     everywhere = len(together.moduli)
-    errors = toploc.compare_points(
-        together, np.repeat(indices, everywhere, axis=0), np.repeat(bits, everywhere, axis=0)
-    )
+    errors = codec.compare_points(together, np.repeat(indices, everywhere, axis=0), np.repeat(bits, everywhere, axis=0))
     assert not errors.accepted(PUBLISHED).any()
     assert refused > FUZZED // 5  # the parser did its part ...
     assert everywhere > FUZZED // 3  # ... and the comparison had something to refuse
-    assert toploc.error_table(toploc.parse(honest, 32, HIDDEN), hidden).accepted(PUBLISHED).all()
+    assert codec.error_table(codec.parse(honest, 32, HIDDEN), hidden).accepted(PUBLISHED).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,8 +92,8 @@ def test_whatever_is_built_verifies_exactly_under_its_mask(
     if grain is not None:
         hidden = np.round(hidden * grain) / np.float32(grain)
     masked = np.random.default_rng(seed).random(HIDDEN) < share
-    proofs = toploc.parse(toploc.encode(hidden, masked), tokens, HIDDEN)
-    assert toploc.compare(proofs, hidden, masked) == [ProofErrors(0, 0, 0.0, 0.0)] * toploc.proof_count(tokens)
+    proofs = codec.parse(codec.encode(hidden, masked), tokens, HIDDEN)
+    assert codec.compare(proofs, hidden, masked) == [ProofErrors(0, 0, 0.0, 0.0)] * codec.proof_count(tokens)
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,10 +103,10 @@ def test_each_turned_sign_counts(flips: int, seed: int) -> None:
     indices, _ = top_points(hidden.reshape(1, -1))
     turned = hidden.reshape(-1).copy()
     turned[indices[0, :flips]] *= -1
-    proofs = toploc.parse(toploc.encode(turned.reshape(32, HIDDEN)), 32, HIDDEN)
-    errors = toploc.compare(proofs, hidden)[0]
+    proofs = codec.parse(codec.encode(turned.reshape(32, HIDDEN)), 32, HIDDEN)
+    errors = codec.compare(proofs, hidden)[0]
     assert (errors.exponent_mismatches, errors.sign_mismatches) == (0, flips)
-    assert toploc.accept(errors, PUBLISHED) == (flips <= 38)
+    assert codec.accept(errors, PUBLISHED) == (flips <= 38)
 
 
 def outliers(tokens: int, seed: int) -> np.ndarray:
@@ -121,25 +119,25 @@ def outliers(tokens: int, seed: int) -> np.ndarray:
 def test_without_a_mask_a_list_of_outlier_dimensions_passes_and_with_it_nothing_of_it_is_left() -> None:
     forged, real = outliers(32, seed=1), outliers(32, seed=2)  # the forger knows the outliers and nothing else
     masked = np.arange(HIDDEN) < 4
-    free = toploc.compare(toploc.parse(toploc.encode(forged), 32, HIDDEN), real)[0]
-    assert toploc.accept(free, PUBLISHED)
-    bound = toploc.compare(toploc.parse(toploc.encode(forged, masked), 32, HIDDEN), real, masked)[0]
+    free = codec.compare(codec.parse(codec.encode(forged), 32, HIDDEN), real)[0]
+    assert codec.accept(free, PUBLISHED)
+    bound = codec.compare(codec.parse(codec.encode(forged, masked), 32, HIDDEN), real, masked)[0]
     assert bound.exponent_mismatches + bound.sign_mismatches > 100
 
 
 def test_prover_and_verifier_must_use_the_same_mask() -> None:
     hidden, masked = outliers(32, seed=1), np.arange(HIDDEN) < 4
-    errors = toploc.compare(toploc.parse(toploc.encode(hidden, masked), 32, HIDDEN), hidden)[0]
-    assert not toploc.accept(errors, PUBLISHED)
+    errors = codec.compare(codec.parse(codec.encode(hidden, masked), 32, HIDDEN), hidden)[0]
+    assert not codec.accept(errors, PUBLISHED)
 
 
 def test_a_mask_of_another_width_is_a_mistake_with_words() -> None:
     with pytest.raises(ValueError, match=r"a mask of shape \(4,\) for states of width 256: it needs one bool for each"):
-        toploc.encode(states(3), np.zeros(4, dtype=bool))
+        codec.encode(states(3), np.zeros(4, dtype=bool))
 
 
 def test_bfloat16_states_prove_as_the_same_numbers_in_float32() -> None:
     bits = top_points(states(40).reshape(1, -1))[1]  # any bfloat16 patterns will do
     short = np.tile(bits.reshape(-1), 80)[: 40 * HIDDEN].reshape(40, HIDDEN)
     long = (short.astype(np.uint32) << 16).view(np.float32)
-    assert toploc.encode(short) == toploc.encode(long)
+    assert codec.encode(short) == codec.encode(long)

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.seeds import continuation_seed
 from shoal.contracts.vine import Continuation, VineSettings, continuations
+from shoal.sampling.draw import continuation_seed
 
 GOLDEN_SEED = 5871073501563705578
 """Of seed 7, boundary 1, number 0, from the words of `continuation_seed`."""

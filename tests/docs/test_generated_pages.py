@@ -9,8 +9,8 @@ from tools.docs.cli import program, verbs
 from tools.docs.http import apps, routes
 
 from servers import ROOT
-from shoal.protocol import orchestrator
-from shoal.protocol.metrics import NODE_METRICS_PORT
+from shoal.orchestrator.http import service
+from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
 
 NAMES = ("docs/cli.md", "docs/http.md", "docs/parquet.md", "docs/ports.md")
@@ -60,17 +60,17 @@ def test_every_signed_body_is_a_document_with_a_section(made: dict[str, str]) ->
     linked = set(re.findall(r"\]\(#([\w-]+)\)", page))
     sections = {line[4:].lower() for line in page.splitlines() if line.startswith("### ")}
     assert linked <= sections
-    for service, app in apps().items():
+    for name, app in apps().items():
         for route in routes(app):
             signed = route.signer and not route.path.startswith("/v1/admin")
-            needs_body = route.method == "POST" and service in ("discovery", "orchestrator") and signed
-            assert not needs_body or route.body, f"{service} {route.path}: tools/docs/http.py finds no body"
+            needs_body = route.method == "POST" and name in ("discovery", "orchestrator") and signed
+            assert not needs_body or route.body, f"{name} {route.path}: tools/docs/http.py finds no body"
 
 
 def test_the_table_of_ports_has_every_port_of_a_pod(made: dict[str, str]) -> None:
     rows = {line.split(" | ")[0].lstrip("| ") for line in made["docs/ports.md"].splitlines()}
     assert {str(port) for port in PORTS.values()} | {"8443", "29500", str(NODE_METRICS_PORT)} <= rows
-    assert str(orchestrator.PORT) in rows
+    assert str(service.PORT) in rows
 
 
 def test_the_table_of_ports_says_who_reaches_the_pods_of_the_chart(made: dict[str, str]) -> None:

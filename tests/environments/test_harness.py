@@ -20,8 +20,8 @@ from shoal.environments.harness_names import BadHarnessTask, Wanted, near
 from shoal.environments.math import Math
 from shoal.environments.probe import HOSTILE
 from shoal.environments.task_source import benchmark_tasks
-from shoal.evaluation.record import evaluate_all
-from shoal.evaluation.sampling import CannotEvaluate, Settings
+from shoal.inference.evaluation.record import evaluate_all
+from shoal.inference.evaluation.sampling import CannotEvaluate, Settings
 from shoal.rewards.harness import HarnessJudge, NoValue, shared_harness_judge
 from shoal.rewards.harness.scoring import answer_of
 

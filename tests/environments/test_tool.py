@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts.seeds import stretch_seed
 from shoal.contracts.tasks import Task
 from shoal.environments import Score, Unscorable, digest, load
 from shoal.environments.episodes import Tools, WithTools, tools_of
@@ -14,6 +13,7 @@ from shoal.environments.tool import CannotCalculate, Tool, calculate
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.tool_episodes import ToolFailedError, play
+from shoal.sampling.draw import stretch_seed
 
 ENVIRONMENT = Tool()
 TASK = ENVIRONMENT.tasks(1, seed=2)[0]

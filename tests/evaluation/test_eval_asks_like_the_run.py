@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.contracts.final_model import ORIGIN_FILE, ModelOrigin, read_origin
-from shoal.evaluation.sampling import Settings, Wanted, asked_targets, chosen, how_asked
+from shoal.inference.evaluation.sampling import Settings, Wanted, asked_targets, chosen, how_asked
 
 ORIGIN = ModelOrigin(run="arithmetic", version=70, targets=[20, 30], max_completion_tokens=48)
 

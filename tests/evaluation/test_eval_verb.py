@@ -13,7 +13,7 @@ from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.evaluation.sampling import CannotEvaluate, Wanted, ask
+from shoal.inference.evaluation.sampling import CannotEvaluate, Wanted, ask
 
 POSITIONS = 96
 

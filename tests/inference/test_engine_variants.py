@@ -10,10 +10,10 @@ import tiny_policy
 import torch
 from transformers import Qwen3ForCausalLM
 
-from shoal.contracts import toploc
 from shoal.contracts.proof_profile import PROFILE_FILE
 from shoal.contracts.recipe import ProofThresholds
 from shoal.inference.completions import Completion, Request
+from shoal.toploc import codec
 
 LENGTH = 300
 REQUESTS = [Request(tuple(range(40, 70 + number)), number, 0.9, 190) for number in range(20)]
@@ -36,13 +36,13 @@ def errors_of(
     completions: Sequence[Completion],
     masked: Any = None,
     requests: Sequence[Request] = REQUESTS,
-) -> list[toploc.ProofErrors]:
-    found: list[toploc.ProofErrors] = []
+) -> list[codec.ProofErrors]:
+    found: list[codec.ProofErrors] = []
     for request, completion in zip(requests, completions, strict=True):
         prompt, count = list(request.prompt_tokens), len(completion.tokens)
         hidden = model.model(torch.tensor([prompt + completion.tokens])).last_hidden_state[0]
         states = hidden[len(prompt) - 1 : len(prompt) + count - 1].float().numpy()
-        found += toploc.compare(toploc.parse(completion.proofs, count, 128), states, masked)
+        found += codec.compare(codec.parse(completion.proofs, count, 128), states, masked)
     return found
 
 
@@ -69,13 +69,13 @@ def test_bfloat16_with_little_memory_proves_what_a_prefill_finds(folder: Path) -
     for name, made in (("first", results[1]), ("second", results[4])):
         assert max(len(completion.tokens) for completion in made) > 128
         errors = errors_of(models[name], made, tiny_policy.proof_profile(masks[name]).mask())
-        assert all(toploc.accept(error, ProofThresholds()) for error in errors)
+        assert all(codec.accept(error, ProofThresholds()) for error in errors)
         unmasked = errors_of(models[name], made)
         assert max(error.exponent_mismatches for error in unmasked) > 0, "the mask makes no difference"
-    assert not all(toploc.accept(error, ProofThresholds()) for error in errors_of(models["first"], results[4]))
+    assert not all(codec.accept(error, ProofThresholds()) for error in errors_of(models["first"], results[4]))
 
 
-def exact(errors: Sequence[toploc.ProofErrors]) -> bool:
+def exact(errors: Sequence[codec.ProofErrors]) -> bool:
     return (
         max(error.exponent_mismatches + error.sign_mismatches for error in errors) <= 1
         and max(error.mantissa_error_mean for error in errors) < 0.05

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.contracts import toploc
 from shoal.inference.proofs import FIRST_SLOTS, LostStatesError, ProofRecorder
+from shoal.toploc import codec
 
 HIDDEN = 128
 
@@ -22,7 +22,7 @@ def states_of(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> dic
 
 
 def encoded(whole: dict[str, torch.Tensor], masked: np.ndarray | None = None) -> dict[str, bytes]:
-    return {name: toploc.encode(states.float().numpy(), masked) for name, states in whole.items()}
+    return {name: codec.encode(states.float().numpy(), masked) for name, states in whole.items()}
 
 
 @torch.inference_mode()
@@ -94,7 +94,7 @@ def test_aborted_sequences_are_forgotten_and_their_names_and_slots_used_again() 
 def test_taken_proofs_are_gone() -> None:
     recorder = ProofRecorder()
     decode(recorder, states_of([3]), batch=1)
-    assert len(recorder.take(["request-0"])["request-0"]) == toploc.PROOF_BYTES
+    assert len(recorder.take(["request-0"])["request-0"]) == codec.PROOF_BYTES
     assert recorder.take(["request-0"]) == {"request-0": b""}
 
 

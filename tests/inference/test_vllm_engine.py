@@ -5,9 +5,9 @@ import pytest
 import torch
 from tiny_policy import EOS, MAX_LENGTH, Scenario, scenario
 
-from shoal.contracts import toploc
 from shoal.inference.completions import Completion
 from shoal.inference.engine_memory import kv_cache_bytes
+from shoal.toploc import codec
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def made() -> Scenario:
 
 
 @torch.inference_mode()
-def differences(made: Scenario, policy: str, completions: list[Completion]) -> tuple[float, list[toploc.ProofErrors]]:
+def differences(made: Scenario, policy: str, completions: list[Completion]) -> tuple[float, list[codec.ProofErrors]]:
     """Largest difference of log-probabilities, and errors of all proofs, against a forward pass by transformers."""
     model, worst, errors = made.model[policy], 0.0, []
     for row, completion in zip(made.planned, completions, strict=True):
@@ -26,7 +26,7 @@ def differences(made: Scenario, policy: str, completions: list[Completion]) -> t
         logprobs = torch.log_softmax(model.lm_head(states) / row.request.temperature, -1)
         chosen = logprobs.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
         worst = max(worst, float((chosen - torch.tensor(completion.logprobs)).abs().max()))
-        errors += toploc.compare(toploc.parse(completion.proofs, count, 128), np.asarray(states))
+        errors += codec.compare(codec.parse(completion.proofs, count, 128), np.asarray(states))
     return worst, errors
 
 

@@ -7,10 +7,10 @@ import pytest
 import tiny_policy
 from safetensors.torch import load_file, save_file
 
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.proof_profile import PROFILE_FILE
+from shoal.contracts.signed import sign
 from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.keys import PrivateKey
 from shoal.environments.tokens import completion_text, eos_token_ids
 from shoal.inference.checkpoint import BadCheckpointError, check_tensor_parallel, read_checkpoint
 from shoal.inference.device import WrongEngineError, require_cpu_where_redrawn

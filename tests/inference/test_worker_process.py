@@ -17,14 +17,14 @@ from socket_agent import Agent, SocketAgent
 
 import samples
 from servers import structured_lines
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.rollouts import Rollout, read_rollouts
 from shoal.contracts.run import AgentState, NodeConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.keys import PrivateKey
 from shoal.inference.rollouts import plan_submission
 from shoal.storage.checkpoint_files import MANIFEST_FILE
 from shoal.transport.restarts import LOOK_SECONDS

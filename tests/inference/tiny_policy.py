@@ -20,7 +20,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from shoal.contracts import seeds
 from shoal.contracts.proof_profile import CalibrationSize, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
@@ -31,6 +30,7 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.tokens import prompt_tokens
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow, plan_submission
+from shoal.sampling import draw
 
 EOS = 1
 NODE = hashlib.sha256(b"node").hexdigest()
@@ -53,12 +53,12 @@ PUBLIC = PublicRun(
 )
 PUBLIC_VINE = PUBLIC.model_copy(update={"vine": VineSettings(segments=3, continuations=2)})
 """The same run with Monte-Carlo values: two continuations from a third and from two thirds of each completion."""
-BEACON = seeds.beacon(b"secret", "tiny", 4)
+BEACON = draw.beacon(b"secret", "tiny", 4)
 STEP = StepInfo(
     run="tiny",
     step=4,
     beacon=BEACON.hex(),
-    commitment=seeds.beacon_commitment(BEACON),
+    commitment=draw.beacon_commitment(BEACON),
     min_version=2,
     max_version=4,
     latest_version=4,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import Exchanged, IslandSettings, Place

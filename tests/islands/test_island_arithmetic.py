@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from island_crowd import KEYS, KNOWN, RUN
 
-from shoal.contracts.canonical import sign
 from shoal.contracts.islands import IslandContribution
+from shoal.contracts.signed import sign
 from shoal.islands.contributions import (
     HEADER_BYTES,
     Claim,

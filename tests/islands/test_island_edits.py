@@ -14,9 +14,9 @@ import torch
 from island_crowd import HOST, KEYS, RUN, SETTINGS, Crowd, known
 
 from samples import ISLAND_SHARED_TERMS
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.differences import FRESH_SECONDS, LONGEST_REMEMBERED_SECONDS, REMEMBERED_SECONDS, Differing
 from shoal.islands.island import Island
 from shoal.islands.members import Encounter, Members

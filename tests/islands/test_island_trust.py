@@ -12,8 +12,8 @@ import torch
 from island_crowd import HOST, KEYS, RUN, SETTINGS, Crowd, known
 
 from samples import ISLAND_SHARED_TERMS
-from shoal.contracts.canonical import sign
 from shoal.contracts.islands import CertificateLink, IslandAgreement, IslandContribution, IslandNotice
+from shoal.contracts.signed import sign
 from shoal.islands.certificate import BadCertificate, check, count_votes, extended
 from shoal.islands.contributions import Received, padded
 from shoal.islands.encoding import encode

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "system"))
 
 from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
 
-from shoal.protocol.metrics import NODE_METRICS_PORT
+from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal.report.prometheus import read_prometheus
 from shoal.report.sampler import METRIC_PORTS
 from shoal_operator.children.names import PORTS

@@ -12,7 +12,8 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
 from shoal.contracts.run import Prepared
 from shoal.evaluation.versions import ScoredVersion
-from shoal.protocol import metrics, uploads
+from shoal.orchestrator import metrics
+from shoal.orchestrator.work import uploads
 from shoal.transport.server import Problem
 
 

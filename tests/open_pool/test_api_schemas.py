@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from protocol_stack import ADMIN_TOKEN, GROUP_SIZE, Node, Stack
 
 from servers import Loopback
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.recipe import Recipe
-from shoal.protocol import api_pages
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.transport import api_pages
 
 EXAMPLES = 12
 """Requests for each operation; `make soak` sends more (below)."""

@@ -9,11 +9,11 @@ import pytest
 import redis.exceptions
 
 from servers import Redis
-from shoal.protocol.heartbeats import BATCH, Swap, SwapQueue
-from shoal.protocol.nodes import NodeRegistry
-from shoal.protocol.records import NodeRecord
-from shoal.protocol.recovery import BUILT
-from shoal.protocol.redis_access import connect, connect_async
+from shoal.orchestrator.http.heartbeats import BATCH, Swap, SwapQueue
+from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.recovery import BUILT
+from shoal.transport.redis_access import connect, connect_async
 
 NODE, OTHER = "ab" * 32, "cd" * 32
 Result = TypeVar("Result")

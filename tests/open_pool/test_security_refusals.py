@@ -23,12 +23,14 @@ from protocol_stack import GROUP_SIZE, RUN, Node, Stack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servers import Loopback, wait_until
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey, Roster
 from shoal.contracts.protocol import LeaseRequest, UploadRequest
 from shoal.contracts.recipe import Recipe
-from shoal.protocol import heartbeats, service, uploads
-from shoal.transport import SignedClient, Unavailable
+from shoal.contracts.roster import Roster
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.http import heartbeats
+from shoal.orchestrator.work import uploads
+from shoal.transport import SignedClient, Unavailable, service
 from shoal.transport.authorities import authorities
 from shoal.transport.pace import Pace
 from shoal.transport.patience import PatientProtocol

@@ -8,11 +8,12 @@ from run_story import at_version, holds, prepared, put, replicas, running, said,
 
 import samples
 from shoal.contracts.evaluation import EvaluationProgress
-from shoal.contracts.identity import ROLES, PrivateKey
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import DatasetProgress, RunProgress
 from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.roster import ROLES
 from shoal.contracts.run import RunConfig
+from shoal.crypto.keys import PrivateKey
 from shoal_operator.engine.cluster import ClusterError
 from shoal_operator.reconcile import reconcile, reconcile_all
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from shoal.contracts import toploc
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import ProofThresholds
-from shoal.contracts.toploc import ErrorTable
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.calibration import Effort, Served, calibrate, thresholds_for
 from shoal.proofs.chunks import by_file, distance, layout, points_of
 from shoal.proofs.dishonest_weights import changes, other_weights
 from shoal.proofs.forward import decode, prefill
 from shoal.proofs.masking import masked_dimensions
+from shoal.toploc import codec
+from shoal.toploc.codec import ErrorTable
 
 OUTLIERS = [3, 40, 77, 90, 111]
 VOCABULARY = 97
@@ -138,7 +138,7 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
         asked.append((len(prompts), max_tokens, list(masked)))
         mask = np.isin(np.arange(128), masked)
         return [
-            Served(each.prompt, each.completion, toploc.encode(each.states, mask))
+            Served(each.prompt, each.completion, codec.encode(each.states, mask))
             for group in decode(model, prompts, max_tokens, seed=5, batch=11)
             for each in group
         ]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts.prime_field import PRIME, evaluate, interpolate
+from shoal.toploc.prime_field import PRIME, evaluate, interpolate
 
 RESIDUES = st.integers(0, PRIME - 1)
 

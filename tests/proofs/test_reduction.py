@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.contracts import toploc
-from shoal.contracts.top_points import Bool, top_points
 from shoal.proofs.reduction import reduce_chunks, reduce_on_device
+from shoal.toploc import codec
+from shoal.toploc.top_points import Bool, top_points
 
 
 def by_sorting(chunk: np.ndarray, masked: Bool | None) -> list[int]:
@@ -67,7 +67,7 @@ def test_states_that_are_not_finite_are_refused_wherever_they_are_found(value: f
         reduce_chunks(chunk)
     indices, bits = reduce_on_device(chunk)  # a device is not waited for ...
     with pytest.raises(ValueError, match="last hidden states are not finite"):
-        toploc.prove(indices.numpy(), bits.numpy().astype(np.uint16))  # ... and proving refuses
+        codec.prove(indices.numpy(), bits.numpy().astype(np.uint16))  # ... and proving refuses
 
 
 def test_a_model_too_narrow_for_a_proof_is_named_on_the_device_too() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from protocol_stack import RUN
 from run_states import Orchestrator
 
-from shoal.contracts.canonical import Signed
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
-from shoal.protocol.inviting import Inviter
-from shoal.protocol.records import NodeRecord
+from shoal.contracts.signed import Signed
+from shoal.orchestrator.nodes.inviting import Inviter
+from shoal.orchestrator.records import NodeRecord
 
 MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
 

@@ -14,7 +14,7 @@ from shoal.contracts.run import AgentStatus
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from shoal.cli.errors import InputWrong
+from shoal.errors import InputWrong
 from shoal.cli.node_join import Wishes, join
 given = json.loads(sys.argv[1])
 paths = {name: Path(given[name]) for name in ("folder", "ca_file", "config", "key") if given.get(name)}

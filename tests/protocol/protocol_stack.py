@@ -11,9 +11,6 @@ from redis import Redis
 
 from servers import ROOT, Server, redis, wait_until
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
-from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import (
     ClaimRequest,
@@ -43,10 +40,14 @@ from shoal.contracts.recipe import (
     TaskSource,
     Validation,
 )
+from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, Prepared, RunConfig
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
 from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.entries import LedgerEntry
 from shoal.storage.store import Store, open_folder
 from shoal.transport import Refused, SignedClient
 
@@ -261,7 +262,7 @@ class Stack:
         (home / "secrets" / "run_secret").write_bytes(SECRET)
         (home / "secrets" / "admin_token").write_text(f"{ADMIN_TOKEN}\n")
         (home / "store").symlink_to(self.folder / "store")
-        command = [sys.executable, "-m", f"shoal.protocol.{role}"]
+        command = [sys.executable, "-m", f"shoal.{role}"]
         return Server(command, self.address, port, home, environment(home, self.address, role))
 
     def start(self) -> None:

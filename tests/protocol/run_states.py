@@ -6,8 +6,6 @@ from protocol_stack import GROUPS, RUN, SECRET, config, new_role_keys, prepare, 
 from redis import Redis
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
     ClaimRequest,
     Heartbeat,
@@ -20,9 +18,14 @@ from shoal.contracts.protocol import (
     ValidationJob,
 )
 from shoal.contracts.run import Addresses
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import membership, progress, recovery, uploads, verdicts, work
-from shoal.protocol.run_state import RunState
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator import progress, recovery
+from shoal.orchestrator.nodes import membership
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts import verdicts
+from shoal.orchestrator.work import handout, uploads
 from shoal.storage.store import Store, open_folder
 
 
@@ -99,7 +102,7 @@ class Orchestrator:
         return membership.heartbeat(self.state, Heartbeat(node=node, invite=invite)).state
 
     def lease(self, node: str, step: int = 0) -> Lease:
-        return work.lease_for(self.state, LeaseRequest(node=node, step=step))
+        return handout.lease_for(self.state, LeaseRequest(node=node, step=step))
 
     def upload(self, lease: Lease) -> bytes:
         """Grant and staged bytes, not yet confirmed."""
@@ -119,7 +122,7 @@ class Orchestrator:
         return self.confirm(lease, self.upload(lease)).sha256
 
     def claim(self, validator: str = "validator-0") -> ValidationJob | None:
-        return work.claim(self.state, ClaimRequest(validator=validator))
+        return handout.claim(self.state, ClaimRequest(validator=validator))
 
     def claimed(self, validator: str = "validator-0") -> ValidationJob:
         job = self.claim(validator)

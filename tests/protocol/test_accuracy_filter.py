@@ -3,8 +3,8 @@
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.verdicts import RowReward
-from shoal.protocol.schedule import TrainSchedule
-from shoal.protocol.step_counter import signal_groups
+from shoal.orchestrator.work.schedule import TrainSchedule
+from shoal.orchestrator.work.step_counter import signal_groups
 
 UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 

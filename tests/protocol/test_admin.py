@@ -12,13 +12,13 @@ from run_states import Orchestrator
 from starlette.concurrency import run_in_threadpool
 
 from servers import Redis
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.ledger_audit import NodeTotals
 from shoal.contracts.pools import Admission, PoolTerms
 from shoal.contracts.protocol import Hardware, Heartbeat, NodeLogs, Registration
-from shoal.protocol import admin, membership
-from shoal.protocol.admin_routes import add_admin_routes, read_token
-from shoal.protocol.invites import why_not
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.audit import NodeTotals
+from shoal.orchestrator.http.admin_routes import add_admin_routes, read_token
+from shoal.orchestrator.nodes import admin, membership
+from shoal.orchestrator.nodes.invites import why_not
 from shoal.transport.server import Problem, add_problem_answers
 
 STRANGER = PrivateKey.generate().public

@@ -10,12 +10,12 @@ import pytest
 from protocol_stack import GROUPS, Node, Stack, environment, node_config, ready, verdict_on
 
 from servers import Loopback, Server, wait_until
-from shoal.contracts.identity import PrivateKey
+from shoal.agent import node_key
+from shoal.agent.socket_routes import parse_metrics
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
-from shoal.protocol import node_key
-from shoal.protocol.agent_socket import parse_metrics
+from shoal.crypto.keys import PrivateKey
 from shoal.transport import Refused, SignedClient
 from shoal.transport.server import Problem
 
@@ -32,7 +32,7 @@ class Pod:
             (folder / name).mkdir(parents=True)
         (folder / "config" / "node.json").write_bytes(node_config(stack).to_json())
         self.agent = Server(
-            [sys.executable, "-m", "shoal.protocol.agent"], address, 9103, folder, environment(folder, address, "agent")
+            [sys.executable, "-m", "shoal.agent"], address, 9103, folder, environment(folder, address, "agent")
         )
         self.agent.start()
         self.socket = SignedClient("http://agent", unix_socket=folder / "run" / "agent.sock")

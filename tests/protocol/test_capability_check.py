@@ -8,14 +8,14 @@ from protocol_stack import RUN
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.contracts import challenge as arithmetic
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
+from shoal.agent.capability import show
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, Invite
-from shoal.protocol import capability_check
-from shoal.protocol.capability import show
-from shoal.protocol.records import NodeRecord
+from shoal.contracts.signed import Signed, sign
+from shoal.crypto import challenge as arithmetic
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes import capability_check
+from shoal.orchestrator.records import NodeRecord
 from shoal.transport.server import Problem
 
 GFLOPS = 500

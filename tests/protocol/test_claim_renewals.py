@@ -11,7 +11,8 @@ from servers import Redis
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
 from shoal.contracts.recipe import Validation
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import verdicts, work
+from shoal.orchestrator.verdicts import verdicts
+from shoal.orchestrator.work import handout
 from shoal.transport.server import Problem
 
 
@@ -33,29 +34,29 @@ def test_a_validator_that_renews_its_claim_keeps_the_file(run: Orchestrator, nod
     renewal = ClaimRenewal(validator="first", node=node, sha256=digest)
     for _ in range(4):
         run.clock.now += 50
-        work.renew(run.state, renewal)
+        handout.renew(run.state, renewal)
         assert run.claim("second") is None
     run.clock.now += 61
-    work.renew(run.state, renewal)  # nobody had taken it meanwhile
+    handout.renew(run.state, renewal)  # nobody had taken it meanwhile
     assert run.claim("second") is None
     run.clock.now += 61
     assert run.claimed("second").sha256 == digest
     with pytest.raises(Problem, match="another validator has it"):
-        work.renew(run.state, renewal)
+        handout.renew(run.state, renewal)
     run.judge(verdict_on(job))
     with pytest.raises(Problem, match="it has its verdict"):
-        work.renew(run.state, renewal)
+        handout.renew(run.state, renewal)
 
 
 def test_a_renewal_of_a_file_that_nobody_waits_for_says_why(run: Orchestrator, node: str) -> None:
     digest = run.hand_in(node)
     run.claimed("first")
     run.lose_redis()  # who had claimed it is forgotten with it
-    work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+    handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
     assert run.claim("second") is None
     verdicts.evict(run.state, node, "of another file")
     with pytest.raises(Problem, match=r"409 Claim is over: .* its node was evicted"):
-        work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+        handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
 
 
 def rejected_by(job: ValidationJob, validator: str) -> Verdict:
@@ -68,7 +69,7 @@ def test_a_renewal_that_arrives_after_its_own_verdict_keeps_the_file_from_nobody
     digest = run.hand_in(node)
     run.judge(rejected_by(run.claimed("first"), "first"))
     with pytest.raises(Problem, match="or is to have it"):
-        work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+        handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
     assert run.claimed("second").second_opinion
 
 
@@ -79,7 +80,7 @@ def test_a_late_reject_ends_the_check_of_few_rows_that_another_has_begun(run: Or
     assert not run.claimed("second").second_opinion
     run.judge(rejected_by(late, "first"))
     with pytest.raises(Problem, match="or is to have it"):
-        work.renew(run.state, ClaimRenewal(validator="second", node=node, sha256=digest))
+        handout.renew(run.state, ClaimRenewal(validator="second", node=node, sha256=digest))
     assert run.claimed("third").second_opinion
 
 
@@ -88,7 +89,7 @@ def test_an_inconclusive_check_is_followed_by_a_claim_and_not_by_a_renewal(run: 
     job = run.claimed("first")
     run.judge(verdict_on(job, outcome="inconclusive").model_copy(update={"validator": "first"}))
     with pytest.raises(Problem, match="or is to have it"):
-        work.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
+        handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
 
 
 def test_a_renewal_that_read_the_job_before_a_reject_does_not_write_it_back(run: Orchestrator, node: str) -> None:

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
-from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
-from shoal.protocol.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
-from shoal.protocol.invites import wants_invite
-from shoal.protocol.leases import lease_seconds
-from shoal.protocol.node_states import (
+from shoal.contracts.node_states import (
     EDGES,
     EXCLUDED,
     LATE_SECONDS,
@@ -23,8 +17,15 @@ from shoal.protocol.node_states import (
     next_state,
     silence_event,
 )
-from shoal.protocol.records import NodeRecord, OpinionNote
-from shoal.protocol.step_counter import (
+from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
+from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes.invites import wants_invite
+from shoal.orchestrator.records import NodeRecord, OpinionNote
+from shoal.orchestrator.verdicts.verdicts import EVICTED, Decision, decide
+from shoal.orchestrator.work.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
+from shoal.orchestrator.work.leases import lease_seconds
+from shoal.orchestrator.work.step_counter import (
     AcceptedFile,
     OnlineFilter,
     open_step,
@@ -33,7 +34,6 @@ from shoal.protocol.step_counter import (
     signal_groups,
     version_window,
 )
-from shoal.protocol.verdicts import EVICTED, Decision, decide
 
 STATES: tuple[NodeState, ...] = get_args(NodeState)
 EVENTS: tuple[Event, ...] = get_args(Event)

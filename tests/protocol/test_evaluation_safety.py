@@ -10,12 +10,15 @@ from test_evaluation_work import SLICES, answer, asked, found, scored_run, scori
 
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.evaluation import FIRST_NUMBER, BestVersion
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
-from shoal.protocol import background, evaluations, progress, recovery, uploads, work
-from shoal.protocol.evaluation_credit import credit
-from shoal.protocol.lease_returns import take_back
-from shoal.protocol.uploads import find_verdict, largest_file
+from shoal.contracts.work import FIRST_NUMBER
+from shoal.orchestrator import background, progress, recovery
+from shoal.orchestrator.evaluation import evaluations
+from shoal.orchestrator.evaluation.credit import credit
+from shoal.orchestrator.work import handout, uploads
+from shoal.orchestrator.work.lease_returns import take_back
+from shoal.orchestrator.work.uploads import find_verdict, largest_file
 from shoal.storage.store import StoreUnavailable
 from shoal.transport.server import Problem
 
@@ -177,7 +180,7 @@ def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_
     rated: Orchestrator, first: str
 ) -> None:
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "1")
-    assert work.training_needs_work(rated.state)
+    assert handout.training_needs_work(rated.state)
     for ending in ("returned", "run out", "returned"):
         lease = rated.lease(first, FIRST_NUMBER)
         assert credit(rated.state) == 0.0
@@ -187,7 +190,7 @@ def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_
         else:
             rated.clock.now = lease.expires_unix + 1
             rated.beat(first)
-            work.end_overdue_leases(rated.state)
+            handout.end_overdue_leases(rated.state)
         assert credit(rated.state) == 1.0, ending
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "0")
     earned = []

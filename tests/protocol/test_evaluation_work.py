@@ -9,22 +9,23 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import (
-    FIRST_NUMBER,
     Benchmark,
     BenchmarkTasks,
     BenchmarkTerms,
     BestVersion,
     EvaluationSettings,
-    located,
     sampling_of,
 )
 from shoal.contracts.protocol import StepInfo, ValidationJob
 from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import tasks_digest, write_tasks
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.work import FIRST_NUMBER, located
 from shoal.evaluation.versions import VersionEvaluation
-from shoal.protocol import background, evaluations, progress, work
-from shoal.protocol.orchestrator import public_run
+from shoal.orchestrator import background, progress
+from shoal.orchestrator.evaluation import evaluations
+from shoal.orchestrator.http.service import public_run
+from shoal.orchestrator.work import handout
 from shoal.transport.server import Problem
 
 BENCHMARK = TASKS[:3]
@@ -64,7 +65,7 @@ def scored(tmp_path: Path, redis_server: Redis) -> Orchestrator:
 
 
 def asked(run: Orchestrator, node: str, *holds: int) -> StepInfo:
-    info = work.step_for(run.state, node, holds)
+    info = handout.step_for(run.state, node, holds)
     assert info is not None
     return info
 
@@ -285,7 +286,7 @@ def test_a_run_is_complete_when_its_last_version_is_scored_or_the_wait_is_over(
     evaluations.fold(scored.state)
     assert progress.run_progress(scored.state).complete
     assert found(scored, 3).complete is answered
-    assert work.step_for(scored.state, node, [3]) is None
+    assert handout.step_for(scored.state, node, [3]) is None
     assert scored.restarted().complete
 
 

@@ -9,7 +9,7 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts.protocol import Exclusions
-from shoal.protocol import membership
+from shoal.orchestrator.nodes import membership
 from shoal.transport import Refused, SignedClient
 
 

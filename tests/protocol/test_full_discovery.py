@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from servers import Redis
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, Registration
-from shoal.protocol import discovery
-from shoal.protocol.discovery import LATELY_SECONDS, NodeBook
-from shoal.protocol.redis_access import connect_async
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
+from shoal.discovery import discovery
+from shoal.discovery.discovery import LATELY_SECONDS, NodeBook
+from shoal.transport.redis_access import connect_async
 from shoal.transport.server import Problem
 
 MACHINE = Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1)

@@ -12,11 +12,12 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.protocol import DatasetAnnouncement
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.steps import StepBatch
-from shoal.protocol import progress, work
-from shoal.protocol.orchestrator import public_run
-from shoal.protocol.progress import run_progress
+from shoal.orchestrator import progress
+from shoal.orchestrator.http.service import public_run
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.work import handout
+from shoal.sampling.draw import drawn_tasks
 from shoal.transport.server import Problem
 
 SLICES = len(TASKS) // GROUPS
@@ -28,7 +29,7 @@ def generating(tmp_path: Path, redis_server: Redis) -> Orchestrator:
 
 
 def served(run: Orchestrator, node: str) -> int:
-    info = work.step_for(run.state, node)
+    info = handout.step_for(run.state, node)
     assert info is not None
     assert (info.min_version, info.max_version) == (0, 0)
     return info.step
@@ -63,7 +64,7 @@ def test_every_task_is_sampled_once_and_the_run_is_complete_with_its_data_set(ge
     generating.announce(0)
     assert public_run(generating.state).steps == SLICES
     sample_all(generating, node)
-    assert work.step_for(generating.state, node) is None
+    assert handout.step_for(generating.state, node) is None
     batches = [StepBatch.from_json(generating.store.get(keys.step_batch(step))) for step in range(SLICES)]
     drawn = [index for batch in batches for file in batch.files for index in file.prompt_indices]
     assert sorted(drawn) == list(range(len(TASKS)))

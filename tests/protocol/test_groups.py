@@ -11,9 +11,18 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import GroupPlace, Heartbeat
-from shoal.protocol import membership
-from shoal.protocol.group_keeping import keep_groups
-from shoal.protocol.groups import Candidate, Group, GroupEvent, GroupState, follow, form, network, next_group_state
+from shoal.orchestrator.nodes import membership
+from shoal.orchestrator.nodes.group_keeping import keep_groups
+from shoal.orchestrator.nodes.groups import (
+    Candidate,
+    Group,
+    GroupEvent,
+    GroupState,
+    follow,
+    form,
+    network,
+    next_group_state,
+)
 from shoal.transport.server import Problem
 
 STATES: tuple[GroupState, ...] = get_args(GroupState)

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from servers import Loopback
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.keys import PrivateKey
 from shoal.transport import Refused, SignedClient, Unavailable
 
 Answer = tuple[int, dict[str, str]]

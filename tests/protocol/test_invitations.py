@@ -8,12 +8,12 @@ from protocol_stack import verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.contracts.identity import PrivateKey
+from shoal.contracts.node_states import SILENT_SECONDS
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.recipe import Validation
-from shoal.protocol import membership, nodes
-from shoal.protocol.node_states import SILENT_SECONDS
-from shoal.protocol.records import NodeRecord
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes import membership, registry
+from shoal.orchestrator.records import NodeRecord
 from shoal.transport.server import Problem
 
 POOLS = [
@@ -255,7 +255,7 @@ def test_of_nodes_that_are_gone_the_newest_are_remembered(
     run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are free: who makes many shall not fill the orchestrator's memory."""
-    monkeypatch.setattr(nodes, "MOST_GONE", 2)
+    monkeypatch.setattr(registry, "MOST_GONE", 2)
     lives = member(run, book)
     dead = []
     for _ in range(3):
@@ -286,7 +286,7 @@ def test_of_nodes_that_are_gone_the_newest_are_remembered(
 def test_a_record_that_changes_while_it_is_forgotten_stays(
     run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "MOST_GONE", 0)
+    monkeypatch.setattr(registry, "MOST_GONE", 0)
     node = PrivateKey.generate().public
     book.register(node, "closed")
     book.round()

@@ -7,8 +7,8 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from servers import Redis
-from shoal.protocol.invite_watch import InviteWatch
-from shoal.protocol.redis_access import connect_async
+from shoal.discovery.invite_watch import InviteWatch
+from shoal.transport.redis_access import connect_async
 
 WAITING = 600  # more than one call takes
 

@@ -8,8 +8,8 @@ from run_states import Orchestrator
 from test_invitations import POOLS
 
 from servers import Redis
-from shoal.contracts.identity import PrivateKey
-from shoal.protocol import inviting
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes import inviting
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.protocol import SubmissionNotice, UploadRequest
-from shoal.protocol import uploads
+from shoal.orchestrator.work import uploads
 from shoal.transport.server import Problem
 
 

@@ -10,10 +10,10 @@ from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
 from shoal.contracts.recipe import Validation
-from shoal.protocol import uploads, work
-from shoal.protocol.lease_returns import take_back
-from shoal.protocol.leases import is_open, lease_seconds
-from shoal.protocol.progress import run_progress
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.work import handout, uploads
+from shoal.orchestrator.work.lease_returns import take_back
+from shoal.orchestrator.work.leases import is_open, lease_seconds
 from shoal.transport.server import Problem
 
 
@@ -51,7 +51,7 @@ def test_the_place_is_free_at_once_and_the_node_pays_nothing(run: Orchestrator, 
     give_back(run, held)
     run.lease(late)
     run.clock.now += lease_seconds(64) + 1
-    work.end_overdue_leases(run.state)
+    handout.end_overdue_leases(run.state)
     assert (abandoned(run, node), abandoned(run, late)) == (0, 1)
 
 
@@ -168,7 +168,7 @@ def test_a_return_of_what_is_over_changes_nothing(run: Orchestrator, node: str) 
     expired = run.lease(node)
     run.clock.now += lease_seconds(64) + 1
     give_back(run, expired)
-    work.end_overdue_leases(run.state)
+    handout.end_overdue_leases(run.state)
     assert abandoned(run, node) == 1
 
 
@@ -190,12 +190,12 @@ def test_a_return_outlives_a_restart_of_the_orchestrator(run: Orchestrator, node
 
 def test_the_step_says_below_which_files_expire(run: Orchestrator, node: str) -> None:
     for _ in range(2):
-        shown = work.step_for(run.state, node)
+        shown = handout.step_for(run.state, node)
         assert shown is not None
         assert shown.first_unsealed_step == 0
         run.hand_in(node)
         run.judge(verdict_on(run.claimed()))
-    shown = work.step_for(run.state, node)
+    shown = handout.step_for(run.state, node)
     assert shown is not None
     assert (shown.step, shown.first_unsealed_step) == (1, 1)
 
@@ -206,7 +206,7 @@ def test_a_step_that_is_sealed_while_it_is_shown_breaks_nothing(
     """The last one: between the first look and the last nothing is open any more."""
     answers = [[0], []]
     monkeypatch.setattr(run.state, "openable_steps", lambda: answers.pop(0))
-    shown = work.step_for(run.state, node)
+    shown = handout.step_for(run.state, node)
     assert shown is not None
     assert (shown.step, shown.first_unsealed_step) == (0, 0)
 

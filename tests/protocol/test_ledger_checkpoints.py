@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from samples import ROSTER
-from shoal.contracts import keys, ledger_chain
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.ledger import CHECKPOINT_ENTRIES, SEGMENT_ENTRIES, LedgerCheckpoint, LedgerEntry
-from shoal.contracts.ledger_chain import BrokenChain, entry_leaf, pack_segment, unpack_segment
-from shoal.contracts.merkle import consistency_path, continues, root_of
-from shoal.protocol import ledger_checkpoints
-from shoal.protocol.ledger_checkpoints import CHECKPOINT_SECONDS, Checkpoints
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.contracts import keys
+from shoal.contracts.signed import Signed, sign
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger import chain, checkpoints
+from shoal.ledger.chain import BrokenChain, entry_leaf, pack_segment, unpack_segment
+from shoal.ledger.checkpoints import CHECKPOINT_SECONDS, Checkpoints
+from shoal.ledger.entries import CHECKPOINT_ENTRIES, SEGMENT_ENTRIES, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.merkle import consistency_path, continues, root_of
+from shoal.ledger.writer import LedgerWriter
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 
@@ -145,8 +145,8 @@ def test_a_start_after_a_segment_reads_few_objects_and_finds_the_same(writer: Le
 @pytest.fixture
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint every 4 entries and a segment every 16, so that few entries make a long ledger."""
-    monkeypatch.setattr(ledger_chain, "CHECKPOINT_ENTRIES", 4)
-    monkeypatch.setattr(ledger_checkpoints, "SEGMENT_ENTRIES", 16)
+    monkeypatch.setattr(chain, "CHECKPOINT_ENTRIES", 4)
+    monkeypatch.setattr(checkpoints, "SEGMENT_ENTRIES", 16)
 
 
 @pytest.mark.usefixtures("short_steps")

@@ -7,11 +7,11 @@ import pytest
 from protocol_stack import Node, Stack, node_config
 from structlog.testing import capture_logs
 
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
+from shoal.agent.hand_in import hand_in
+from shoal.agent.session import Session
 from shoal.contracts.protocol import HeartbeatReply, Invite, LocalSubmission
-from shoal.protocol.hand_in import hand_in
-from shoal.protocol.session import Session
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
 from shoal.transport import SignedClient, Unavailable, neighbourhood
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood, kind_of
 
@@ -172,12 +172,12 @@ def test_a_file_is_not_posted_to_where_a_grant_must_not_lead(
     lease = node.lease(step.step)
     (tmp_path / "rollouts.parquet").write_bytes(b"rollouts")
     handed = LocalSubmission(lease=lease.lease, file="rollouts.parquet", groups=2)
-    monkeypatch.setattr("shoal.protocol.hand_in.HAND_IN_SECONDS", 0.1)
+    monkeypatch.setattr("shoal.agent.hand_in.HAND_IN_SECONDS", 0.1)
     guard = Neighbourhood(stack.addresses.discovery)  # of a run that is far away
     with pytest.raises(Unavailable, match=r"ForbiddenUrl: .* leads to 127"):
         hand_in(node.orchestrator, node.id, tmp_path, handed, guard)
     guard.discovery_is_at(stack.address)
-    monkeypatch.setattr("shoal.protocol.hand_in.HAND_IN_SECONDS", 60.0)
+    monkeypatch.setattr("shoal.agent.hand_in.HAND_IN_SECONDS", 60.0)
     assert hand_in(node.orchestrator, node.id, tmp_path, handed, guard).status == "queued"
 
 

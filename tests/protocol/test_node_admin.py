@@ -14,11 +14,11 @@ from run_states import Orchestrator
 from starlette.concurrency import run_in_threadpool
 
 from servers import Redis
-from shoal.cli.errors import InputWrong, RunFailed
 from shoal.cli.node_admin import Admin, log_lines, node_lines, reason_of
 from shoal.contracts.admin import NodeView
 from shoal.contracts.protocol import NodeLogs
-from shoal.protocol.admin_routes import add_admin_routes
+from shoal.errors import InputWrong, RunFailed
+from shoal.orchestrator.http.admin_routes import add_admin_routes
 from shoal.transport.server import add_problem_answers
 
 

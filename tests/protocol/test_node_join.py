@@ -14,17 +14,17 @@ from test_story import fill_step
 
 from samples import DOCUMENTS
 from servers import Loopback, wait_until
+from shoal.agent.hardware import detect
+from shoal.agent.run_end import why_over
 from shoal.cli import node_join
-from shoal.cli.errors import InputWrong
 from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool, is_loopback, join
 from shoal.cli.node_status import ask_agent, print_status
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
 from shoal.contracts.run import AgentState, JoinOffer, OpenPool
-from shoal.protocol.hardware import detect
-from shoal.protocol.run_end import why_over
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
+from shoal.errors import InputWrong
 from shoal.transport import Unavailable
 
 

@@ -15,15 +15,17 @@ from protocol_stack import RUN, ledger, verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.contracts.canonical import sign
-from shoal.contracts.http_signatures import BadRequestSignature, verify_request
-from shoal.contracts.identity import PrivateKey
+from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS, Event
 from shoal.contracts.protocol import ClaimRequest, Invite, LeaseRequest, NodeState
-from shoal.protocol import membership, uploads, verdicts, work
-from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS, Event
-from shoal.protocol.nodes import NodeRegistry
-from shoal.protocol.records import NodeRecord
-from shoal.protocol.run_state import RunState
+from shoal.contracts.signed import sign
+from shoal.crypto.http_signatures import BadRequestSignature, verify_request
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes import membership
+from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts import verdicts
+from shoal.orchestrator.work import handout, uploads
 from shoal.transport import Refused, SignedClient
 from shoal.transport.server import Problem
 
@@ -193,7 +195,7 @@ def test_two_orchestrators_never_give_one_number_twice(run: Orchestrator) -> Non
     nodes, other = [run.join() for _ in range(3)], second(run)
     for node in nodes:
         wanted = LeaseRequest(node=node, step=0)
-        both(*[lambda s=state, w=wanted: work.lease_for(s, w) for state in (run.state, other) * 2])  # type: ignore[misc]
+        both(*[lambda s=state, w=wanted: handout.lease_for(s, w) for state in (run.state, other) * 2])  # type: ignore[misc]
     found = [(lease.lease.node, lease.lease.step, lease.lease.submission) for lease in run.state.leases.all()]
     assert found
     assert len(found) == len(set(found))
@@ -205,7 +207,7 @@ def test_two_orchestrators_settle_each_file_once_whoever_hears_of_it(run: Orches
     other = second(run)
     for _ in files:
         job = run.claimed()
-        work.claim(other, ClaimRequest(validator="validator-1"))
+        handout.claim(other, ClaimRequest(validator="validator-1"))
         signed = sign(verdict_on(job), run.role_keys["validator"])
         both(*[lambda s=state, v=signed: verdicts.receive(s, v) for state in (run.state, other) * 2])  # type: ignore[misc]
         run.clock.now += 2  # what the other has claimed meanwhile comes free

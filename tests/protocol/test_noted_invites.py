@@ -9,15 +9,15 @@ from protocol_stack import ledger
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.cli.ledger_reading import read_ledger
-from shoal.cli.ledger_sources import LedgerSource, Trust
-from shoal.contracts.canonical import document_digest
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.pools import PoolTerms
-from shoal.protocol import ledger_view
-from shoal.protocol.inviting import INVITES_AT_ONCE, INVITES_PER_SECOND
-from shoal.protocol.ledger_view import UNUSED_SECONDS
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger import view
+from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.reading import read_ledger
+from shoal.ledger.source import LedgerSource, Trust
+from shoal.ledger.view import UNUSED_SECONDS
+from shoal.orchestrator.nodes.inviting import INVITES_AT_ONCE, INVITES_PER_SECOND
 from shoal.storage import StoreUnavailable
 from shoal.transport import Refused
 
@@ -81,7 +81,7 @@ def test_a_key_that_registers_again_and_again_without_coming_is_noted_once_a_day
 def test_a_flood_of_keys_is_invited_and_noted_up_to_a_bound_and_keeps_nobody_out(
     run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_view, "MOST_UNUSED", 20)
+    monkeypatch.setattr(view, "MOST_UNUSED", 20)
     for _ in range(60):
         book.register(new_node())
     assert book.round() == 60
@@ -104,7 +104,7 @@ def test_a_flood_of_keys_is_invited_and_noted_up_to_a_bound_and_keeps_nobody_out
 
 
 def test_who_comes_makes_room_for_the_next(run: Orchestrator, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_view, "MOST_UNUSED", 2)
+    monkeypatch.setattr(view, "MOST_UNUSED", 2)
     for _ in range(6):
         node = new_node()
         book.register(node)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from shoal.contracts.canonical import Signed
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import (
     Admission,
     CodeClaim,
@@ -15,8 +13,11 @@ from shoal.contracts.pools import (
     pool_ticket,
 )
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
-from shoal.protocol.invites import Places, address_block, why_not
-from shoal.protocol.records import NodeRecord
+from shoal.contracts.signed import Signed
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.nodes.invites import Places, why_not
+from shoal.orchestrator.records import NodeRecord
+from shoal.transport.addresses import address_block
 
 NODE = "a" * 64
 RUN_SECRET = b"0123456789abcdef"

@@ -13,15 +13,17 @@ from run_states import Orchestrator
 
 from servers import Redis, wait_until
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, document_digest
-from shoal.contracts.identity import PrivateKey
-from shoal.contracts.ledger import LedgerEntry
-from shoal.contracts.ledger_chain import BrokenChain
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
-from shoal.protocol import recovery, verdicts
-from shoal.protocol.ledger_writer import LedgerWriter
-from shoal.protocol.progress import run_progress
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.chain import BrokenChain
+from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.writer import LedgerWriter
+from shoal.orchestrator import recovery
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.verdicts import verdicts
 from shoal.storage.store import open_folder
 
 

@@ -10,9 +10,6 @@ from protocol_stack import GROUP_SIZE, GROUPS, RUN, Node, Stack, post, publish, 
 
 from samples import ISLANDS_PROGRESS
 from servers import Loopback
-from shoal.contracts.canonical import sign
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import (
     ClaimRenewal,
     ClaimRequest,
@@ -26,6 +23,9 @@ from shoal.contracts.protocol import (
     VersionAnnouncement,
 )
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.signed import sign
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
 from shoal.transport import SignedClient
 
 

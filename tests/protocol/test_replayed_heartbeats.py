@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from servers import Redis
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import Heartbeat
-from shoal.protocol import heartbeats
-from shoal.protocol.redis_access import RedisNonces, connect_async
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.http import heartbeats
+from shoal.transport.redis_access import RedisNonces, connect_async
 from shoal.transport.server import SignatureGate
 
 URL = "http://service.test"

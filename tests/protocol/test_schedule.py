@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.seeds import drawn_tasks, own_tasks, slice_count
 from shoal.contracts.verdicts import RowReward
-from shoal.protocol.allocation import StepLoad
-from shoal.protocol.schedule import OPEN_SLICES, GenerateSchedule, SupervisedSchedule, TrainSchedule
+from shoal.orchestrator.work.allocation import StepLoad
+from shoal.orchestrator.work.schedule import OPEN_SLICES, GenerateSchedule, SupervisedSchedule, TrainSchedule
+from shoal.sampling.draw import drawn_tasks, own_tasks, slice_count
 
 TRAIN = TrainSchedule(10, 2, Recipe(prompts_per_step=8, group_size=4, optimizer_steps=1, sampling_cap=3))
 GENERATE = GenerateSchedule(steps=1000, groups=4, dataset="traces")

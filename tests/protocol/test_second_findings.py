@@ -7,11 +7,11 @@ from protocol_stack import verdict_on
 from run_states import Orchestrator
 
 from servers import Redis
-from shoal.cli.ledger_reading import read_ledger
-from shoal.cli.ledger_sources import LedgerSource, Trust
 from shoal.contracts import keys
-from shoal.contracts.ledger_audit import AuditReport
 from shoal.contracts.verdicts import RejectReason
+from shoal.ledger.audit import AuditReport
+from shoal.ledger.reading import read_ledger
+from shoal.ledger.source import LedgerSource, Trust
 
 
 def audited(run: Orchestrator, slash_votes: int) -> AuditReport:

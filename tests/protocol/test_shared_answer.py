@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from protocol_stack import RUN, Stack
 
-from shoal.protocol.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND, SharedAnswer
+from shoal.transport.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND, SharedAnswer
 
 
 class Counted:

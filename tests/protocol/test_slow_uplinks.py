@@ -17,9 +17,9 @@ from slow_line import SlowLine
 from test_uplink import POOLS, WANTED
 
 from servers import Loopback, wait_until
-from shoal.contracts.identity import PrivateKey
+from shoal.agent import uplink
 from shoal.contracts.uplink import UplinkTest
-from shoal.protocol import uplink
+from shoal.crypto.keys import PrivateKey
 from shoal.transport import SignedClient
 from shoal.transport import client as transport_client
 from shoal.transport.client import NotSentInTime

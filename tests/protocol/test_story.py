@@ -7,14 +7,14 @@ from protocol_stack import NEEDED, Node, Stack, ledger, verdict_on
 
 from servers import structured_lines
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
 from shoal.contracts.protocol import ClaimRenewal
 from shoal.contracts.relay_token import decode
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import beacon_commitment, draw_submission
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.tasks import read_tasks
 from shoal.contracts.verdicts import Verdict
+from shoal.sampling.draw import beacon_commitment, draw_submission
 
 
 def fill_step(stack: Stack, node: Node, step: int) -> None:

@@ -7,16 +7,16 @@ from protocol_stack import config, ledger, new_role_keys
 from run_states import Clock, Orchestrator
 
 from servers import Redis
-from shoal.cli.ledger_reading import read_ledger
-from shoal.cli.ledger_sources import LedgerSource, Trust
-from shoal.contracts.canonical import document_digest
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import Admission, PoolTerms
 from shoal.contracts.recipe import Validation
 from shoal.contracts.run import Addresses, RunConfig
-from shoal.protocol.ledger_writer import LedgerWriter
-from shoal.protocol.orchestrator import load_ledger
-from shoal.protocol.terms import TermsKeeper, terms_of_run
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.reading import read_ledger
+from shoal.ledger.source import LedgerSource, Trust
+from shoal.ledger.terms import TermsKeeper, terms_of_run
+from shoal.ledger.writer import LedgerWriter
+from shoal.orchestrator.http.service import load_ledger
 from shoal.storage.store import Store, open_folder
 
 DAY = 86_400.0
@@ -202,7 +202,7 @@ def test_terms_are_in_force_after_what_was_decided_by_those_before(tmp_path: Pat
     from protocol_stack import verdict_on
 
     from shoal.contracts import keys
-    from shoal.contracts.canonical import sign
+    from shoal.contracts.signed import sign
 
     run = Orchestrator(tmp_path, redis_server.url)
     run.announce(0)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 from protocol_stack import RUN, Node, Stack
 
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
-from shoal.protocol.orchestrator import BODY_BYTES, MAX_BODY_BYTES
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.http.service import BODY_BYTES, MAX_BODY_BYTES
 
 VERDICTS = "/v1/verdicts"
 QUIET_SECONDS = 0.5

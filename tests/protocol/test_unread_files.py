@@ -9,10 +9,10 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.recipe import Validation
-from shoal.protocol import background
-from shoal.protocol.progress import run_progress
-from shoal.protocol.records import MOST_READINGS, Job, OpinionNote, SubmissionRecord
-from shoal.protocol.validation_queue import LOOK_AHEAD
+from shoal.orchestrator import background
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.records import MOST_READINGS, Job, OpinionNote, SubmissionRecord
+from shoal.orchestrator.verdicts.queue import LOOK_AHEAD
 from shoal.transport.server import Problem
 
 CLAIM_SECONDS = 60

@@ -13,12 +13,12 @@ from prometheus_client.registry import Collector
 from protocol_stack import config, new_role_keys
 
 from servers import Redis
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import Addresses
-from shoal.protocol import discovery
-from shoal.protocol.redis_access import connect_async
-from shoal.protocol.service import add_health
-from shoal.protocol.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND
+from shoal.crypto.keys import PrivateKey
+from shoal.discovery import discovery
+from shoal.transport.redis_access import connect_async
+from shoal.transport.service import add_health
+from shoal.transport.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"

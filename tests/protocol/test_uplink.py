@@ -17,11 +17,9 @@ from protocol_stack import ADMIN_TOKEN, RUN, Node, Stack, ready, refused
 from test_agent import Pod
 
 from servers import Loopback, wait_until
-from shoal.cli.errors import InputWrong
+from shoal.agent import uplink
 from shoal.cli.node_join import check_machine
 from shoal.contracts.admin import NodeView
-from shoal.contracts.http_signatures import has_digest, names_digest, sign_request
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import (
     Hardware,
@@ -31,8 +29,10 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import OpenPool
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
-from shoal.protocol import uplink
-from shoal.protocol.uplink_check import LARGEST_BYTES, MOST_AT_ONCE, MOST_OF_ADDRESS
+from shoal.crypto.http_signatures import has_digest, names_digest, sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.discovery.uplink_check import LARGEST_BYTES, MOST_AT_ONCE, MOST_OF_ADDRESS
+from shoal.errors import InputWrong
 from shoal.transport import SignedClient
 
 WANTED = 8

@@ -15,9 +15,8 @@ from servers import Redis
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import Registration
 from shoal.contracts.uplink import UplinkRequest, UplinkTest
-from shoal.protocol import uplink_check
-from shoal.protocol.redis_access import connect_async
-from shoal.protocol.uplink_check import (
+from shoal.discovery import uplink_check
+from shoal.discovery.uplink_check import (
     LARGEST_BYTES,
     LIMIT_SECONDS,
     MOST_AT_ONCE,
@@ -28,6 +27,7 @@ from shoal.protocol.uplink_check import (
     limit_for,
     size_for,
 )
+from shoal.transport.redis_access import connect_async
 from shoal.transport.server import Problem
 
 POOLS = [

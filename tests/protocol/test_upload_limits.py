@@ -6,7 +6,7 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts.recipe import Recipe, Sampling
-from shoal.protocol.uploads import largest_file
+from shoal.orchestrator.work.uploads import largest_file
 
 
 def test_the_largest_file_grows_with_the_recipe(tmp_path: Path, redis_server: Redis) -> None:

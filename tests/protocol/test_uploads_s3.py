@@ -7,12 +7,12 @@ from protocol_stack import NEEDED, prepare, sha, verdict_on
 from run_states import Orchestrator
 
 from servers import Minio, Redis
+from shoal.agent.hand_in import UploadFailedError, open_plain, post_form
 from shoal.contracts import keys
 from shoal.contracts.protocol import UploadRequest
 from shoal.contracts.recipe import S3Storage, StorageSpec
 from shoal.contracts.steps import StepBatch
-from shoal.protocol import uploads
-from shoal.protocol.hand_in import UploadFailedError, open_plain, post_form
+from shoal.orchestrator.work import uploads
 from shoal.storage import open_store
 
 

@@ -9,13 +9,13 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.seeds import draw_submission
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings
-from shoal.protocol.leases import TOGETHER, lease_seconds
-from shoal.protocol.orchestrator import public_run
-from shoal.protocol.uploads import largest_file
+from shoal.orchestrator.http.service import public_run
+from shoal.orchestrator.work.leases import TOGETHER, lease_seconds
+from shoal.orchestrator.work.uploads import largest_file
+from shoal.sampling.draw import draw_submission
 from shoal.transport.server import Problem
 
 VINE = VineSettings(segments=3, continuations=2)

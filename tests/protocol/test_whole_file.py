@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from shoal.agent.agent import Follower
 from shoal.contracts.run import AgentStatus
-from shoal.protocol.agent import Follower
 from shoal.transport.whole_file import replace_file
 
 KEY = b"the agent's key"

@@ -8,19 +8,21 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.protocol import Heartbeat
 from shoal.contracts.recipe import Validation
+from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
-from shoal.protocol import background, membership, work
-from shoal.protocol.leases import lease_seconds
-from shoal.protocol.ledger_view import SEALED_STEPS
-from shoal.protocol.node_states import LATE_SECONDS, SILENT_SECONDS
-from shoal.protocol.progress import run_progress
-from shoal.protocol.records import SubmissionRecord
-from shoal.protocol.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
-from shoal.protocol.uploads import find_record
+from shoal.ledger.view import SEALED_STEPS
+from shoal.orchestrator import background
+from shoal.orchestrator.nodes import membership
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.records import SubmissionRecord
+from shoal.orchestrator.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
+from shoal.orchestrator.work import handout
+from shoal.orchestrator.work.leases import lease_seconds
+from shoal.orchestrator.work.uploads import find_record
 from shoal.transport.server import Problem
 
 
@@ -46,8 +48,8 @@ def test_an_expired_lease_frees_its_groups_and_counts_against_the_node(run: Orch
     assert pending(run) == 2
     run.clock.now += lease_seconds(64) + 1
     assert pending(run) == 0
-    assert work.end_overdue_leases(run.state) == 1
-    assert work.end_overdue_leases(run.state) == 0
+    assert handout.end_overdue_leases(run.state) == 1
+    assert handout.end_overdue_leases(run.state) == 0
     record = run.state.nodes.get(node)
     assert record is not None
     assert record.abandoned_leases == 1
@@ -66,7 +68,7 @@ def test_a_lease_is_refused_while_enough_is_under_way(run: Orchestrator, node: s
 def test_work_ahead_is_given_when_what_is_pending_will_fill_the_step(run: Orchestrator, node: str) -> None:
     served = []
     for member in [node, *(run.join() for _ in range(5))]:
-        step = work.step_for(run.state, member)
+        step = handout.step_for(run.state, member)
         assert step is not None
         served.append(step.step)
         run.lease(member, step.step)
@@ -182,7 +184,7 @@ def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orches
     def sampler(record: SubmissionRecord = before_it_was_noted, **changes: object) -> str | None:
         state = run.new_state()
         state.config = run.config.model_copy(update=changes)
-        return work.sampler_of(state, record)
+        return handout.sampler_of(state, record)
 
     cpu, gpu, other = PoolTerms(name="pool"), PoolTerms(name="pool", gpus=1), PoolTerms(name="other", gpus=8)
     asked = PoolTerms(name="pool", requirements=Requirements(gpus=1))
@@ -200,7 +202,7 @@ def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: O
     assert pending(run) == 4
     run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
     assert pending(run) == 0
-    for action in (lambda: work.step_for(run.state, node), lambda: run.lease(node), lambda: run.beat(node)):
+    for action in (lambda: handout.step_for(run.state, node), lambda: run.lease(node), lambda: run.beat(node)):
         with pytest.raises(Problem, match="403 Evicted"):
             action()
     assert ledger(run.store)[-2].detail == "reward: row 0: 1.0 claimed, 0.0 found"

@@ -16,8 +16,9 @@ from test_evaluation_work import answer, asked, scored_run, train_file, train_st
 
 from servers import Loopback, redis
 from shoal.contracts import keys
-from shoal.protocol import evaluations, progress
-from shoal.protocol.ledger_checkpoints import Checkpoints
+from shoal.ledger.checkpoints import Checkpoints
+from shoal.orchestrator import progress
+from shoal.orchestrator.evaluation import evaluations
 
 
 def play(run: Orchestrator) -> None:

@@ -9,7 +9,7 @@ import samples
 from shoal.collection.dataset import DatasetState
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import Signed, sign
+from shoal.contracts.compute import Compute
 from shoal.contracts.datasets import DatasetColumns, DatasetSource, GenerateSettings
 from shoal.contracts.evaluation import (
     Benchmark,
@@ -21,7 +21,6 @@ from shoal.contracts.evaluation import (
 )
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.final_model import FinalModel, ModelOrigin
-from shoal.contracts.identity import PrivateKey, Roster
 from shoal.contracts.islands import (
     CertificateLink,
     IslandAgreement,
@@ -33,8 +32,6 @@ from shoal.contracts.islands import (
     IslandsSettings,
     IslandTerms,
 )
-from shoal.contracts.ledger import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
-from shoal.contracts.ledger_facts import Compute, DeclaredPool, InvitedNode, RunTerms
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
@@ -91,6 +88,7 @@ from shoal.contracts.recipe import (
     Validation,
 )
 from shoal.contracts.relays import RelayConfig
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import (
     AgentState,
     AgentStatus,
@@ -105,19 +103,23 @@ from shoal.contracts.run import (
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
-from shoal.evaluation.record import Evaluation
+from shoal.crypto.keys import PrivateKey
+from shoal.discovery.uplink_check import GivenTest
 from shoal.evaluation.versions import VersionEvaluation
-from shoal.protocol.capability_check import GivenChallenge, SeenAnswer
-from shoal.protocol.group_keeping import GroupRecord
-from shoal.protocol.invites import InviteTerms
-from shoal.protocol.records import DrawnBy, Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
-from shoal.protocol.uplink_check import GivenTest
+from shoal.inference.evaluation.record import Evaluation
+from shoal.ledger.entries import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.facts import DeclaredPool, InvitedNode, RunTerms
+from shoal.orchestrator.nodes.capability_check import GivenChallenge, SeenAnswer
+from shoal.orchestrator.nodes.group_keeping import GroupRecord
+from shoal.orchestrator.nodes.invites import InviteTerms
+from shoal.orchestrator.records import DrawnBy, Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
 from shoal.report.records import SampleRecord, SessionRecord
 from shoal.training.stability import History, Incident, Point
 from shoal.training.state import SealedState

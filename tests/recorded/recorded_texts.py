@@ -6,9 +6,9 @@ from recorded_documents import DIGEST, LEASE, NODE, sample
 
 import samples
 from shoal.contracts import keys
-from shoal.contracts.http_signatures import sign_request
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.relay_token import encode
+from shoal.crypto.http_signatures import sign_request
 
 REQUEST: dict[str, Any] = {"method": "POST", "url": "http://127.0.0.1:8080/v1/leases", "body": b"{}"}
 TEXTS: dict[str, str] = {

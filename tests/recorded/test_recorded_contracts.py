@@ -12,10 +12,10 @@ from recorded_texts import REQUEST
 import samples
 import shoal
 from shoal.contracts.base import Contract, SpecModel
-from shoal.contracts.canonical import BadSignature, Signed
-from shoal.contracts.http_signatures import verify_request
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.relay_token import decode
+from shoal.contracts.signed import BadSignature, Signed
+from shoal.crypto.http_signatures import verify_request
 
 
 def recorded(name: str) -> bytes:

@@ -4,18 +4,20 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.snapshot import Part, Snapshot
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import document_digest, sign
-from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, RunConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
 from shoal.report.records import SampleRecord
+from shoal.report.snapshot import Part, Snapshot
 from shoal.storage.store import open_folder
 
 

@@ -4,8 +4,8 @@ import pytest
 from run_documents import NODE, RunFolder, sample, step_metrics, verdict
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.ledger import GENESIS, LedgerEntry
+from shoal.contracts.signed import sign
+from shoal.ledger.entries import GENESIS, LedgerEntry
 from shoal.report.collect import ReportData, collect, first_and_last, utilisation
 from shoal.report.facts import StoreFacts, read_store
 from shoal.report.records import SessionRecord, samples_of

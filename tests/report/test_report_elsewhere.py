@@ -10,11 +10,11 @@ from run_documents import NODE, RunFolder, step_metrics, verdict
 from typer.testing import CliRunner
 
 from servers import Minio
-from shoal.cli.errors import InputWrong
 from shoal.cli.main import app
 from shoal.contracts import keys
-from shoal.contracts.ledger import EntryKind
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.errors import InputWrong
+from shoal.ledger.entries import EntryKind
+from shoal.ledger.writer import LedgerWriter
 from shoal.report.prometheus import NoReadings, read_prometheus
 from shoal.storage.store import open_folder
 

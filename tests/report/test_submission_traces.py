@@ -12,14 +12,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from run_documents import NODE, RunFolder, step_metrics, verdict
 
-from shoal.cli.errors import InputWrong, RunFailed
-from shoal.cli.ledger_sources import LedgerSource, Trust
 from shoal.cli.main import app
 from shoal.cli.trace import Tracer, trace, trace_endpoint
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import Verdict
+from shoal.errors import InputWrong, RunFailed
+from shoal.ledger.source import LedgerSource, Trust
 from shoal.report.traces import span_id, trace_id
 
 T0 = 1_795_000_000

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from samples import DIGEST, run_config
-from shoal.cli.errors import InputWrong
 from shoal.cli.generate import generate, last_lines
 from shoal.cli.local_run import read_manifest
 from shoal.contracts import keys
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, write_problem_counts, write_traces
+from shoal.errors import InputWrong
 from shoal.report.access import RunAccess
 from shoal.report.collect import ReportData
 from shoal.report.datasets import DamagedDataset, export_dataset, read_card, read_filter

@@ -9,7 +9,6 @@ from run_documents import progress, snapshot, step_metrics
 from samples import EVALUATION, RUN
 from shoal.cli.lines import events
 from shoal.cli.reporting import score_lines
-from shoal.cli.view import History
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.evaluation.versions import VersionEvaluation
@@ -18,6 +17,7 @@ from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.facts import StoreFacts, read_store
 from shoal.report.html import page
 from shoal.report.times import StoreTimes
+from shoal.report.view import History
 from shoal.storage.store import open_folder
 from shoal.ui.documents import evaluations_document, timeline_document
 from shoal.ui.watch import Seen

@@ -7,9 +7,10 @@ import pytest
 
 from samples import NODE_KEY, RUN, TRAINER_KEY
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature, document_digest, sign
-from shoal.contracts.identity import PrivateKey
+from shoal.contracts.signed import BadSignature, sign
 from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest
 from shoal.storage.delta import encode

@@ -18,10 +18,11 @@ import pytest
 import yaml
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, document_digest
-from shoal.contracts.ledger import GENESIS, LedgerEntry
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.entries import GENESIS, LedgerEntry
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 from shoal_operator.api import TrainingRun

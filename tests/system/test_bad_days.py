@@ -11,7 +11,7 @@ from invariants import assert_nothing_lost_or_counted_twice
 from local_system import LocalSystem
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]

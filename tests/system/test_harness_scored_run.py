@@ -14,8 +14,9 @@ from local_system import LocalSystem, write_manifest
 from harness_files import write_harness_task
 from shoal.cli.reporting import score_lines
 from shoal.contracts import keys
-from shoal.contracts.evaluation import FIRST_NUMBER, BestVersion
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import Prepared
+from shoal.contracts.work import FIRST_NUMBER
 from shoal.environments.arithmetic import Arithmetic
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.report.write import make_report

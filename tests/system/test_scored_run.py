@@ -6,9 +6,10 @@ import pytest
 from local_system import LocalSystem, write_manifest
 
 from shoal.contracts import keys
-from shoal.contracts.evaluation import FIRST_NUMBER, BestVersion
+from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import read_tasks
+from shoal.contracts.work import FIRST_NUMBER
 from shoal.evaluation.versions import VersionEvaluation
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]

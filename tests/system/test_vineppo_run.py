@@ -6,8 +6,8 @@ import pytest
 from local_system import LocalSystem, write_manifest
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
 from shoal.contracts.rollouts import read_rollouts
+from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings, continuations
 

@@ -137,7 +137,7 @@ def test_volumes_are_registered_once_however_often_a_process_starts_its_logs(
 
 
 def test_series_of_single_nodes_are_not_on_the_port_that_strangers_reach() -> None:
-    from shoal.protocol import metrics
+    from shoal.orchestrator import metrics
 
     metrics.NODE_SILENCE.labels("0123456789ab", "pool").set(1.0)
     assert b"shoal_node_silence_seconds" not in render_metrics()[0]

@@ -9,8 +9,8 @@ import torch
 from sft_rows import sft_config
 from tiny_run import make_store, ranks, write_base
 
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSettings, IslandTerms
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.training.islands import Membership, OwnIsland
 from shoal.training.model import load_policy

@@ -14,10 +14,10 @@ from samples import ROLE_KEYS, RUN
 from servers import Loopback
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.contracts.steps import StepMetrics
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.storage import Store
 from shoal.training import islands

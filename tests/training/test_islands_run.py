@@ -17,10 +17,10 @@ from servers import Loopback
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.storage import Store
 from shoal.storage.store import open_folder

@@ -25,8 +25,8 @@ from tiny_run import (
 
 from samples import METADATA, NODE, NODE_KEY, RUN
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
 from shoal.contracts.rollouts import Rollout, write_rollouts
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import NotFound, Store

@@ -24,14 +24,14 @@ from shoal import telemetry
 from shoal.broadcast.publishing import copy_to_store, cut_into
 from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.http_signatures import verify_request
 from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.recipe import LengthReward, Recipe
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.run import Addresses, Prepared, RunConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.crypto.http_signatures import verify_request
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 from shoal.training.loop import Trainer

@@ -14,7 +14,7 @@ from ui_browser import Browser
 from ui_run import UiRun
 
 from servers import Loopback, wait_until
-from shoal.cli.snapshot import Snapshot
+from shoal.report.snapshot import Snapshot
 from shoal.ui.access import Access, access_for
 from shoal.ui.app import make_app
 from shoal.ui.watch import RunWatch

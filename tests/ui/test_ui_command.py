@@ -17,12 +17,12 @@ from ui_run import UiRun
 
 from servers import Loopback, wait_until
 from shoal.cli import ui
-from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import LIVE_FILE
-from shoal.cli.snapshot import snapshot_bytes
 from shoal.cli.ui import Place, serve
 from shoal.contracts import keys
+from shoal.errors import InputWrong
 from shoal.report.facts import StoreReader
+from shoal.report.run_folders import LIVE_FILE
+from shoal.report.snapshot import snapshot_bytes
 from shoal.ui import app as service
 from shoal.ui import watch as watching
 from shoal.ui.watch import RunWatch

@@ -18,8 +18,8 @@ from run_documents import progress
 from ui_run import HONEST, MARKUP, UiRun
 
 from servers import Loopback, wait_until
-from shoal.cli.snapshot import Part
 from shoal.contracts.run_parts import PartState, RunParts
+from shoal.report.snapshot import Part
 from shoal.ui import app as service
 from shoal.ui.__main__ import PORT
 from shoal.ui.access import Access

@@ -10,12 +10,14 @@ from starlette.testclient import TestClient
 from ui_run import CHEAT, COMPLETION, HONEST, MARKUP, UNKNOWN_TOKEN, UiRun
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import document_digest, sign
-from shoal.contracts.ledger import InclusionProof
-from shoal.contracts.ledger_audit import check_proof
-from shoal.contracts.ledger_facts import InvitedNode, compute_of
-from shoal.protocol.ledger_writer import LedgerWriter
-from shoal.protocol.terms import terms_of_run
+from shoal.contracts.compute import compute_of
+from shoal.contracts.signed import sign
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.audit import check_proof
+from shoal.ledger.entries import InclusionProof
+from shoal.ledger.facts import InvitedNode
+from shoal.ledger.terms import terms_of_run
+from shoal.ledger.writer import LedgerWriter
 from shoal.report.times import StoreTimes
 from shoal.ui import app as service
 from shoal.ui.access import Access, BadToken, access_for, host_name, is_loopback
@@ -215,8 +217,8 @@ def test_a_ledger_that_was_changed_is_called_so_and_proves_nothing(tmp_path: Pat
     run = UiRun(tmp_path)
     other = run.role_keys["validator"]
     entry = run.store.get(keys.ledger_entry(4))
-    from shoal.contracts.canonical import Signed
-    from shoal.contracts.ledger import LedgerEntry
+    from shoal.contracts.signed import Signed
+    from shoal.ledger.entries import LedgerEntry
 
     changed = Signed[LedgerEntry].from_json(entry).document.model_copy(update={"tokens": 9})
     run.store.put(keys.ledger_entry(4), sign(changed, other).to_json())

@@ -11,15 +11,15 @@ from run_documents import RunFolder, part, progress, step_metrics
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from samples import rollout
-from shoal.cli.ledger_sources import LedgerSource, Trust
-from shoal.cli.snapshot import Snapshot
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
 from shoal.contracts.rollouts import RolloutMetadata, write_rollouts
-from shoal.contracts.seeds import beacon_commitment
+from shoal.contracts.signed import sign
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.protocol.ledger_checkpoints import Checkpoints
-from shoal.protocol.ledger_writer import LedgerWriter
+from shoal.ledger.checkpoints import Checkpoints
+from shoal.ledger.source import LedgerSource, Trust
+from shoal.ledger.writer import LedgerWriter
+from shoal.report.snapshot import Snapshot
+from shoal.sampling.draw import beacon_commitment
 from shoal.ui.rollouts import TOKENIZER_FILE
 
 HONEST, CHEAT = "a1" * 32, "c2" * 32

@@ -8,7 +8,6 @@ import pytest
 import tiny_policy
 from court import JOB, METADATA, STATISTICAL, VERSION, Court
 
-from shoal.contracts import toploc
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
@@ -16,6 +15,7 @@ from shoal.environments import Score
 from shoal.environments.tokens import completion_text
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations
+from shoal.toploc import codec
 from shoal.validation.facts import Facts
 from shoal.validation.prefill import prefill_rows
 
@@ -60,7 +60,7 @@ class VineCourt:
         ):
             for number, ours in batch.items():
                 logprobs = [min(float(value), 0.0) for value in ours.logprobs]
-                proofs = toploc.encode(ours.states)
+                proofs = codec.encode(ours.states)
                 found[number] = replace(rows[number], completion_logprobs=logprobs, proofs=proofs)
         return [found[number] for number in range(len(rows))]
 
@@ -225,6 +225,6 @@ def test_another_answer_s_reward_is_rejected(vine: VineCourt, file: list[Rollout
 def test_continuations_proofs_are_verified_too(vine: VineCourt, file: list[Rollout]) -> None:
     job = JOB.model_copy(update={"on_probation": True})
     one, other = PARENTS, PARENTS + EACH
-    size = toploc.PROOF_BYTES
+    size = codec.PROOF_BYTES
     cheat = changed(file, one, replace(file[one], proofs=file[other].proofs[:size] + file[one].proofs[size:]))
     assert f"row {one}, proof 0 does not fit version 3" in refused(vine.judge(cheat, job), "computation")

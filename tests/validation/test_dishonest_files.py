@@ -14,10 +14,10 @@ import torch
 from court import JOB, METADATA, STATISTICAL, Court
 from tiny_policy import EOS
 
-from shoal.contracts import toploc
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
+from shoal.toploc import codec
 from shoal.validation import parsing
 from shoal.validation.judge import judge
 from shoal.validation.prefill import prefill
@@ -31,7 +31,7 @@ def proven(court: Court, row: Rollout, policy: str = "old") -> Rollout:
     ours = prefill(court.made.model[policy], row, court.facts.eos_token_ids)
     return replace(
         row,
-        proofs=toploc.encode(ours.states),
+        proofs=codec.encode(ours.states),
         completion_logprobs=[min(float(value), 0.0) for value in ours.logprobs],
         task_reward=None,
         length_penalty=None,
@@ -182,7 +182,7 @@ def test_forged_proofs_are_rejected(court: Court, honest: list[Rollout]) -> None
     # tokens.
     states = [prefill(court.made.model["old"], row, court.facts.eos_token_ids).states for row in honest[:4]]
     typical = np.repeat(np.concatenate(states).mean(axis=0, keepdims=True), 40, axis=0)
-    forged = [replace(row, proofs=toploc.encode(typical[: len(row.completion_tokens)])) for row in honest]
+    forged = [replace(row, proofs=codec.encode(typical[: len(row.completion_tokens)])) for row in honest]
     assert "does not fit" in rejected(court.judge(forged), "computation")
 
 

@@ -7,17 +7,18 @@ import pytest
 import tiny_policy
 from court import JOB, METADATA, VERSION, Court
 
-from shoal.contracts.evaluation import BenchmarkTerms, first_number
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
 from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import beacon, beacon_commitment
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.work import first_number
 from shoal.environments import Score
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference.assignments import Work, as_run
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
+from shoal.sampling.draw import beacon, beacon_commitment
 from shoal.validation.setup import with_benchmarks
 
 TERMS = BenchmarkTerms(

@@ -11,12 +11,12 @@ from test_dishonest_files import rejected, replace
 from test_validator_process import ROLE_KEYS, publish
 
 from samples import PROOF_PROFILE
-from shoal.contracts import toploc
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.recipe import FileMean, ProofThresholds
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
 from shoal.storage.store import open_folder
+from shoal.toploc import codec
 from shoal.validation.policies import Policies, Policy
 from shoal.validation.prefill import prefill
 
@@ -30,7 +30,7 @@ def court_with(court: Court, profile: ProofProfile, **validation: object) -> Cou
 def proofs(court: Court, row: Rollout, profile: ProofProfile, scale: float = 1.0) -> bytes:
     """Proofs of the right states, or of ones that are all too large, as other weights' may be."""
     states = prefill(court.made.model["old"], row, court.facts.eos_token_ids).states
-    return toploc.encode(states * np.float32(scale), profile.mask())
+    return codec.encode(states * np.float32(scale), profile.mask())
 
 
 def test_proofs_that_leave_out_the_masked_dimensions_fit_and_others_do_not(court: Court, honest: list[Rollout]) -> None:

@@ -11,7 +11,7 @@ from test_dishonest_files import proven, rejected, replace, sampled_anew
 from tiny_policy import EOS
 
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import stretch_seed
+from shoal.sampling.draw import stretch_seed
 from shoal.validation import samplers
 from shoal.validation.checks import redraw
 from shoal.validation.facts import File

@@ -9,13 +9,13 @@ import tool_policy
 from court import CALIBRATED, DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
 from tool_policy import CALL, ENVIRONMENT, EOS, LEASE, PUBLIC, REST, RESULT, TASKS, ToolScenario
 
-from shoal.contracts import toploc
 from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import Unscorable
 from shoal.environments.episodes import Tools
 from shoal.environments.tool import Tool
+from shoal.toploc import codec
 from shoal.validation import samplers
 from shoal.validation.facts import Facts
 from shoal.validation.policies import Policy
@@ -88,7 +88,7 @@ def proven(bench: Court, row: Rollout, parts: Sequence[tuple[list[int], bool]], 
     logprobs, proofs, start = iter(ours.logprobs), b"", 0
     for stretch in sampled_stretches(mask):
         end = start + stretch.stop - stretch.start
-        proofs += toploc.encode(ours.states[start:end])
+        proofs += codec.encode(ours.states[start:end])
         start = end
     claimed = [min(float(next(logprobs)), 0.0) if sampled else 0.0 for sampled in mask]
     return replace(row, completion_logprobs=claimed, proofs=proofs)
@@ -121,8 +121,8 @@ def test_every_row_is_what_its_own_requests_would_be(rows: list[Rollout], made: 
         for value, sampled in zip(row.completion_logprobs, row.completion_mask, strict=True):
             assert (value == 0.0) >= (not sampled)
         parts = sampled_stretches(row.completion_mask)
-        proofs = sum(toploc.proof_count(part.stop - part.start) for part in parts)
-        assert len(row.proofs) == proofs * toploc.PROOF_BYTES
+        proofs = sum(codec.proof_count(part.stop - part.start) for part in parts)
+        assert len(row.proofs) == proofs * codec.PROOF_BYTES
 
 
 def test_forged_outputs_of_the_tool_are_rejected(bench: Court, rows: list[Rollout], made: ToolScenario) -> None:
@@ -201,7 +201,7 @@ def test_proofs_of_a_stretch_behind_a_call_are_verified_too(bench: Court, rows: 
     numbers = [
         number for number, row in enumerate(rows) if row.finish_reason == "stop" and not all(row.completion_mask)
     ]
-    size = toploc.PROOF_BYTES
+    size = codec.PROOF_BYTES
     cheat = list(rows)
     for number, other in zip(numbers, [*numbers[1:], numbers[0]], strict=True):
         assert len(rows[number].proofs) >= 2 * size
@@ -220,7 +220,7 @@ def test_each_stretch_is_drawn_again_with_its_own_seed(
 def test_missing_proofs_of_a_stretch_are_rejected(bench: Court, rows: list[Rollout]) -> None:
     number = with_call(rows)
     cheat = list(rows)
-    cheat[number] = replace(rows[number], proofs=rows[number].proofs[: -toploc.PROOF_BYTES])
+    cheat[number] = replace(rows[number], proofs=rows[number].proofs[: -codec.PROOF_BYTES])
     assert f"row {number}: " in rejected(judge(bench, cheat), "computation")
 
 

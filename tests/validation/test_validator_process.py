@@ -19,16 +19,18 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from servers import structured_lines
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, document_digest, sign
-from shoal.contracts.http_signatures import verify_request
-from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, StorageSpec, TaskSource, Validation
 from shoal.contracts.rollouts import RolloutMetadata, write_rollouts
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, Prepared, RunConfig
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.tasks import tasks_digest, write_tasks
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
+from shoal.crypto.http_signatures import verify_request
+from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import Store, open_folder
 
 ADDRESS = "127.13.0.6"

@@ -22,15 +22,15 @@ from transformers import AutoTokenizer
 
 import samples
 from servers import wait_until
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import read_rollouts
 from shoal.contracts.run import AgentState, NodeConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.keys import PrivateKey
 from shoal.environments import digest
 from shoal.environments.episodes import Tools
 from shoal.environments.tokens import prompt_tokens

@@ -21,13 +21,16 @@ from fastapi.routing import APIRoute
 from tools.docs.messages import messages, shown_type
 from tools.docs.tables import GENERATED, table
 
+from shoal.agent import socket_routes
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import ROLES, PrivateKey, Roster
 from shoal.contracts.programs import ProgramOutcome, ProgramRequest
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import AgentState
-from shoal.protocol import agent_socket, discovery, orchestrator
+from shoal.contracts.signed import Signed, sign
+from shoal.crypto.keys import PrivateKey
+from shoal.discovery import discovery
+from shoal.orchestrator.http import service
 from shoal.rewards.runner import service as runner
 
 BODIES: dict[str, str | type[Contract]] = {
@@ -94,8 +97,8 @@ def apps() -> dict[str, FastAPI]:
     threads: Any = SimpleNamespace(slots=1)
     return {
         "discovery": discovery.make_app(config, nothing),
-        "orchestrator": orchestrator.make_app(state, nothing, nothing, nothing),
-        "agent": agent_socket.make_app(nothing, nothing, nothing, nothing),
+        "orchestrator": service.make_app(state, nothing, nothing, nothing),
+        "agent": socket_routes.make_app(nothing, nothing, nothing, nothing),
         "runner": runner.make_app(threads),
     }
 
@@ -120,8 +123,8 @@ def http_page() -> str:
     """The whole page."""
     lines = [INTRODUCTION]
     documents: dict[str, type[Contract]] = {}
-    for service, app in apps().items():
-        title, text = TITLES[service]
+    for name, app in apps().items():
+        title, text = TITLES[name]
         lines += [f"## {title}", "", text, ""]
         found = routes(app)
         lines += table(

@@ -12,7 +12,7 @@ import yaml
 from tools.docs.tables import GENERATED, table
 
 from shoal.contracts.relays import OUTSIDE_PORT
-from shoal.protocol.metrics import NODE_METRICS_PORT
+from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.children import names
 from shoal_operator.children.network import EDGES

@@ -38,7 +38,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "worker": (*EVERYWHERE, "shoal.inference.metrics", "shoal.rewards.sandbox.pool"),
     "agent": EVERYWHERE,
     "validator": (*EVERYWHERE, "shoal.validation.metrics", "shoal.rewards.sandbox.pool"),
-    "orchestrator": (*EVERYWHERE, "shoal.protocol.metrics", "shoal.protocol.ledger_checkpoints"),
+    "orchestrator": (*EVERYWHERE, "shoal.orchestrator.metrics", "shoal.ledger.checkpoints"),
     "discovery": EVERYWHERE,
     "runner": (*EVERYWHERE, "shoal.rewards.runner.service", "shoal.rewards.sandbox.pool"),
     "collector": (*EVERYWHERE, "shoal.collection.collector"),

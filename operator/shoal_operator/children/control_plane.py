@@ -59,7 +59,7 @@ def _discovery(run: TrainingRun, replicas: int, config_hash: str) -> list[Object
     container = Container(
         name="discovery",
         image=image_of("protocol", run.spec.images),
-        command=["python", "-m", "shoal.protocol.discovery"],
+        command=["python", "-m", "shoal.discovery"],
         role="discovery",
         mounts=(config_map(names.config(name)), secrets(names.role_secret(name, "discovery"))),
         port=names.PORTS["discovery"],
@@ -75,7 +75,7 @@ def _orchestrator(run: TrainingRun, replicas: int, config_hash: str) -> list[Obj
     container = Container(
         name="orchestrator",
         image=image_of("protocol", run.spec.images),
-        command=["python", "-m", "shoal.protocol.orchestrator"],
+        command=["python", "-m", "shoal.orchestrator"],
         role="orchestrator",
         mounts=(config_map(names.config(name)), *role_and_store(name, "orchestrator", run.spec.storage)),
         port=names.PORTS["orchestrator"],

@@ -43,7 +43,7 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
         Container(
             name="agent",
             image=image_of("protocol", spec.images),
-            command=["python", "-m", "shoal.protocol.agent"],
+            command=["python", "-m", "shoal.agent"],
             role="agent",
             mounts=(config, ticket(names.ticket_secret(name)), claim_template("key"), run_folder),
             port=names.PORTS["agent"],

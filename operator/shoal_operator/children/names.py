@@ -1,6 +1,6 @@
 """Names, labels, ports and images of children (docs/architecture.md): the one place that says what a part is called. Pure."""
 
-from shoal.contracts.identity import Role
+from shoal.contracts.roster import Role
 from shoal.contracts.run import Addresses
 
 SOFTWARE_VERSION = "0.1.0"

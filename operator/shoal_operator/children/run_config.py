@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings
-from shoal.contracts.identity import Roster
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.recipe import ModelSource
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import Addresses, RunConfig
+from shoal.contracts.signed import Signed
 from shoal_operator.api import TrainingRun
 from shoal_operator.children.islands import island_terms
 from shoal_operator.children.own_kinds import References, relays_of, validation_of

@@ -1,7 +1,7 @@
 """How a trusted pod reaches the object store: a claim for the folder store, credentials for an S3-compatible one. Pure."""
 
-from shoal.contracts.identity import Role
 from shoal.contracts.recipe import StorageSpec
+from shoal.contracts.roster import Role
 from shoal_operator.children import names
 from shoal_operator.children.pods import Mount, claim, secrets, store_credentials
 from shoal_operator.children.workloads import volume_claim

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.contracts.canonical import Signed
-from shoal.contracts.identity import Roster
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import Addresses, NodeConfig
+from shoal.contracts.signed import Signed
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane

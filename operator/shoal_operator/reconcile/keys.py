@@ -9,9 +9,10 @@ import base64
 import secrets
 from collections.abc import Mapping
 
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import ROLES, PrivateKey, Role, Roster
 from shoal.contracts.pools import pool_ticket
+from shoal.contracts.roster import ROLES, Role, Roster
+from shoal.contracts.signed import sign
+from shoal.crypto.keys import PrivateKey
 from shoal_operator.children import RunIdentity, names
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object

@@ -12,7 +12,7 @@ from pathlib import Path
 from shoal import telemetry
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionOpen, WeightsManifest
 from shoal.storage import chains
 from shoal.storage.checkpoint_files import stream_digest

@@ -6,8 +6,8 @@ the sealing manifest. Called by `publishing`, which does the reading and writing
 
 from collections.abc import Sequence
 
-from shoal.contracts.canonical import document_digest
 from shoal.contracts.weights import CheckpointFile, DeltaBase, Encoding, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
 
 MAX_SHARDS = 99_999  # shard names have five digits
 

@@ -23,11 +23,11 @@ from shoal.broadcast.pieces import BadPiece
 from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, copy_to_store, cut_into, restore
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import VersionAnnouncement
 from shoal.contracts.run import RunConfig, home, load_run_config
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import VersionOpen, WeightsManifest
+from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, StoreUnavailable, open_store
 from shoal.storage.versions import bases, sealed_versions
 from shoal.transport import Refused, SignedClient, Unavailable

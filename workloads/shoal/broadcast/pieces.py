@@ -10,8 +10,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import BadSignature, Signed, document_digest
+from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
 
 Document = TypeVar("Document", bound=Contract)
 

@@ -13,10 +13,10 @@ from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.pieces import Wanted
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
+from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, delta
 
 

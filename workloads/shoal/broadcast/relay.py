@@ -28,11 +28,11 @@ from shoal.broadcast.traffic import Traffic
 from shoal.broadcast.transfer import Outcome, Transfer
 from shoal.broadcast.tree import INDEX, Tree
 from shoal.contracts import keys, relay_token
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
 from shoal.contracts.relays import RelayConfig, load_relay_config
 from shoal.contracts.run import RunConfig, home, load_run_config
 from shoal.contracts.weights import VersionIndex
+from shoal.crypto.keys import PrivateKey
 from shoal.storage import chains
 from shoal.transport import SignedClient
 

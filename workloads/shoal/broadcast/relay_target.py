@@ -11,8 +11,9 @@ from shoal.broadcast.parts import FilePart, Part
 from shoal.broadcast.pieces import BadPiece, Wanted
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed, document_digest
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import document_digest
 from shoal.storage import chains
 
 DISK_RESERVE_BYTES = 64 << 20  # log, index and part files

@@ -23,7 +23,7 @@ from shoal.broadcast.parts import Part
 from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
 from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 
 Piece = TypeVar("Piece")

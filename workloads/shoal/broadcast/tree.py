@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionIndex, VersionOpen
 from shoal.storage import chains
 

@@ -14,7 +14,7 @@ from shoal import telemetry
 from shoal.broadcast.parts import FilePart, Part, PlacedPart
 from shoal.broadcast.relay_target import NoSpace
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature, Signed
+from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage.checkpoint_files import Assembler, read_manifest
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from shoal import environments
-from shoal.cli.errors import InputWrong
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.environments.prepare import CannotPrepare, checked_checkpoint
 from shoal.environments.proof_calibration import PROMPTS, measure
+from shoal.errors import InputWrong
 from shoal.proofs import CannotCalibrate
 from shoal.proofs.calibration import Effort, Served
 

@@ -5,8 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from shoal.cli.errors import RunFailed
-from shoal.cli.run_folders import holder_of
+from shoal.errors import RunFailed
+from shoal.report.run_folders import holder_of
 
 DEADLINE_SECONDS = 120.0
 """More than the longest grace periods of the parts together; a `shoal up` that takes longer hangs."""

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from shoal.cli.progress import ProgressReader
-from shoal.cli.run_folders import LIVE_FILE, METRICS_FILE
-from shoal.cli.snapshot import Part, Snapshot, snapshot_bytes
 from shoal.contracts.protocol import NodeState
 from shoal.report.atomic import write_atomically
+from shoal.report.progress import ProgressReader
+from shoal.report.run_folders import LIVE_FILE, METRICS_FILE
 from shoal.report.sampler import METRIC_PORTS, Sampler, Target
+from shoal.report.snapshot import Part, Snapshot, snapshot_bytes
 
 LIVE_SECONDS = 1.0
 MEMBERS: tuple[NodeState, ...] = ("Healthy", "Unhealthy")

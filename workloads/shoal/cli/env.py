@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.errors import InputWrong, RunFailed
+from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
     name="env",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.errors import InputWrong, RunFailed
+from shoal.errors import InputWrong, RunFailed
 
 
 def evaluate(
@@ -55,8 +55,8 @@ def evaluate(
 
     Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
     """
-    from shoal.evaluation.record import NothingScored, evaluate_all
-    from shoal.evaluation.sampling import CannotEvaluate, Wanted
+    from shoal.inference.evaluation.record import NothingScored, evaluate_all
+    from shoal.inference.evaluation.sampling import CannotEvaluate, Wanted
 
     wanted = Wanted(samples, temperature, max_tokens, seed, target_length)
     try:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
 from shoal.cli.local_run import Manifest
 from shoal.cli.output import print_plain
 from shoal.cli.up import up
 from shoal.contracts.sft_data import DatasetCard
-from shoal.report.text import count, percent
+from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.text import count, percent
 
 DATASETS_FOLDER = "datasets"
 

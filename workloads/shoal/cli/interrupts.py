@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from shoal.cli.errors import EXIT_INTERRUPTED
+from shoal.errors import EXIT_INTERRUPTED
 
 
 class Interrupts:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.errors import InputWrong, RunFailed
+from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
     name="ledger",
@@ -78,10 +78,10 @@ def show(
 
     Example: shoal ledger show arithmetic --totals
     """
-    from shoal.cli.ledger_reading import read_ledger
-    from shoal.cli.ledger_sources import open_source
-    from shoal.cli.ledger_text import chosen, entry_line, totals_lines, totals_records
     from shoal.cli.main import _print
+    from shoal.ledger.reading import read_ledger
+    from shoal.ledger.text import chosen, entry_line, totals_lines, totals_records
+    from shoal.report.ledger_sources import open_source
 
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     audit = read_ledger(opened, _say)
@@ -131,11 +131,11 @@ def verify(
 
     Example: shoal ledger verify s3://shoal/shoal/arithmetic --endpoint https://store.example --join node.json --kept checkpoint.json
     """
-    from shoal.cli.ledger_proofs import newest_checkpoint, read_kept
-    from shoal.cli.ledger_reading import read_ledger
-    from shoal.cli.ledger_sources import open_source
-    from shoal.cli.ledger_text import report_lines, report_record, votes_words
     from shoal.cli.main import _print
+    from shoal.ledger.reading import read_ledger
+    from shoal.ledger.text import report_lines, report_record, votes_words
+    from shoal.report.ledger_proofs import newest_checkpoint, read_kept
+    from shoal.report.ledger_sources import open_source
 
     if slash_votes is not None and not documents:
         raise InputWrong("--slash-votes is compared with the findings in the store: give --documents too")
@@ -179,9 +179,9 @@ def proof(
 
     Example: shoal ledger proof --check proof.json --run-key 1f2e...
     """
-    from shoal.cli.ledger_proofs import check_file, prove_entry, prove_since
-    from shoal.cli.ledger_sources import open_source
     from shoal.cli.main import _print
+    from shoal.report.ledger_proofs import check_file, prove_entry, prove_since
+    from shoal.report.ledger_sources import open_source
 
     if [entry is not None, since is not None, check is not None].count(True) != 1:
         raise InputWrong("give one of --entry N, --since FILE and --check FILE")
@@ -195,7 +195,7 @@ def proof(
 
 def _fail_if_wrong(problems: list[str]) -> None:
     if problems:
-        from shoal.report.text import plain
+        from shoal.text import plain
 
         for problem in problems[1:20]:
             _say(plain(problem, 500))

@@ -5,12 +5,12 @@ For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; 
 
 from datetime import datetime
 
-from shoal.cli.snapshot import Part, Snapshot
-from shoal.cli.view import History, Model, time_left, waiting_for
 from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
-from shoal.report.text import count, duration, number, percent, plain
+from shoal.report.snapshot import Part, Snapshot
+from shoal.report.view import History, Model, time_left, waiting_for
+from shoal.text import count, duration, number, percent, plain
 
 STATUS_SECONDS = 10.0
 """A status line at least this often, so that a quiet run is told from a hung one."""

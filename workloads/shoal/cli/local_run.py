@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import LOGS_FOLDER
-from shoal.cli.snapshot import Part
-from shoal.report.text import percent
+from shoal.errors import InputWrong
+from shoal.report.run_folders import LOGS_FOLDER
+from shoal.report.snapshot import Part
+from shoal.text import percent
 
 if TYPE_CHECKING:
     from shoal_operator.api.training_run import TrainingRun

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from shoal.report.text import plain
+from shoal.text import plain
 
 TIME_KEYS = ("timestamp", "time", "ts")
 HIDDEN_KEYS = frozenset({*TIME_KEYS, "event", "level", "role", "pod", "run", "pool", "exception"})

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.cli.errors import InputWrong
 from shoal.cli.log_lines import LogLine, dated, line_time, show
-from shoal.report.text import plain
+from shoal.errors import InputWrong
+from shoal.text import plain
 
 FOLLOW_SECONDS = 0.3
 

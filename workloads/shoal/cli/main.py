@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from shoal.cli.env import app as env_app
-from shoal.cli.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 from shoal.cli.eval import evaluate
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
 from shoal.cli.summaries import whole_summaries
+from shoal.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 
 app = typer.Typer(
     name="shoal",
@@ -123,7 +123,7 @@ def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) ->
     """
     from shoal.cli.down import down as stop
     from shoal.cli.local_run import clean_up
-    from shoal.cli.run_folders import find_run
+    from shoal.report.run_folders import find_run
 
     run_dir = find_run(run, runs_dir)
     if stop(run_dir):
@@ -155,7 +155,7 @@ def logs(
     """
     from shoal.cli.log_lines import since_unix
     from shoal.cli.logs import print_logs
-    from shoal.cli.run_folders import LOGS_FOLDER, find_run
+    from shoal.report.run_folders import LOGS_FOLDER, find_run
 
     try:
         begin = since_unix(since, time.time()) if since else 0.0
@@ -205,10 +205,10 @@ def report(
     Example: shoal report s3://shoal/shoal/arithmetic --endpoint https://store.example --prometheus http://127.0.0.1:9090
     """
     from shoal.cli.reporting import last_words, report_elsewhere, write_report
-    from shoal.cli.run_folders import find_run, is_run
+    from shoal.report.run_folders import find_run, is_run
 
     if elsewhere(run, prometheus, is_run):
-        from shoal.cli.ledger_sources import open_source
+        from shoal.report.ledger_sources import open_source
 
         opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
         for line in last_words(report_elsewhere(opened, output, prometheus, namespace)):
@@ -296,8 +296,8 @@ def trace(
     """
     if not otlp:
         raise InputWrong("give --otlp URL (or OTEL_EXPORTER_OTLP_ENDPOINT): tracing is off without a receiver")
-    from shoal.cli.ledger_sources import open_source
     from shoal.cli.trace import trace as send_traces
+    from shoal.report.ledger_sources import open_source
 
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     send_traces(opened, otlp, _print, follow=follow)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.errors import InputWrong
+from shoal.errors import InputWrong
 
 app = typer.Typer(
     name="node",
@@ -115,7 +115,7 @@ def code() -> None:
 
     Example: shoal node code
     """
-    from shoal.contracts.identity import PrivateKey
+    from shoal.crypto.keys import PrivateKey
 
     seed = secrets.token_bytes(32)
     typer.echo(f"code (secret; the machine reads it from secrets/invite_code): {seed.hex()}")

@@ -12,11 +12,11 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from shoal.cli.errors import InputWrong, RunFailed
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
 from shoal.contracts.protocol import NodeLogs
-from shoal.report.text import plain
+from shoal.errors import InputWrong, RunFailed
+from shoal.text import plain
 from shoal.transport.authorities import authorities
 
 LOGS_SECONDS = 40.0

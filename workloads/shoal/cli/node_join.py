@@ -20,18 +20,19 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import ValidationError
 
-from shoal.cli.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
-from shoal.cli.ledger_sources import checked_key
+from shoal.agent import hardware, node_key, uplink
 from shoal.cli.node_processes import COMMANDS, Processes
 from shoal.cli.node_text import Teller, machine_line
-from shoal.contracts.canonical import BadSignature
-from shoal.contracts.identity import PrivateKey
+from shoal.contracts.node_states import EXCLUDED
 from shoal.contracts.pools import claim_with_code
 from shoal.contracts.protocol import Hardware
+from shoal.contracts.requirements import missing
 from shoal.contracts.run import AgentStatus, JoinOffer, NodeConfig, OpenPool
-from shoal.protocol import hardware, node_key, uplink
-from shoal.protocol.node_states import EXCLUDED
-from shoal.report.text import plain
+from shoal.contracts.signed import BadSignature
+from shoal.crypto.keys import PrivateKey
+from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.report.ledger_sources import checked_key
+from shoal.text import plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
@@ -207,7 +208,7 @@ def check_machine(
     found: Hardware, pool: OpenPool | None, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS
 ) -> None:
     """Raise `InputWrong` with a line for everything that this machine lacks."""
-    lacks = [f"pool {pool.name!r} wants {what}" for what in hardware.missing(found, pool.requirements)] if pool else []
+    lacks = [f"pool {pool.name!r} wants {what}" for what in missing(found, pool.requirements)] if pool else []
     if commands is COMMANDS and importlib.util.find_spec("vllm") is None:
         lacks.append(
             "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and take .venv/bin/shoal"
@@ -245,7 +246,7 @@ def _stay(
     say: Say,
 ) -> int:
     from shoal import telemetry
-    from shoal.protocol.agent import run_agent
+    from shoal.agent.agent import run_agent
 
     pod = f"node-{key.public[:12]}"
     os.environ.update({"SHOAL_HOME": str(home), "SHOAL_BIND": bind, "SHOAL_POD": pod, "SHOAL_ROLE": "agent"})

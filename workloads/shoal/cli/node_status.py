@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.cli.errors import InputWrong
 from shoal.cli.node_text import read_status, status_lines
 from shoal.contracts.run import AgentStatus
+from shoal.errors import InputWrong
 from shoal.transport import Refused, SignedClient, Unavailable
 
 ASK_SECONDS = 2.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.contracts.protocol import Hardware
 from shoal.contracts.run import AgentStatus
-from shoal.report.text import plain
+from shoal.text import plain
 
 LOOK_SECONDS = 0.5
 STALE_SECONDS = 30.0

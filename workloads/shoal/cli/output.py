@@ -9,9 +9,9 @@ from rich.text import Text
 
 from shoal.cli.lines import STATUS_SECONDS, events, stamped, status_line
 from shoal.cli.screen import render
-from shoal.cli.snapshot import Snapshot
-from shoal.cli.view import History, view_model
-from shoal.report.text import plain
+from shoal.report.snapshot import Snapshot
+from shoal.report.view import History, view_model
+from shoal.text import plain
 
 REDRAWS_PER_SECOND = 4
 

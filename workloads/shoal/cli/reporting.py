@@ -10,17 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.errors import InputWrong
-from shoal.cli.run_folders import METRICS_FILE, MODEL_FOLDER, no_run_yet
 from shoal.contracts.steps import StepMetrics
-from shoal.report.text import count, duration, number, percent, plain
+from shoal.errors import InputWrong
+from shoal.report.run_folders import METRICS_FILE, MODEL_FOLDER, no_run_yet
+from shoal.text import count, duration, number, percent, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.cli.ledger_sources import LedgerSource
     from shoal.contracts.evaluation import BestVersion
     from shoal.evaluation.versions import VersionEvaluation
+    from shoal.ledger.source import LedgerSource
     from shoal.report.facts import StoreFacts
     from shoal.report.write import Report
 
@@ -50,7 +50,7 @@ def report_elsewhere(
     source: LedgerSource, output: Path | None, prometheus: str | None = None, namespace: str | None = None
 ) -> Report:
     """Write the report of a run of which only the store is known, into `output` or `<run>-report/`; raises `InputWrong`."""
-    from shoal.contracts.ledger_audit import BadLedger, trusted_roster
+    from shoal.ledger.audit import BadLedger, trusted_roster
     from shoal.report.access import RunAccess
     from shoal.report.facts import read_store
     from shoal.report.prometheus import NoReadings, read_prometheus

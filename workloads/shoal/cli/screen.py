@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.view import Model
+from shoal.report.view import Model
 
 STATE_STYLES = {
     "ready": "green", "done": "green", "starting": "yellow", "waiting": "yellow", "pending": "yellow",

@@ -13,13 +13,13 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from shoal.cli.errors import InputWrong, RunFailed
-from shoal.cli.ledger_sources import LedgerSource
+from shoal.errors import InputWrong, RunFailed
+from shoal.ledger.source import LedgerSource
 from shoal.report.facts import StoreReader
-from shoal.report.text import count, plain
 from shoal.report.times import read_times
 from shoal.report.traces import Span, spans, submissions
 from shoal.storage import StoreUnavailable
+from shoal.text import count, plain
 
 FOLLOW_SECONDS = 10.0
 BATCH_SPANS = 512

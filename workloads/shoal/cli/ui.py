@@ -12,15 +12,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shoal.cli.errors import InputWrong
-from shoal.cli.ledger_sources import LedgerSource, open_source
-from shoal.cli.progress import ProgressReader
-from shoal.cli.run_folders import LIVE_FILE, find_run, still_prepares
-from shoal.cli.snapshot import Snapshot, parse_snapshot
 from shoal.contracts.vine import VineSettings
+from shoal.errors import InputWrong
+from shoal.ledger.source import LedgerSource
 from shoal.report.access import NoRun, open_run
-from shoal.report.text import plain
+from shoal.report.ledger_sources import open_source
+from shoal.report.progress import ProgressReader
+from shoal.report.run_folders import LIVE_FILE, find_run, still_prepares
+from shoal.report.snapshot import Snapshot, parse_snapshot
 from shoal.storage import StoreUnavailable
+from shoal.text import plain
 from shoal.ui.access import Access, BadToken, access_for
 from shoal.ui.app import make_app
 from shoal.ui.serving import server

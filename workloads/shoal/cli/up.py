@@ -11,17 +11,17 @@ import structlog
 from rich.console import Console
 
 from shoal.cli.driver import Driver
-from shoal.cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.cli.interrupts import Interrupts
 from shoal.cli.local_run import Manifest, clean_up, open_local_run
 from shoal.cli.log_lines import said
 from shoal.cli.logs import last_line
 from shoal.cli.output import LiveOutput, Output, PlainOutput, print_plain
 from shoal.cli.reporting import last_words, seen_steps, write_report
-from shoal.cli.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
-from shoal.cli.view import History
 from shoal.contracts.protocol import HEARTBEAT_SECONDS
+from shoal.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.report.access import has_orchestrator
+from shoal.report.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
+from shoal.report.view import History
 from shoal.telemetry.logs import STEPS
 
 TICK_SECONDS = 0.25

@@ -9,8 +9,8 @@ import sys
 
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import Prepared, home, load_run_config
+from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, open_store
 from shoal.transport import SignedClient
 

@@ -23,9 +23,9 @@ from shoal.contracts import keys
 from shoal.contracts.protocol import DatasetAnnouncement, DatasetProgress, TrainerProgress
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.seeds import own_tasks, slice_count
 from shoal.contracts.steps import StepBatch
 from shoal.environments.tokens import Tokenizer, completion_text
+from shoal.sampling.draw import own_tasks, slice_count
 from shoal.storage import NotFound, Store
 from shoal.storage.versions import read_sealed_manifest
 from shoal.transport import Refused, SignedClient, Unavailable

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
+from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import NotFound, Store

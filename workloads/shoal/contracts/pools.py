@@ -18,9 +18,9 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, RunName, SpecModel
-from shoal.contracts.canonical import BadSignature, Signed, sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.recipe import ShortText
+from shoal.contracts.signed import BadSignature, Signed, sign
+from shoal.crypto.keys import PrivateKey
 
 Sampler = Literal["vllm-cpu"]
 """Engines whose choice of a token can be redone from its seed on any machine. vLLM on a CPU (0.32, x86 and ARM) hashes seed and token; on a GPU its
@@ -64,13 +64,13 @@ class Requirements(SpecModel):
     uplink_mbps: int = Field(
         0,
         ge=0,
-        le=100,  # more is not told from less by 16 MiB over a long way: protocol/uplink_check.py
+        le=100,  # more is not told from less by 16 MiB over a long way: discovery/uplink_check.py
         description="Way out at least, in 10^6 bits a second, as discovery measures it by an upload, whose beginning counts; 0: none is set.",
     )
     gflops: int = Field(
         0,
         ge=0,
-        le=1400,  # more could not be told from less: contracts/challenge.py, MOST_PRODUCTS
+        le=1400,  # more could not be told from less: crypto/challenge.py, MOST_PRODUCTS
         description="Arithmetic at least, in 10^9 operations a second, as a timed challenge measures it when a machine joins; 0: none is set.",
     )
 

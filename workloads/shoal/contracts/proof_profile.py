@@ -14,7 +14,8 @@ from shoal.contracts.base import Contract
 from shoal.contracts.recipe import ProofThresholds
 
 if TYPE_CHECKING:
-    from shoal.contracts.top_points import Bool
+    import numpy as np
+    import numpy.typing as npt
 
 PROFILE_FILE = "proof_profile.json"
 PROFILE_BYTES = 1 << 20
@@ -90,7 +91,7 @@ class ProofProfile(Contract):
             raise ValueError(f"{len(masked)} of {self.hidden_size} dimensions are masked, allowed is half of them")
         return self
 
-    def mask(self) -> "Bool | None":
+    def mask(self) -> "npt.NDArray[np.bool_] | None":
         """bool [hidden size], true for masked dimensions, as `toploc` takes it; None when there are none."""
         if not self.masked_dimensions:
             return None

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex
-from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 
@@ -100,7 +100,7 @@ class ChallengeRequest(Contract):
 
 
 class Challenge(Contract):
-    """Work of `contracts/challenge.py`, to be answered once and within `limit_seconds` of the moment it was given out."""
+    """Work of `crypto/challenge.py`, to be answered once and within `limit_seconds` of the moment it was given out."""
 
     challenge: LeaseId
     node: NodeId

@@ -7,9 +7,9 @@ roster. A relay checks a token without asking anyone, so that the orchestrator m
 import base64
 import binascii
 
-from shoal.contracts.canonical import signing_bytes
-from shoal.contracts.identity import PrivateKey, verify
 from shoal.contracts.protocol import RelayToken
+from shoal.crypto.canonical import signing_bytes
+from shoal.crypto.keys import PrivateKey, verify
 
 _TAG = b"shoal/RelayToken/v1\0"
 

@@ -10,10 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
-from shoal.contracts.canonical import Signed
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings
-from shoal.contracts.identity import Roster
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
@@ -31,7 +29,9 @@ from shoal.contracts.recipe import (
     TrainerSettings,
     Validation,
 )
+from shoal.contracts.roster import Roster
 from shoal.contracts.sft import SftSettings
+from shoal.contracts.signed import Signed
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
 

@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import Contract, RunName, Sha256Hex, SpecModel
-from shoal.contracts.canonical import document_digest
 from shoal.contracts.datasets import DatasetName, ObjectPath, Place
 from shoal.contracts.weights import FileName
+from shoal.crypto.canonical import document_digest
 
 
 class SftDataset(SpecModel):

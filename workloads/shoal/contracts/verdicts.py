@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
-from shoal.contracts.canonical import Signed
-from shoal.contracts.ledger_facts import Compute
+from shoal.contracts.compute import Compute
 from shoal.contracts.protocol import ShortText
+from shoal.contracts.signed import Signed
 
 Outcome = Literal["accept", "reject", "expired", "inconclusive"]
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
-from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms, sampling_of, slices_of
+from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms, sampling_of
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
+from shoal.contracts.work import slices_of
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools

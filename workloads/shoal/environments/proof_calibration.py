@@ -15,10 +15,10 @@ from shoal import telemetry
 from shoal.contracts.proof_profile import ProofProfile, read_profile
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
-from shoal.contracts.top_points import TOP_K
 from shoal.environments.base import Environment
 from shoal.environments.tokens import prompt_tokens
 from shoal.proofs import CannotCalibrate
+from shoal.toploc.top_points import TOP_K
 
 PROMPTS = 512
 """Tasks that prompts are made of; more sequences than that take them again, with other samples."""

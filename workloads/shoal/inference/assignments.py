@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal import environments
-from shoal.contracts.evaluation import BenchmarkTerms, is_evaluation, located
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.tasks import Task
+from shoal.contracts.work import is_evaluation, located
 from shoal.environments import BadEnvironment, Environment
+from shoal.sampling.draw import drawn_tasks
 from shoal.telemetry import get_logger
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
+from shoal.contracts.work import is_evaluation
 from shoal.inference.completions import Request
 from shoal.telemetry import STOP, get_logger
 

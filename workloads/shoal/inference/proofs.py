@@ -18,11 +18,11 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import torch
 
-from shoal.contracts import toploc
-from shoal.contracts.top_points import Bool, Int64
 from shoal.proofs.reduction import reduce_chunks
+from shoal.toploc import codec
+from shoal.toploc.top_points import Bool, Int64
 
-CHUNK = toploc.CHUNK_TOKENS
+CHUNK = codec.CHUNK_TOKENS
 SLOT = 2 * CHUNK
 """Rows of a slot: the notes of at most 32 steps complete one chunk of a sequence and begin the next behind it."""
 FIRST_SLOTS = 32
@@ -206,9 +206,9 @@ class ProofRecorder:
         if not batch:
             return
         indices, bits = (torch.cat(parts).numpy() for parts in zip(*(each.points() for each in batch), strict=True))
-        joined = toploc.prove(indices.astype(np.int64), bits.astype(np.uint16))
+        joined = codec.prove(indices.astype(np.int64), bits.astype(np.uint16))
         for number, request in enumerate(request for each in batch for request in each.requests):
-            self._proofs[request].append(joined[number * toploc.PROOF_BYTES : (number + 1) * toploc.PROOF_BYTES])
+            self._proofs[request].append(joined[number * codec.PROOF_BYTES : (number + 1) * codec.PROOF_BYTES])
 
 
 def _on_device(values: Int64, device: torch.device) -> torch.Tensor:

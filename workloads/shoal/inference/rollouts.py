@@ -7,15 +7,15 @@ generate, then `Rollout`s to write. Called by `worker`. Validators draw and rend
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.contracts.evaluation import drawn_for
 from shoal.contracts.protocol import Lease, StepInfo
-from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
-from shoal.contracts.seeds import continuation_seed, draw_submission
 from shoal.contracts.tasks import Task
 from shoal.contracts.vine import continuations
+from shoal.contracts.work import drawn_for
 from shoal.inference.completions import Completion, Request
+from shoal.rewards.total import total_reward
+from shoal.sampling.draw import continuation_seed, draw_submission
 
 Render = Callable[[Task, int | None], Sequence[int]]
 """Prompt tokens of a task with a target length."""

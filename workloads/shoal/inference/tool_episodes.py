@@ -8,12 +8,12 @@ them from the other side. Called by `worker`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.contracts.seeds import stretch_seed
 from shoal.environments import Unscorable
 from shoal.environments.episodes import Tools
 from shoal.inference import metrics
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
+from shoal.sampling.draw import stretch_seed
 
 Generate = Callable[[Sequence[Request]], list[Completion]]
 """An engine's `generate`, which ends a sequence where it pauses."""

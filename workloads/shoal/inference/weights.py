@@ -7,8 +7,8 @@ version that a step allows. Called by `worker`.
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.contracts.canonical import BadSignature
 from shoal.contracts.keys import parse_version, version_name
+from shoal.contracts.signed import BadSignature
 from shoal.contracts.weights import WeightsManifest
 from shoal.storage.checkpoint_files import read_manifest
 from shoal.telemetry import get_logger

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from shoal.contracts.evaluation import is_evaluation, located
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
+from shoal.contracts.work import is_evaluation, located
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text, prompt_tokens

@@ -12,8 +12,8 @@ from jaxtyping import UInt8
 from pydantic import ValidationError
 from torch import Tensor
 
-from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.islands import MAX_LINKS, CertificateLink, IslandAgreement
+from shoal.contracts.signed import BadSignature, Signed
 from shoal.islands.contributions import unpadded
 
 VOTE_BYTES = 4096

@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shoal import telemetry
-from shoal.contracts.canonical import sign
 from shoal.contracts.islands import (
     MAX_ISLANDS,
     CertificateLink,
@@ -29,6 +28,7 @@ from shoal.contracts.islands import (
     IslandNotice,
     IslandSharedTerms,
 )
+from shoal.contracts.signed import sign
 from shoal.islands.admission import TooFew, agreed_head
 from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, extended
 from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded

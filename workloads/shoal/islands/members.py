@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from shoal import telemetry
-from shoal.contracts.canonical import BadSignature, Signed, sign, signed_object
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import IslandNotice
+from shoal.contracts.signed import BadSignature, Signed, sign, signed_object
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.differences import FRESH_SECONDS, Differing
 
 if TYPE_CHECKING:

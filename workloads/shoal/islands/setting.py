@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.keys import PrivateKey
 from shoal.islands.encoding import ExchangeType
 from shoal.islands.outer import OuterSettings
 

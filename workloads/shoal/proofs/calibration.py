@@ -18,14 +18,14 @@ import numpy as np
 
 from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.recipe import FileMean, ProofThresholds
-from shoal.contracts.top_points import Bool, Float32
-from shoal.contracts.toploc import ErrorTable, Proofs, compare_points, file_mean_allowed, parse
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
 from shoal.proofs.dishonest_weights import changes, other_weights
 from shoal.proofs.forward import Decoded, decode, prefill
 from shoal.proofs.intervals import error_rate
 from shoal.proofs.masking import masked_dimensions
+from shoal.toploc.codec import ErrorTable, Proofs, compare_points, file_mean_allowed, parse
+from shoal.toploc.top_points import Bool, Float32
 
 MARGIN = 2.0
 """Thresholds are so many times the largest honest error seen: another engine's or device's kernels are further off (docs/toploc.md)."""

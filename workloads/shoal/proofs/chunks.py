@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.contracts import toploc
-from shoal.contracts.top_points import Bool, Float32, Int64, UInt16, top_points
+from shoal.toploc import codec
+from shoal.toploc.top_points import Bool, Float32, Int64, UInt16, top_points
 
 Points = tuple[Int64, UInt16]
 """Indices int64 [chunks, 128] and bfloat16 bits uint16 [chunks, 128], as `top_points` gives them."""
@@ -32,9 +32,9 @@ def layout(lengths: Sequence[int]) -> Chunks:
     """Chunks of sequences of so many tokens, in order."""
     sequence, tokens = [], []
     for number, length in enumerate(lengths):
-        for start in range(0, length, toploc.CHUNK_TOKENS):
+        for start in range(0, length, codec.CHUNK_TOKENS):
             sequence.append(number)
-            tokens.append(min(toploc.CHUNK_TOKENS, length - start))
+            tokens.append(min(codec.CHUNK_TOKENS, length - start))
     return Chunks(np.array(sequence, dtype=np.int64), np.array(tokens, dtype=np.int64))
 
 
@@ -42,21 +42,21 @@ def points_of(states: Sequence[Float32], masked: Bool | None) -> Points:
     """`top_points` of every chunk of every sequence, float32 [tokens, hidden size] each."""
     chunks = layout([len(each) for each in states])
     parts = [
-        each[start : start + toploc.CHUNK_TOKENS].reshape(-1)
+        each[start : start + codec.CHUNK_TOKENS].reshape(-1)
         for each in states
-        for start in range(0, len(each), toploc.CHUNK_TOKENS)
+        for start in range(0, len(each), codec.CHUNK_TOKENS)
     ]
-    indices = np.zeros((len(chunks), toploc.TOP_K), dtype=np.int64)
-    bits = np.zeros((len(chunks), toploc.TOP_K), dtype=np.uint16)
+    indices = np.zeros((len(chunks), codec.TOP_K), dtype=np.int64)
+    bits = np.zeros((len(chunks), codec.TOP_K), dtype=np.uint16)
     for length in np.unique(chunks.tokens):  # chunks of one length are one array
         same = np.flatnonzero(chunks.tokens == length)
         indices[same], bits[same] = top_points(np.stack([parts[i] for i in same]), masked)
     return indices, bits
 
 
-def distance(claimed: Points, ours: Points) -> toploc.ErrorTable:
+def distance(claimed: Points, ours: Points) -> codec.ErrorTable:
     """Errors of proofs through the points `claimed` against our own points."""
-    return toploc.compare_points(toploc.interpolated(*claimed), *ours)
+    return codec.compare_points(codec.interpolated(*claimed), *ours)
 
 
 def by_file(events: npt.NDArray[np.bool_], chunks: Chunks, file_sequences: int) -> npt.NDArray[np.bool_]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.contracts import toploc
-from shoal.contracts.top_points import TOP_K, Bool, Float32, Int64
 from shoal.proofs.chunks import Chunks, Points, points_of
 from shoal.proofs.masking import PATTERNS
+from shoal.toploc import codec
+from shoal.toploc.top_points import TOP_K, Bool, Float32, Int64
 
 
 def dimension_prior(seen: Sequence[Float32], masked: Bool | None, chunks: Chunks) -> Points:
@@ -55,23 +55,23 @@ def token_prior(
     return points_of([np.stack([table.get(token, mean) for token in tokens]) for tokens in given_tokens], masked)
 
 
-def constants(honest: Points, chunks: int) -> toploc.Proofs:
+def constants(honest: Points, chunks: int) -> codec.Proofs:
     """The most frequent pattern everywhere: a polynomial of degree 0, but for the smallest term that the parser lets through."""
     patterns, counts = np.unique(honest[1], return_counts=True)
     coefficients = np.zeros((chunks, TOP_K), dtype=np.int64)
     coefficients[:, 0] = patterns[counts.argmax()]
     coefficients[:, -1] = 1
-    return toploc.Proofs(np.full(chunks, toploc.PRIME, dtype=np.int64), coefficients)
+    return codec.Proofs(np.full(chunks, codec.PRIME, dtype=np.int64), coefficients)
 
 
-def low_degree(honest: Points) -> toploc.Proofs:
+def low_degree(honest: Points) -> codec.Proofs:
     """Through half of the honest points only, padded like `constants`: knowing 64 of the 128 values must not do."""
     indices, bits = honest
-    half = toploc.interpolated(indices[:, ::2], bits[:, ::2])
+    half = codec.interpolated(indices[:, ::2], bits[:, ::2])
     coefficients = np.zeros((len(indices), TOP_K), dtype=np.int64)
     coefficients[:, : TOP_K // 2] = half.coefficients
     coefficients[:, -1] = 1
-    return toploc.Proofs(half.moduli, coefficients)
+    return codec.Proofs(half.moduli, coefficients)
 
 
 def flipped(honest: Points) -> Points:

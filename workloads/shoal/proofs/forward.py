@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from shoal.contracts.top_points import Float32
+from shoal.toploc.top_points import Float32
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from shoal.contracts.proof_profile import MOST_MASKED
 from shoal.contracts.recipe import ProofThresholds
-from shoal.contracts.top_points import TOP_K, Float32
-from shoal.contracts.toploc import CHUNK_TOKENS
 from shoal.proofs.chunks import points_of
+from shoal.toploc.codec import CHUNK_TOKENS
+from shoal.toploc.top_points import TOP_K, Float32
 
 PREDICTABLE = (TOP_K - ProofThresholds().max_exponent_mismatches) / TOP_K / 2
 """Half the share of values that a forger must know: 0.35."""

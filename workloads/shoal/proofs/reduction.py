@@ -7,8 +7,8 @@ the same device; on an accelerator nothing here waits for it. Called by the roll
 
 import torch
 
-from shoal.contracts import top_points as host
-from shoal.contracts.top_points import Bool
+from shoal.toploc import top_points as host
+from shoal.toploc.top_points import Bool
 
 MASKED = -(1 << 31)  # the sign bit of int32: puts a size below all that are not masked
 

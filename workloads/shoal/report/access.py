@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shoal.contracts.identity import Roster
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import RunConfig
 from shoal.storage.store import Store, open_folder, open_s3
 

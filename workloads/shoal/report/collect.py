@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.filtering import FilterReport
-from shoal.contracts.ledger import EntryKind
 from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.vine import VineSettings
 from shoal.evaluation.versions import VersionEvaluation
+from shoal.ledger.entries import EntryKind
 from shoal.report.continuations import completions_of
 from shoal.report.evaluations import without_problems
 from shoal.report.facts import StoreFacts

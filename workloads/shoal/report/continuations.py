@@ -4,8 +4,8 @@ In: numbers of a verdict or of a file, and the run's settings, None where it has
 report and the page.
 """
 
-from shoal.contracts.evaluation import is_evaluation
 from shoal.contracts.vine import VineSettings, continuations
+from shoal.contracts.work import is_evaluation
 
 
 def completions_of(rows: int, step: int, vine: VineSettings | None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shoal.evaluation.scores import Estimate
 from shoal.evaluation.versions import VersionEvaluation
-from shoal.report.text import NONE, count, percent, plain
+from shoal.text import NONE, count, percent, plain
 
 COLUMNS = ("version and benchmark", "avg@k", "95 % interval", "pass@k", "tokens", "cut", "tasks asked")
 

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
-from shoal.contracts.canonical import Signed
 from shoal.contracts.evaluation import BestVersion
-from shoal.contracts.ledger import LedgerEntry
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.evaluation.versions import VersionEvaluation
+from shoal.ledger.entries import LedgerEntry
 from shoal.storage import NotFound, Store
 from shoal.storage.store import ObjectInfo
 from shoal.storage.versions import sealed_versions

@@ -11,7 +11,7 @@ from shoal.report.collect import ReportData
 from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.loading import LoadCommand
 from shoal.report.plots import Plot
-from shoal.report.text import count, duration, number, percent, plain, size
+from shoal.text import count, duration, number, percent, plain, size
 
 CSS = """
 :root { --ink: #1c242c; --soft: #5a6570; --line: #dfe4e8; --ground: #f6f8f9; --accent: #1769aa; }

@@ -12,8 +12,8 @@ from shoal.contracts import keys
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.report.facts import StoreFacts
-from shoal.report.text import plain
 from shoal.report.times import StoreTimes
+from shoal.text import plain
 
 Value = str | int | float | bool
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature
 from shoal.contracts.run import Prepared
+from shoal.contracts.signed import BadSignature
 from shoal.contracts.tasks import BadTaskTable, read_tasks
 from shoal.environments.base import BadEnvironment, load
 from shoal.report.access import RunAccess, open_run

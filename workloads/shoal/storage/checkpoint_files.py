@@ -13,8 +13,9 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.contracts.canonical import Signed, canonical_bytes, document_digest
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.crypto.canonical import canonical_bytes, document_digest
 from shoal.storage import delta
 
 MANIFEST_FILE = "shoal-weights.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage import chains
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest

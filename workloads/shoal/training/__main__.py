@@ -10,8 +10,8 @@ import signal
 import sys
 
 from shoal import telemetry
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import home, load_run_config, pod_name
+from shoal.crypto.keys import PrivateKey
 
 PORT = 9100
 SILENT_SECONDS = 900.0

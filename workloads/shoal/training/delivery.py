@@ -18,8 +18,8 @@ from torch import Tensor
 
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.storage.versions import read_sealed_manifest

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from shoal import telemetry
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.islands import CertificateLink, IslandDifference, IslandsProgress, IslandTerms
 from shoal.contracts.run import RunConfig, bind_address, home
+from shoal.crypto.keys import PrivateKey
 from shoal.islands import library
 from shoal.islands.contributions import padded, unpadded
 from shoal.islands.island import Island

@@ -7,9 +7,9 @@ version stays for ever, a few hundred bytes: as long as it is there no number ca
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import Signed
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import NotFound, Store
 from shoal.storage.chains import base_of, closure

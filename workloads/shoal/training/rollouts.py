@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import BadSignature, Signed
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
+from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings, continuations

@@ -21,8 +21,8 @@ import structlog
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
-from shoal.contracts.http_signatures import sign_request
-from shoal.contracts.identity import PrivateKey
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
 
 Reply = TypeVar("Reply", bound=Contract)
 

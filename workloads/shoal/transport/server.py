@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.contracts.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, has_digest, verify_request
 from shoal.contracts.run import bind_address
+from shoal.crypto.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, has_digest, verify_request
 from shoal.transport.patience import BODY_SECONDS, WHOLE_BODY, PatientProtocol, allow_connections
 
 MAX_BODY_BYTES = 1 << 20

@@ -6,12 +6,12 @@ token of `secrets/token`. On one machine `shoal ui` is the program.
 
 import sys
 
-from shoal.cli.ledger_sources import LedgerSource, Trust
-from shoal.cli.progress import ProgressReader
 from shoal.contracts.run import bind_address, home, load_run_config
-from shoal.report.text import plain
+from shoal.ledger.source import LedgerSource, Trust
+from shoal.report.progress import ProgressReader
 from shoal.storage import open_store
 from shoal.telemetry import every_line, start
+from shoal.text import plain
 from shoal.ui.access import Access, BadToken, access_for
 from shoal.ui.app import make_app
 from shoal.ui.parts import snapshots

@@ -15,13 +15,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from shoal.cli.errors import InputWrong, RunFailed
-from shoal.cli.ledger_proofs import prove_from
 from shoal.contracts import keys
-from shoal.contracts.ledger_audit import BadLedger, check_proof
 from shoal.contracts.verdicts import Verdict
-from shoal.report.text import plain
+from shoal.errors import InputWrong, RunFailed
+from shoal.ledger.audit import BadLedger, check_proof
+from shoal.report.ledger_proofs import prove_from
 from shoal.storage import NotFound, StoreUnavailable
+from shoal.text import plain
 from shoal.transport.patience import within
 from shoal.ui import documents
 from shoal.ui.access import COOKIE, HEADERS, LONGEST_TOKEN, Access

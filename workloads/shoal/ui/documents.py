@@ -8,17 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.cli.ledger_text import state_of, terms_line
-from shoal.cli.view import view_model
 from shoal.contracts import keys
-from shoal.contracts.evaluation import is_evaluation
-from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
+from shoal.contracts.work import is_evaluation
+from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.text import state_of, terms_line
 from shoal.report.continuations import completions_of
 from shoal.report.evaluations import COLUMNS, score_rows
-from shoal.report.text import plain
+from shoal.report.view import view_model
+from shoal.text import plain
 from shoal.ui.timeline import MOST_STEPS, intervals, step_rows
 from shoal.ui.watch import Seen
 

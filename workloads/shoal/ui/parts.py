@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shoal.cli.snapshot import Part, Snapshot
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import RunConfig
 from shoal.contracts.run_parts import PartState, RunParts
+from shoal.report.snapshot import Part, Snapshot
 
 LARGEST_FILE_BYTES = 1 << 20  # a ConfigMap holds no more
 PENDING = frozenset({"Absent", "Queued"})

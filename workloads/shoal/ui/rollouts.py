@@ -21,8 +21,8 @@ from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.report.continuations import parents_of
-from shoal.report.text import plain
 from shoal.storage import NotFound, Store
+from shoal.text import plain
 from shoal.validation.parsing import parse_file
 
 LARGEST_FILE_BYTES = 64 << 20

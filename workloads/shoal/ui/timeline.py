@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.contracts import keys
-from shoal.contracts.evaluation import is_evaluation
-from shoal.contracts.ledger import LedgerEntry
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.work import is_evaluation
+from shoal.ledger.entries import LedgerEntry
 from shoal.report.times import StoreTimes
 
 LANES = ("broadcast", "generation", "verification", "training")

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from shoal.cli.errors import InputWrong
-from shoal.cli.ledger_reading import read_ledger
-from shoal.cli.ledger_sources import LedgerSource
-from shoal.cli.snapshot import Snapshot
-from shoal.cli.view import History
 from shoal.contracts import keys
-from shoal.contracts.ledger_audit import Audit
 from shoal.contracts.vine import VineSettings
+from shoal.errors import InputWrong
+from shoal.ledger.audit import Audit
+from shoal.ledger.reading import read_ledger
+from shoal.ledger.source import LedgerSource
 from shoal.report.facts import StoreFacts, StoreReader
-from shoal.report.text import plain
+from shoal.report.snapshot import Snapshot
 from shoal.report.times import StoreTimes, read_times
+from shoal.report.view import History
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
+from shoal.text import plain
 
 SNAPSHOT_SECONDS = 1.0
 STORE_SECONDS = 3.0

@@ -3,8 +3,8 @@
 import os
 
 from shoal import telemetry
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.run import home, load_run_config, pod_name
+from shoal.crypto.keys import PrivateKey
 from shoal.rewards.sandbox import use_runners
 
 PORT = 9106

@@ -6,17 +6,18 @@ from functools import cached_property
 from typing import Literal
 
 from shoal.contracts.datasets import Mode
-from shoal.contracts.evaluation import BenchmarkTerms, is_evaluation, located
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
-from shoal.contracts.seeds import drawn_tasks
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
+from shoal.contracts.work import is_evaluation, located
 from shoal.environments import Environment
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
+from shoal.sampling.draw import drawn_tasks
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from shoal.contracts.evaluation import is_evaluation
-from shoal.contracts.ledger_facts import Compute, compute_of
+from shoal.contracts.compute import Compute, compute_of
 from shoal.contracts.proof_profile import thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.work import is_evaluation
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
 from shoal.validation.checks import (

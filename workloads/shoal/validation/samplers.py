@@ -20,7 +20,7 @@ import torch
 
 from shoal.contracts.pools import Sampler
 from shoal.contracts.rollouts import sampled_stretches
-from shoal.contracts.seeds import stretch_seed
+from shoal.sampling.draw import stretch_seed
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

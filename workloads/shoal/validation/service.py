@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from shoal.contracts import keys
-from shoal.contracts.canonical import sign
-from shoal.contracts.identity import PrivateKey
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import sign
 from shoal.contracts.verdicts import Verdict
+from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import NotFound, Store, StoreUnavailable
 from shoal.telemetry import STOP, Liveness, busy, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable

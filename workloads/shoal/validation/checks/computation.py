@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shoal.contracts import toploc
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import Rollout, sampled_stretches
-from shoal.contracts.top_points import Bool
-from shoal.contracts.toploc import MalformedProofError, ProofErrors, Proofs
+from shoal.toploc import codec
+from shoal.toploc.codec import MalformedProofError, ProofErrors, Proofs
+from shoal.toploc.top_points import Bool
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import Prefill
 
@@ -41,7 +41,7 @@ def check(file: File, found: Mapping[int, Sequence[ProofErrors]], thresholds: Pr
     """Every chunk whose errors `measure` found is within its bounds."""
     for number, chunks in found.items():
         for chunk, errors in enumerate(chunks):
-            if not toploc.accept(errors, thresholds):
+            if not codec.accept(errors, thresholds):
                 return reject(
                     "computation",
                     f"row {number}, proof {chunk} does not fit version {file.policy_version}: "
@@ -63,7 +63,7 @@ def check_mean(
     errors = np.concatenate([ours.proof_errors for ours in prefills.values()])
     if not len(errors):
         return None
-    mean, allowed = float(errors.mean(dtype=float)), toploc.file_mean_allowed(thresholds, len(errors), chance)
+    mean, allowed = float(errors.mean(dtype=float)), codec.file_mean_allowed(thresholds, len(errors), chance)
     if mean <= allowed:
         return None
     return reject(
@@ -76,14 +76,14 @@ def check_mean(
 def _parse(row: Rollout, facts: Facts) -> list[Proofs]:
     """The proofs of each stretch of sampled tokens, one after the other in `row.proofs`. Raises MalformedProofError."""
     lengths = [stretch.stop - stretch.start for stretch in sampled_stretches(row.completion_mask)]
-    ends = np.cumsum([toploc.proof_count(length) * toploc.PROOF_BYTES for length in lengths]).tolist()
+    ends = np.cumsum([codec.proof_count(length) * codec.PROOF_BYTES for length in lengths]).tolist()
     if len(row.proofs) > ends[-1]:
         raise MalformedProofError(
-            f"{len(row.proofs)} bytes of proofs for {sum(lengths)} tokens: {ends[-1] // toploc.PROOF_BYTES} proofs"
-            f" of {toploc.PROOF_BYTES} bytes are {ends[-1]}"
+            f"{len(row.proofs)} bytes of proofs for {sum(lengths)} tokens: {ends[-1] // codec.PROOF_BYTES} proofs"
+            f" of {codec.PROOF_BYTES} bytes are {ends[-1]}"
         )
     return [
-        toploc.parse(row.proofs[start:end], length, facts.hidden_size)
+        codec.parse(row.proofs[start:end], length, facts.hidden_size)
         for length, start, end in zip(lengths, [0, *ends], ends, strict=False)
     ]
 
@@ -93,6 +93,6 @@ def _errors(row: Rollout, ours: Prefill, facts: Facts, masked: Bool | None) -> l
     found, start = [], 0
     for proofs, stretch in zip(_parse(row, facts), sampled_stretches(row.completion_mask), strict=True):
         end = start + stretch.stop - stretch.start
-        found += toploc.compare(proofs, ours.states[start:end], masked)
+        found += codec.compare(proofs, ours.states[start:end], masked)
         start = end
     return found

@@ -5,11 +5,11 @@ What this gives is what the trainer uses; the claim must agree with it.
 
 from collections.abc import Callable, Sequence
 
-from shoal.contracts.rewards import total_reward
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RowReward
 from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text
+from shoal.rewards.total import total_reward
 from shoal.validation.facts import Facts, File, Finding, reject
 
 TOLERANCE = 1e-4

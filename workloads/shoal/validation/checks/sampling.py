@@ -4,11 +4,11 @@ section 2.3.3). Continuations are those that follow from the completions (`contr
 
 from collections.abc import Mapping
 
-from shoal.contracts.evaluation import drawn_for
 from shoal.contracts.rollouts import Rollout
-from shoal.contracts.seeds import DrawnGroup, continuation_seed, draw_submission
 from shoal.contracts.vine import Continuation, VineSettings, continuations
+from shoal.contracts.work import drawn_for
 from shoal.environments.tokens import prompt_tokens
+from shoal.sampling.draw import DrawnGroup, continuation_seed, draw_submission
 from shoal.validation.facts import Facts, File, Finding, reject
 
 

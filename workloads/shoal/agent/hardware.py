@@ -1,0 +1,45 @@
+"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. What only discovery can see, the way
+out to it, is `uplink`'s.
+
+A number that cannot be had is 0.
+"""
+
+import os
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from shoal.contracts.base import LARGEST_INTEGER
+from shoal.contracts.protocol import Hardware
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+def detect(folder: Path) -> Hardware:
+    """Hardware of this machine; free disk is that of the file system of `folder`."""
+    gpus = sorted(NVIDIA.iterdir()) if NVIDIA.is_dir() else []
+    return Hardware(
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        disk_free_bytes=min(shutil.disk_usage(folder).free, LARGEST_INTEGER),
+        gpus=len(gpus),
+        gpu_type=gpu_model(gpus[0] / "information") if gpus else "",
+    )
+
+
+def gpu_model(information: Path) -> str:
+    """The line `Model:` of the NVIDIA driver's description of a GPU, printable characters only."""
+    try:
+        lines = information.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")), "")
+    return "".join(character for character in model if " " <= character <= "~")[:200]
+
+
+def software_version() -> str:
+    """Version of the installed distribution, for the registration."""
+    try:
+        return f"shoal {version('shoal')}"
+    except PackageNotFoundError:  # run from a source tree
+        return "shoal source"

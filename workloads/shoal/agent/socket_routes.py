@@ -1,0 +1,158 @@
+"""The agent's Unix socket: what worker and fetch of the same pod ask (docs/http.md).
+
+No signatures here: the socket's file mode (0660) is the permission. Requests that concern the run are passed on, signed with the node's key, which
+never leaves the agent.
+"""
+
+import json
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from pydantic import TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from shoal.agent.hand_in import hand_in
+from shoal.agent.held_leases import HeldLeases, give_back
+from shoal.agent.session import Session
+from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, MetricName, StepInfo
+from shoal.contracts.run import home
+from shoal.transport import Refused, Unavailable
+from shoal.transport.server import BodyLimit, Problem, add_problem_answers, problem_response
+from shoal.transport.service import json_answer, parse
+
+PASS_SECONDS = 4.0
+"""A question is passed on for this long, less than the 5 s that a worker waits before it asks again."""
+TASKS_SECONDS = 55.0  # the table may be tens of megabytes
+PLAIN = re.compile(r"[0-9a-f,]{1,200}", re.ASCII)
+METRIC_NAME: TypeAdapter[str] = TypeAdapter(MetricName)
+
+
+def make_app(
+    session: Session, held: HeldLeases, leaving: threading.Event, restarts: Callable[[], int | None]
+) -> FastAPI:
+    """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
+
+    `held` is kept in step with what passes; once `leaving` is set no further lease is given. `restarts` is what the pod's other containers are told.
+    """
+    app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit)
+    add_problem_answers(app)
+
+    @app.exception_handler(Refused)
+    async def _refused(_: Request, refused: Refused) -> Response:
+        if refused.status == 403:
+            session.check_soon()
+        return problem_response(refused.status, refused.title, refused.detail)
+
+    @app.exception_handler(Unavailable)
+    async def _unavailable(_: Request, error: Unavailable) -> Response:
+        return problem_response(503, "The orchestrator is away", str(error), {"Retry-After": "1"})
+
+    @app.get("/v1/state")
+    async def state() -> Response:
+        return json_answer(session.state().model_copy(update={"restarts": restarts()}))
+
+    @app.get("/v1/tasks")
+    def tasks(request: Request) -> Response:
+        answer = session.orchestrator().request(
+            "GET", _passed_on("/v1/tasks", request, "digest"), deadline_seconds=TASKS_SECONDS
+        )
+        return Response(answer.content, media_type="application/vnd.apache.parquet")
+
+    @app.get("/v1/step")
+    def step(request: Request) -> Response:
+        path = _passed_on("/v1/step", request, "holds")
+        info = session.orchestrator().call("GET", path, reply=StepInfo, deadline_seconds=PASS_SECONDS)
+        if info is not None:
+            session.note_latest_version(info.latest_version)
+        return json_answer(info)
+
+    @app.post("/v1/leases")
+    async def lease(request: Request) -> Response:
+        wanted = await parse(request, LeaseRequest)
+        if leaving.is_set():
+            raise Problem(409, "This pod is ending", "no further lease is asked for")
+        client = session.orchestrator()
+        given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
+        if given is not None:
+            held.note(given)
+        return json_answer(given)
+
+    @app.post("/v1/returns")
+    async def returned(request: Request) -> Response:
+        wanted = await parse(request, LocalReturn)
+        client = session.orchestrator()
+        await run_in_threadpool(give_back, held, client, session.key.public, wanted.lease)
+        return Response(status_code=204)
+
+    @app.post("/v1/submissions")
+    async def submission(request: Request) -> Response:
+        handed = await parse(request, LocalSubmission)
+        client = session.orchestrator()
+        try:
+            receipt = await run_in_threadpool(
+                hand_in, client, session.key.public, home() / "tmp", handed, session.neighbourhood
+            )
+        except Refused:
+            held.forget(handed.lease)
+            raise
+        held.forget(handed.lease)
+        return json_answer(receipt)
+
+    @app.post("/v1/metrics")
+    async def metrics(request: Request) -> Response:
+        session.note_metrics(parse_metrics(await request.body()))
+        return Response(status_code=204)
+
+    return app
+
+
+def _passed_on(path: str, request: Request, parameter: str) -> str:
+    """The path with the one query parameter that is passed on; raises `Problem` 422 when it is no list of names."""
+    value = request.query_params.get(parameter)
+    if value is None:
+        return path
+    if not PLAIN.fullmatch(value):
+        raise Problem(422, "Not valid", f"{parameter}: expected digits, letters a to f and commas, 200 at most")
+    return f"{path}?{parameter}={value}"
+
+
+def parse_metrics(body: bytes) -> dict[str, float]:
+    """`{name: number}`; raises `Problem` 422 naming what is wrong."""
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise Problem(422, "Not valid metrics", f"not JSON: {str(error)[:200]}") from error
+    if not isinstance(document, dict):
+        raise Problem(422, "Not valid metrics", 'expected an object such as {"tokens_total": 12}')
+    numbers: dict[str, float] = {}
+    for name, value in document.items():
+        try:
+            METRIC_NAME.validate_python(name)
+        except ValidationError as error:
+            raise Problem(
+                422, "Not valid metrics", f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
+            ) from error
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise Problem(422, "Not valid metrics", f"{name}: expected a finite number")
+        numbers[name] = float(value)
+    return numbers
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening Unix socket with mode 0660; one left by an earlier process is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)  # set before the bind, so that there is no moment with a wider mode
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    return listener

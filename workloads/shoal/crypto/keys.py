@@ -1,0 +1,69 @@
+"""Ed25519 keys (RFC 8032). A node is its public key, and so is a trusted role. The operator makes the roles' keys."""
+
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+
+class PrivateKey:
+    """An Ed25519 signing key (RFC 8032). Its repr never shows the secret."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public: str = key.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> "PrivateKey":
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> "PrivateKey":
+        """Load a PKCS#8 PEM; raises ValueError when it is not an Ed25519 private key."""
+        key = serialization.load_pem_private_key(pem, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"expected an Ed25519 private key in PEM, got {type(key).__name__}")
+        return cls(key)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> "PrivateKey":
+        """The key of a 32-byte seed (RFC 8032); raises ValueError for another length."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def load(cls, path: Path) -> "PrivateKey":
+        return cls.from_pem(path.read_bytes())
+
+    def to_pem(self) -> bytes:
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data)
+
+    @property
+    def cryptography_key(self) -> Ed25519PrivateKey:
+        """The underlying key, for libraries that sign by themselves."""
+        return self._key
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(public={self.public[:12]}...)"
+
+
+def public_key(node: str) -> Ed25519PublicKey:
+    """The key object of a node id; raises ValueError when it is not 32 bytes of lower-case hex."""
+    raw = bytes.fromhex(node)
+    if len(raw) != 32 or node != raw.hex():
+        raise ValueError("a node id is 64 lower-case hex digits: an Ed25519 public key")
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def verify(node: str, signature: bytes, data: bytes) -> bool:
+    """Whether `signature` over `data` was made by the holder of `node`'s key. Never raises on hostile input."""
+    try:
+        public_key(node).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Discovery: where a node says that it exists, and waits for an invite."""

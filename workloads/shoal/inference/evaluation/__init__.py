@@ -1,0 +1,1 @@
+"""A model scored once on environments, with the workers' own engine: `shoal eval`."""

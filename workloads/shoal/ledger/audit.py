@@ -1,0 +1,354 @@
+"""Checks a ledger as a stranger would, who trusts nothing but the run's public key. Pure: whoever calls reads the bytes.
+
+Comes in: the signed roster, checkpoints, and every entry's bytes in order. Goes out: `AuditReport` with everything that is wrong, what each node
+contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every checkpoint's signature, root and head,
+that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited, that the run is
+declared as its owner's and members were invited (ledgers of before there were such entries are good without: `undeclared`), that compute follows from
+its figures. A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TypeVar
+
+from shoal.contracts.compute import compute_of
+from shoal.contracts.roster import Roster
+from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.work import is_evaluation
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.chain import BrokenChain, Chain, entry_leaf, identity
+from shoal.ledger.entries import ConsistencyProof, EntryKind, InclusionProof, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.facts import RunTerms
+from shoal.ledger.merkle import consistency_path, continues, includes, inclusion_path
+
+OfRun = TypeVar("OfRun", LedgerEntry, LedgerCheckpoint)
+
+SETTLING_SECONDS = 600.0
+"""After a change of the terms a reject may still be by those before: its findings were made when they held."""
+
+
+class BadLedger(ValueError):
+    """What cannot be believed, in words: where, and what is wrong with it."""
+
+
+@dataclass
+class NodeTotals:
+    """What the ledger says of one node."""
+
+    joined: bool = False
+    dead: bool = False
+    evicted: bool = False
+    slashed: bool = False  # evicted for a rejected file, which no admin takes back
+    files_accepted: int = 0
+    files_rejected: int = 0
+    groups: int = 0
+    tokens: int = 0
+    flops: float = 0.0  # of the files that say so
+    proven: bool = False  # at some time as many files were accepted as the terms of that time asked for
+
+    def credit(self, probation_files: int | None = None) -> int:
+        """Tokens that count: none of a node that was slashed, and none before so many of its files were accepted; None: as the ledger's terms say."""
+        counts = self.proven if probation_files is None else self.files_accepted >= probation_files
+        return self.tokens if counts and not self.evicted else 0
+
+    def credited_flops(self, probation_files: int | None = None) -> float:
+        """Their floating-point operations."""
+        return self.flops if self.credit(probation_files) else 0.0
+
+
+@dataclass
+class AuditReport:
+    """What was found. The ledger is good when `problems` is empty."""
+
+    run: str
+    entries: int = 0
+    checkpoints: int = 0
+    covered: int = 0
+    undeclared: int = 0  # entries before the first that declares the run: all of them where none does
+    documents: int = 0
+    repeated_rejects: int = 0  # of which all the findings were there that they take
+    terms: list[LedgerEntry] = field(default_factory=list)  # entries that say the run's terms, the last one in force
+    kinds: Counter[str] = field(default_factory=Counter)
+    nodes: dict[str, NodeTotals] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(node.tokens for node in self.nodes.values())
+
+    @property
+    def flops(self) -> float:
+        return sum(node.flops for node in self.nodes.values())
+
+    @property
+    def in_force(self) -> RunTerms | None:
+        """The run's terms as the ledger has them last; None: it does not say."""
+        return self.terms[-1].terms if self.terms else None
+
+    def slash_votes_at(self, entry: LedgerEntry) -> int | None:
+        """Validators that had to agree on a reject by the terms of its time, where the ledger says so."""
+        before = [each for each in self.terms if each.number < entry.number]
+        # Of terms that ended long before, none counts; of several that changed within minutes, the mildest. A date long after that of an entry which
+        # follows is none to go by: it keeps nothing in force.
+        ended = takewhile(lambda later: abs(entry.unix - later.unix) > SETTLING_SECONDS, before[1:])
+        votes = [each.terms.slash_votes for each in before[len(list(ended)) :] if each.terms is not None]
+        return min(votes, default=None)
+
+    @property
+    def forfeited(self) -> int:
+        """Tokens of slashed nodes: nobody's credit."""
+        return sum(node.tokens for node in self.nodes.values() if node.evicted)
+
+
+def trusted_roster(signed: Signed[Roster], run_key: str) -> Roster:
+    """The roster, signed by the run's key; raises `BadLedger`."""
+    try:
+        return signed.verified(run_key)
+    except BadSignature as error:
+        raise BadLedger(f"{error}: this is not the roster of the run with that key") from error
+
+
+def read_checkpoint(data: bytes, roster: Roster, where: str) -> LedgerCheckpoint:
+    """A checkpoint that the run's orchestrator signed; raises `BadLedger` naming `where`."""
+    return _signed_by_orchestrator(Signed[LedgerCheckpoint].from_json, data, roster, where)
+
+
+def _signed_by_orchestrator(parse: Callable[[bytes], Signed[OfRun]], data: bytes, roster: Roster, where: str) -> OfRun:
+    try:
+        document = parse(data).verified(roster.keys["orchestrator"])
+    except (BadSignature, ValueError, KeyError) as error:
+        raise BadLedger(
+            f"{where} is not signed by this run's orchestrator, or not readable: {first_line(error)}"
+        ) from error
+    if document.run != roster.run:
+        raise BadLedger(f"{where} is of run {document.run!r}, this is {roster.run!r}")
+    return document
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+REQUIRED: dict[EntryKind, tuple[str, ...]] = {
+    "beacon-committed": ("step", "digest"), "beacon-revealed": ("step", "digest"), "batch-sealed": ("step", "digest"),
+    "node-invited": ("node", "detail", "invited"), "node-joined": ("node", "detail"), "node-dead": ("node",), "node-evicted": ("node", "detail"),
+    "node-banned": ("node",), "node-unbanned": ("node",), "accepted": ("node", "step", "submission", "digest", "tokens", "groups"),
+    "rejected": ("node", "step", "submission", "digest", "detail"), "version-published": ("version", "digest"),
+    "dataset-published": ("digest", "detail"),
+}  # fmt: skip
+"""Without which an entry of the kind says nothing."""
+
+
+class Audit:
+    """One pass over a ledger. `checkpoints` are good ones by size, from the store or kept by the reader; they are compared on the way."""
+
+    def __init__(
+        self, roster: Roster, checkpoints: Mapping[int, Sequence[LedgerCheckpoint]], run_key: str | None = None
+    ) -> None:
+        """`run_key`: that the roster was checked with; a declaration must name it as the run's owner."""
+        self.report = AuditReport(roster.run, checkpoints=sum(map(len, checkpoints.values())))
+        self.leaves: list[bytes] = []
+        self.entries: list[LedgerEntry] = []
+        self._roster = roster
+        self._run_key = run_key
+        self._checkpoints = checkpoints
+        self._chain = Chain(roster.run)
+        self._seen: set[object] = set()
+        self._committed: dict[int, str] = {}
+        self._first_evaluation = math.inf  # of those committed to
+        self._invited: set[tuple[str, str]] = set()  # (node, nonce)
+
+    def take(self, data: bytes) -> LedgerEntry:
+        """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
+        number = self._chain.next_number
+        entry = _signed_by_orchestrator(Signed[LedgerEntry].from_json, data, self._roster, f"entry {number}")
+        try:
+            self._chain.follow(entry)
+        except BrokenChain as error:
+            raise BadLedger(f"entry {number}: {error}") from error
+        self.leaves.append(entry_leaf(entry))
+        self.entries.append(entry)
+        self.report.entries = self._chain.next_number
+        self.report.kinds[entry.kind] += 1
+        for checkpoint in self._checkpoints.get(self._chain.next_number, ()):
+            ours = self._chain.checkpoint()
+            if (checkpoint.root, checkpoint.head) == (ours.root, ours.head):
+                self.report.covered = checkpoint.size
+            else:
+                self.report.problems.append(
+                    f"checkpoint over {checkpoint.size} entries: its root is {checkpoint.root[:16]}..., that of the entries is"
+                    f" {ours.root[:16]}...: what it signed is not what lies here"
+                )
+        fact = identity(entry)
+        if fact is None or fact not in self._seen:  # a second record of the same fact changes nothing
+            self._seen.add(fact)
+            self._fold(entry)
+        self.report.undeclared += not self.report.terms
+        return entry
+
+    def finish(self) -> AuditReport:
+        """After the last entry: whether the ledger was cut off."""
+        beyond = max((size for size in self._checkpoints if size > self.report.entries), default=None)
+        if beyond is not None:
+            self.report.problems.append(
+                f"the ledger has {self.report.entries} entries, and a signed checkpoint covers {beyond}: its end is missing"
+            )
+        if self.report.terms and self.report.terms[-1].digest != document_digest(self._roster):
+            self.report.problems.append(
+                f"entry {self.report.terms[-1].number}: it declares another roster than the one that the run's key signed"
+            )
+        return self.report
+
+    def _fold(self, entry: LedgerEntry) -> None:
+        lacks = [name for name in REQUIRED.get(entry.kind, ()) if getattr(entry, name) in (None, "")]
+        if lacks:  # what names no document is compared with none: it counts for nothing
+            self.report.problems.append(
+                f"entry {entry.number} ({entry.kind}): it does not say its {' and '.join(lacks)}"
+            )
+            return
+        problems, step, digest = self.report.problems, entry.step if entry.step is not None else -1, entry.digest or ""
+        match entry.kind:
+            case "run-declared" | "terms-changed":
+                self._declare(entry)
+            case "beacon-committed":
+                self._committed[step] = digest
+                self._first_evaluation = min(self._first_evaluation, step if is_evaluation(step) else math.inf)
+            case "batch-sealed":
+                if step not in self._committed:
+                    problems.append(
+                        f"entry {entry.number}: the batch of step {step} was sealed before its beacon was committed to"
+                    )
+            case "beacon-revealed":
+                if self._committed.get(step) != digest:
+                    problems.append(
+                        f"entry {entry.number}: the beacon of step {step} is not the one committed to before"
+                    )
+            case _:
+                pass
+        if entry.node is None:
+            return
+        if entry.kind == "node-invited":  # no node of the run yet: whoever has a key may be invited
+            self._note_invite(entry, entry.node)
+            return
+        totals = self.report.nodes.setdefault(entry.node, NodeTotals())
+        match entry.kind:
+            case "node-joined":
+                totals.joined, totals.dead = True, False
+                if self.report.in_force is not None:  # where they ask for nothing
+                    self._prove(totals)
+                if self.report.terms and (entry.node, entry.detail) not in self._invited:
+                    problems.append(
+                        f"entry {entry.number}: node {entry.node[:16]}... joined by an invite that was never noted"
+                    )
+            case "node-dead":
+                totals.dead = True
+            case "node-evicted":
+                totals.slashed = totals.evicted = True
+                if not totals.files_rejected:
+                    problems.append(
+                        f"entry {entry.number}: node {entry.node[:16]}... is evicted, and no file of it was rejected before"
+                    )
+            case "node-banned":
+                totals.evicted = True
+            case "node-unbanned":
+                totals.evicted = totals.slashed
+            case "accepted":
+                if not self._is_fixed(step):
+                    problems.append(
+                        f"entry {entry.number}: a file of step {step} was accepted before its beacon was committed to"
+                    )
+                totals.files_accepted += 1
+                totals.groups += entry.groups or 0
+                totals.tokens += entry.tokens or 0
+                totals.flops += entry.compute.flops if entry.compute is not None else 0.0
+                self._prove(totals)
+                problems += _compute_problem(entry)
+            case "rejected":
+                totals.files_rejected += 1
+            case _:
+                pass
+        if entry.kind in ("accepted", "rejected") and not totals.joined:
+            problems.append(f"entry {entry.number}: a file of node {entry.node[:16]}..., which never joined")
+
+    def _is_fixed(self, step: int) -> bool:
+        """Whether the beacon of a step is committed to; slices of an evaluation share that of their version's first."""
+        return self._first_evaluation <= step if is_evaluation(step) else step in self._committed
+
+    def _declare(self, entry: LedgerEntry) -> None:
+        """Whose run it is, and its terms from here on."""
+        where, last = f"entry {entry.number} ({entry.kind})", self.report.terms[-1] if self.report.terms else None
+        problems = self.report.problems
+        if entry.terms is None:
+            problems.append(f"{where}: it says no terms")
+            return
+        if self._run_key is not None and entry.terms.owner != self._run_key:
+            problems.append(
+                f"{where}: the run is declared as that of key {entry.terms.owner[:16]}..., not of the run's key"
+            )
+        if entry.kind == "terms-changed" and last is None:
+            problems.append(f"{where}: terms change, and no entry before declares the run")
+        elif last is not None and entry.replaces != last.number:
+            problems.append(
+                f"{where}: it replaces the terms of entry {entry.replaces}, those in force are of entry {last.number}"
+            )
+        self.report.terms.append(entry)
+        for totals in self.report.nodes.values():
+            self._prove(totals)
+
+    def _prove(self, totals: NodeTotals) -> None:
+        """A node that has shown as much as the terms of some time ask for has shown it, whatever later ones ask for."""
+        terms = self.report.in_force
+        totals.proven |= terms is None or totals.files_accepted >= terms.probation_files
+
+    def _note_invite(self, entry: LedgerEntry, node: str) -> None:
+        if not self.report.terms:
+            self.report.problems.append(f"entry {entry.number} (node-invited): no entry before declares the run")
+        self._invited.add((node, entry.detail))
+
+    def commitment(self, step: int) -> str | None:
+        """The commitment to the beacon of a step, or None before it."""
+        return self._committed.get(step)
+
+    def inclusion(self, number: int, size: int) -> list[str]:
+        """Path of entry `number` in the tree over the first `size` entries."""
+        return [each.hex() for each in inclusion_path(self.leaves[:size], number)]
+
+    def consistency(self, old: int, new: int) -> list[str]:
+        """Path from the tree over the first `old` entries to that over the first `new`."""
+        return [each.hex() for each in consistency_path(self.leaves[:new], old)]
+
+
+def check_proof(proof: InclusionProof | ConsistencyProof, run_key: str) -> Roster:
+    """Check a proof with nothing but the run's public key; returns the roster, raises `BadLedger`."""
+    roster = trusted_roster(proof.roster, run_key)
+
+    def good(signed: Signed[OfRun], what: str) -> OfRun:
+        return _signed_by_orchestrator(lambda _: signed, b"", roster, what)
+
+    path = [bytes.fromhex(each) for each in proof.path]
+    if isinstance(proof, InclusionProof):
+        entry, top = good(proof.entry, "the entry"), good(proof.checkpoint, "the checkpoint")
+        if not includes(entry_leaf(entry), entry.number, top.size, path, bytes.fromhex(top.root)):
+            raise BadLedger(
+                f"entry {entry.number} is not in the tree over {top.size} entries that the checkpoint signs"
+            )
+        return roster
+    old, new = good(proof.old, "the older checkpoint"), good(proof.new, "the newer checkpoint")
+    if not continues(old.size, bytes.fromhex(old.root), new.size, bytes.fromhex(new.root), path):
+        raise BadLedger(
+            f"the tree over {new.size} entries does not continue the one over {old.size}: entries were rewritten"
+        )
+    return roster
+
+
+def _compute_problem(entry: LedgerEntry) -> list[str]:
+    """What is wrong with an entry's compute by its own figures."""
+    said = entry.compute
+    if said is None or said == compute_of(said.parameters, said.prompt_tokens, entry.tokens or 0):
+        return []
+    return [
+        f"entry {entry.number} ({entry.kind}): {said.flops:g} operations do not follow from its parameters and tokens"
+    ]

@@ -1,0 +1,115 @@
+"""What makes entries a ledger: each follows from the one before, and a Merkle tree over all of them is what checkpoints sign. Pure.
+
+Comes in: entries in order. Goes out: the head of the chain, the root of the tree, checkpoints, and what counts as the same fact told twice. Used by
+the orchestrator, who writes the ledger, and by `ledger_audit`, with which anyone checks it: both fold the same way.
+"""
+
+import hashlib
+from collections.abc import Hashable, Iterable
+
+import zstandard
+
+from shoal.contracts.signed import Signed
+from shoal.crypto.canonical import canonical_bytes
+from shoal.ledger.entries import CHECKPOINT_ENTRIES, GENESIS, SEGMENT_ENTRIES, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.merkle import Frontier, leaf_hash
+
+ZSTD_LEVEL = 6
+"""Segments are written once; digests and keys, which are most of them, do not get smaller at higher levels."""
+LARGEST_SEGMENT_BYTES = SEGMENT_ENTRIES * 16_384
+"""An entry with a full `detail` (4,000 characters, each up to 12 bytes in JSON escapes) is rare; a segment of them all is no segment of ours."""
+
+
+class BrokenChain(RuntimeError):
+    """An entry does not follow from the one before: the ledger was changed or a piece is missing."""
+
+
+def entry_leaf(entry: LedgerEntry) -> bytes:
+    """The entry's leaf in the Merkle tree: the hash of its canonical bytes, 32 bytes."""
+    return leaf_hash(canonical_bytes(entry))
+
+
+def identity(entry: LedgerEntry) -> Hashable | None:
+    """What this entry records, if that can happen only once; None for what may happen again (a node's death)."""
+    match entry.kind:
+        case "run-declared":
+            return entry.kind
+        case "terms-changed":
+            return (entry.kind, entry.replaces)
+        case "beacon-committed" | "beacon-revealed" | "batch-sealed":
+            return (entry.kind, entry.step)
+        case "version-published":
+            return (entry.kind, entry.version)
+        case "dataset-published":
+            return (entry.kind, entry.detail)
+        case "node-invited" | "node-joined":
+            return (entry.kind, entry.node, entry.detail)
+        case "node-evicted":
+            return (entry.kind, entry.node)
+        case "accepted" | "rejected":
+            # One file has one outcome, so both kinds share one identity.
+            return ("settled", entry.node, entry.digest)
+        case _:
+            return None
+
+
+class Chain:
+    """Head and tree of a ledger so far."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.next_number = 0
+        self.head = GENESIS
+        self.tree = Frontier()
+        self._last_unix = 0.0
+        self.regular: dict[int, LedgerCheckpoint] = {}
+        """Checkpoints at multiples of `CHECKPOINT_ENTRIES`, by size. Whoever has written or compared one may take it out."""
+
+    def follow(self, entry: LedgerEntry) -> None:
+        """Take the next entry; raises `BrokenChain` when it is not the next one of this run."""
+        if entry.run != self.run or entry.number != self.next_number or entry.previous != self.head:
+            raise BrokenChain(
+                f"ledger entry {entry.number} of run {entry.run!r} does not follow entry {self.next_number - 1} of {self.run!r}"
+                f" (its previous is {entry.previous[:12]}..., expected {self.head[:12]}...)"
+            )
+        data = canonical_bytes(entry)
+        self.head = hashlib.sha256(data).hexdigest()
+        self.tree.append(leaf_hash(data))
+        self.next_number += 1
+        self._last_unix = entry.unix
+        if self.next_number % CHECKPOINT_ENTRIES == 0:
+            self.regular[self.next_number] = self.checkpoint()
+
+    def checkpoint(self) -> LedgerCheckpoint:
+        """The checkpoint over all entries so far; raises ValueError while there is none."""
+        return LedgerCheckpoint(
+            run=self.run,
+            size=self.next_number,
+            root=self.tree.root().hex(),
+            head=self.head,
+            unix=self._last_unix,
+        )
+
+
+def pack_segment(entries: Iterable[Signed[LedgerEntry]]) -> bytes:
+    """A segment's bytes: signed entries as JSON lines, compressed."""
+    lines = b"".join(signed.to_json() + b"\n" for signed in entries)
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(lines)
+
+
+def unpack_segment(data: bytes, number: int) -> list[Signed[LedgerEntry]]:
+    """The entries of segment `number`, their signatures not checked; raises ValueError when they are not whole."""
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+        if size > LARGEST_SEGMENT_BYTES:
+            raise ValueError(f"it unpacks to {size} bytes, allowed are {LARGEST_SEGMENT_BYTES}")
+        lines = zstandard.ZstdDecompressor().decompress(data, max_output_size=LARGEST_SEGMENT_BYTES).splitlines()
+        entries = [Signed[LedgerEntry].from_json(line) for line in lines]
+    except (zstandard.ZstdError, ValueError) as error:
+        raise ValueError(f"segment {number} of the ledger is not readable: {str(error)[:200]}") from error
+    first = number * SEGMENT_ENTRIES
+    if [signed.document.number for signed in entries] != list(range(first, first + SEGMENT_ENTRIES)):
+        raise ValueError(
+            f"segment {number} of the ledger does not hold entries {first} to {first + SEGMENT_ENTRIES - 1}"
+        )
+    return entries

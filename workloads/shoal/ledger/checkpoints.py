@@ -1,0 +1,93 @@
+"""Checkpoints of the ledger, and segments that make it quick to read. Called by the orchestrator's housekeeping.
+
+A checkpoint is written at every multiple of `CHECKPOINT_ENTRIES`, and over whatever is there when the ledger has grown and `CHECKPOINT_SECONDS` have
+passed, or the run is complete. It follows from the entries, so that several orchestrators write the same bytes and create-if-absent settles who was
+first; one that is there with other bytes means that the ledger was rewritten under us, which is said loudly and never overwritten.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client import Gauge
+
+from shoal.contracts import keys
+from shoal.contracts.roster import Roster
+from shoal.contracts.signed import Signed, sign
+from shoal.ledger.chain import BrokenChain, pack_segment
+from shoal.ledger.entries import SEGMENT_ENTRIES
+from shoal.ledger.writer import READERS, LedgerWriter
+from shoal.storage import NotFound
+
+CHECKPOINT_SECONDS = 60.0
+"""The newest entries are under a checkpoint after a minute: short for a person, and no more than 1,440 small objects a day."""
+MOST_AT_ONCE = 32
+"""Checkpoints of one round, besides one segment: a long run that has none of them yet must not hold up the rest of the housekeeping."""
+
+CHECKPOINTED = Gauge("shoal_ledger_checkpoint_entries", "Entries of the ledger that the newest checkpoint covers.")
+
+
+class Checkpoints:
+    """What one orchestrator has written. One thread calls."""
+
+    def __init__(self, ledger: LedgerWriter, roster: Signed[Roster]) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._covered = 0
+        self._covered_unix: float | None = None
+        self._segments: int | None = None
+        self._there: set[str] = set()  # written before this process began
+
+    def write_due(self, now_unix: float, *, complete: bool) -> int:
+        """Write what is due, a round's worth at most; returns how many checkpoints. Raises `BrokenChain` when the store holds another history."""
+        if self._covered_unix is None:
+            self._publish_roster()
+            self._there = {info.key for info in self._ledger.store.list(keys.CHECKPOINTS)}
+            self._covered_unix = now_unix
+        size = self._ledger.view.next_number
+        old = now_unix - self._covered_unix >= CHECKPOINT_SECONDS
+        wanted = self._ledger.take_checkpoints(current=size > self._covered and (old or complete))
+        # After a restart all regular ones come again; of those that are there, comparing the newest compares what all of them cover.
+        known = [each.size for each in wanted if keys.ledger_checkpoint(each.size) in self._there]
+        compared = set(known[:-1])
+        wanted = [each for each in wanted if each.size not in compared]
+        self._ledger.give_back(wanted[MOST_AT_ONCE:])
+        wanted = wanted[:MOST_AT_ONCE]
+        for position, checkpoint in enumerate(wanted):
+            data = sign(checkpoint, self._ledger.key).to_json()
+            key = keys.ledger_checkpoint(checkpoint.size)
+            try:
+                if not self._ledger.store.create(key, data) and self._ledger.store.get(key) != data:
+                    raise BrokenChain(
+                        f"checkpoint {key} is of another history than our {checkpoint.size} entries: the ledger or its checkpoints"
+                        " were changed; `shoal ledger verify` says which"
+                    )
+            except BaseException:
+                self._ledger.give_back(wanted[position:])
+                raise
+            self._covered, self._covered_unix = checkpoint.size, now_unix
+            CHECKPOINTED.set(self._covered)
+        self._write_segment()
+        return len(wanted)
+
+    def _publish_roster(self) -> None:
+        """The roster beside the ledger, so that a copy of the ledger is checked with the run's public key alone."""
+        data = self._roster.to_json()
+        try:
+            if self._ledger.store.get(keys.ROSTER) == data:
+                return
+        except NotFound:
+            pass
+        self._ledger.store.put(keys.ROSTER, data)
+
+    def _write_segment(self) -> None:
+        """The next segment, when a checkpoint covers its entries and it is not there yet."""
+        if self._segments is None:
+            self._segments = len(self._ledger.store.list(keys.SEGMENTS))
+        if (self._segments + 1) * SEGMENT_ENTRIES > self._covered:
+            return
+        first = self._segments * SEGMENT_ENTRIES
+        numbers = range(first, first + SEGMENT_ENTRIES)
+        with ThreadPoolExecutor(READERS) as readers:
+            found = readers.map(self._ledger.store.get, [keys.ledger_entry(number) for number in numbers])
+            entries = [self._ledger.verified(*pair) for pair in zip(numbers, found, strict=True)]
+        self._ledger.store.create(keys.ledger_segment(self._segments), pack_segment(entries))
+        self._segments += 1

@@ -1,0 +1,107 @@
+"""Compares entries of the ledger with the documents that they name: verdicts, batches, weights, and the findings that a reject takes. Pure.
+
+Comes in: an entry and the bytes of its document, as whoever calls has read them. Goes out: what is wrong between the two, in words, or None. Beside
+`ledger_audit`, which checks the ledger by itself.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from shoal.contracts.roster import Roster
+from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.steps import StepBatch
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
+from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.canonical import document_digest
+from shoal.ledger.audit import first_line
+from shoal.ledger.entries import LedgerEntry
+from shoal.sampling.draw import beacon_commitment
+
+
+def document_key_parts(entry: LedgerEntry) -> tuple[str, str | int, str] | None:
+    """Which document an entry names: `("verdict", node, file)`, `("batch", step, "")`, `("weights", version, "")`; None for none."""
+    if entry.kind in ("accepted", "rejected") and entry.node is not None and entry.digest is not None:
+        return ("verdict", entry.node, entry.digest)
+    if entry.kind == "batch-sealed" and entry.step is not None:
+        return ("batch", entry.step, "")
+    if entry.kind == "version-published" and entry.version is not None:
+        return ("weights", entry.version, "")
+    return None
+
+
+def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, commitment: str | None) -> str | None:
+    """What is wrong between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
+    where = f"entry {entry.number} ({entry.kind})"
+    if data is None:
+        return f"{where}: the document that it names is not there"
+    try:
+        if entry.kind == "batch-sealed":
+            return _batch_problem(entry, data, commitment, where)
+        if entry.kind == "version-published":
+            manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
+            same = (manifest.version, manifest.sha256) == (entry.version, entry.digest)
+            return None if same else f"{where}: the sealed weights are others than those that were announced"
+        verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
+    except (BadSignature, ValueError, KeyError) as error:
+        return f"{where}: its document is not signed by the role that makes it, or not readable: {first_line(error)}"
+    told = (entry.run, entry.node, entry.step, entry.submission, entry.digest, f"{verdict.outcome}ed")
+    if told != (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, entry.kind):
+        return f"{where}: the validator's verdict is on another file, or says {verdict.outcome}"
+    if entry.kind == "rejected" and not entry.detail.startswith(f"{verdict.reason}:"):
+        return f"{where}: it names another reason than the validator, which is {verdict.reason}"
+    if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
+        return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
+    if entry.compute != verdict.compute:
+        return f"{where}: its compute is not the one that the validator counted"
+    return None
+
+
+def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) -> Signed[Verdict] | None:
+    """The verdict behind a `rejected` entry that takes more than one finding; None for any other, and for what `document_problem` finds wrong."""
+    if entry.kind != "rejected" or data is None:
+        return None
+    try:
+        signed = Signed[Verdict].from_json(data)
+    except ValueError:
+        return None
+    return signed if findings_needed(signed.document, slash_votes) > 1 else None
+
+
+def findings_problem(
+    entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], roster: Roster, slash_votes: int
+) -> str | None:
+    """What is missing of the findings that a reject takes, given the recorded one and the file's `opinions/`; None when they are all there.
+
+    A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
+    also once a validator, by the name that was signed.
+    """
+    found = {document_digest(verdict): verdict.validator}
+    for data in opinions:
+        try:
+            other = Opinion.from_json(data or b"").verdict.verified(roster.keys["validator"])
+        except (BadSignature, ValueError, KeyError):
+            continue
+        same = ("run", "node", "lease", "step", "submission", "sha256", "outcome", "reason")
+        if all(getattr(other, name) == getattr(verdict, name) for name in same):
+            found[document_digest(other)] = other.validator
+    needed = findings_needed(verdict, slash_votes)
+    by_others = slash_votes > 1 or verdict.reason in NEVER_ALONE
+    there = len(set(found.values())) if by_others else len(found)
+    if there >= needed:
+        return None
+    by = f"{needed} validators" if by_others else "a second check"
+    return (
+        f"entry {entry.number} ({entry.kind}): a reject for {verdict.reason} takes the same finding by {by}, and the signed findings"
+        f" under verdicts/ and opinions/ are {there} of {needed}"
+    )
+
+
+def _batch_problem(entry: LedgerEntry, data: bytes, commitment: str | None, where: str) -> str | None:
+    if hashlib.sha256(data).hexdigest() != entry.digest:
+        return f"{where}: the batch of step {entry.step} is not the one that was sealed"
+    batch = StepBatch.from_json(data)
+    if (batch.run, batch.step) != (entry.run, entry.step):
+        return f"{where}: the batch is of step {batch.step} of run {batch.run!r}"
+    if commitment is None or beacon_commitment(bytes.fromhex(batch.beacon)) != commitment:
+        return f"{where}: the beacon of step {entry.step} is not the one committed to before"
+    return None

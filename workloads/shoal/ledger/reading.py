@@ -1,0 +1,186 @@
+"""Reads a ledger from a store and puts it through `contracts.ledger_audit`: many reads at once, progress for whoever waits. Writes nothing.
+
+Comes in: `LedgerSource`. Goes out: the audit with its report. Bytes of a store are foreign: objects that are too large are not read, names that
+no ledger has are said, and the first entry that cannot be believed ends the reading.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from shoal.contracts import keys
+from shoal.contracts.roster import Roster
+from shoal.contracts.verdicts import Verdict
+from shoal.errors import InputWrong
+from shoal.ledger.audit import Audit, BadLedger, read_checkpoint, trusted_roster
+from shoal.ledger.documents import document_key_parts, document_problem, findings_problem, rejects_to_repeat
+from shoal.ledger.entries import LedgerCheckpoint, LedgerEntry
+from shoal.ledger.source import LedgerSource
+from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
+from shoal.text import count, plain
+
+READERS = 16
+CHUNK = 512
+"""Entries asked for ahead: enough for the readers, and little memory."""
+LARGEST_ENTRY_BYTES = (
+    64 << 10
+)  # 4,000 characters of detail, each escaped to 12 bytes at most, and some hundred bytes beside
+LARGEST_DOCUMENT_BYTES = 64 << 20
+LARGEST_OPINION_BYTES = 128 << 10  # a reject has no rewards: 4,000 characters of evidence, and little beside
+MOST_OPINIONS = 256
+"""Read of one file: 16 votes at most (`slashVotes`), for each of a dozen reasons."""
+PROGRESS_SECONDS = 2.0
+
+Say = Callable[[str], None]
+
+
+def read_ledger(
+    source: LedgerSource, say: Say, *, kept: Sequence[LedgerCheckpoint] = (), documents: bool = False
+) -> Audit:
+    """Read and check everything. What is wrong is in the report; raises `InputWrong` when there is nothing to read, or the store is away."""
+    try:
+        return _read(source, say, kept, documents)
+    except StoreUnavailable as error:
+        raise InputWrong(plain(error, 400)) from None
+
+
+def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], documents: bool) -> Audit:
+    store, trust = source.store, source.trust
+    try:
+        roster = trusted_roster(trust.roster, trust.run_key)
+    except BadLedger as error:
+        audit = Audit(trust.roster.document, {})
+        audit.report.problems.append(str(error))
+        return audit
+    checkpoints, problems = stored_checkpoints(store, roster)
+    for each in kept:
+        checkpoints.setdefault(each.size, []).append(each)
+    # After the checkpoints: a ledger that is being written is then never behind them.
+    listed = store.list(keys.LEDGER)
+    if not listed and not checkpoints:
+        raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
+    audit = Audit(roster, checkpoints, trust.run_key)
+    audit.report.problems += problems
+    names: list[str] = []
+    for number, info in enumerate(listed):
+        if info.key != keys.ledger_entry(number) or info.size > LARGEST_ENTRY_BYTES:
+            what = "is too large for one" if info.key == keys.ledger_entry(number) else "is there in its place"
+            audit.report.problems.append(f"entry {number} is not there: {plain(info.key)} {what}")
+            break
+        names.append(info.key)
+    progress = Progress(say, len(names), "entries")
+    try:
+        for data in read_all(store, names):
+            if data is None:
+                raise BadLedger(f"entry {audit.report.entries} was there and is gone")
+            audit.take(data)
+            progress.step()
+        if documents:
+            _compare_documents(source, audit, roster, say)
+    except BadLedger as error:
+        audit.report.problems.append(str(error))
+    else:
+        if len(names) == len(listed):
+            audit.finish()
+    return audit
+
+
+def stored_checkpoints(store: Store, roster: Roster) -> tuple[dict[int, list[LedgerCheckpoint]], list[str]]:
+    """Good checkpoints of the store by size, and what is wrong with the others."""
+    found: dict[int, list[LedgerCheckpoint]] = {}
+    problems: list[str] = []
+    listed = [info for info in store.list(keys.CHECKPOINTS) if info.size <= LARGEST_ENTRY_BYTES]
+    for info, data in zip(listed, read_all(store, [info.key for info in listed]), strict=True):
+        try:
+            checkpoint = read_checkpoint(data or b"", roster, plain(info.key))
+            if info.key != keys.ledger_checkpoint(checkpoint.size):
+                raise BadLedger(f"{plain(info.key)} covers {checkpoint.size} entries, which its name does not say")
+            found.setdefault(checkpoint.size, []).append(checkpoint)
+        except BadLedger as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: Say) -> None:
+    store = source.store
+    declared, configured = audit.report.in_force, source.configured_votes
+    if declared is not None and configured is not None and configured > declared.slash_votes and not source.slash_votes:
+        audit.report.problems.append(
+            f"entry {audit.report.terms[-1].number}: by the ledger's terms a reject takes {declared.slash_votes} validators, by the run's"
+            f" configuration {configured}: its orchestrator goes by another one, or has not yet taken it up"
+        )
+    named = [entry for entry in audit.entries if document_key_parts(entry) is not None]
+    progress = Progress(say, len(named), "documents")
+    for entry, data in zip(named, read_all(store, [document_key(entry) for entry in named]), strict=True):
+        commitment = audit.commitment(entry.step) if entry.step is not None else None
+        problem = document_problem(entry, data, roster, commitment)
+        if problem is not None:
+            audit.report.problems.append(problem)
+        audit.report.documents += 1
+        votes = votes_for(source, audit, entry)
+        repeated = rejects_to_repeat(entry, data, votes) if problem is None else None
+        if repeated is not None:
+            verdict = repeated.document
+            missing = findings_problem(entry, verdict, stored_opinions(store, verdict), roster, votes)
+            audit.report.repeated_rejects += missing is None
+            audit.report.problems += [missing] if missing is not None else []
+        progress.step()
+
+
+def votes_for(source: LedgerSource, audit: Audit, entry: LedgerEntry) -> int:
+    """Validators that had to agree on a reject: as the reader says, by the ledger's terms of its time, by the configuration, or 1."""
+    return source.slash_votes or audit.report.slash_votes_at(entry) or source.configured_votes or 1
+
+
+def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
+    """What lies under `opinions/` for the file of a verdict, at most `MOST_OPINIONS` objects."""
+    listed = store.list(keys.opinions(verdict.node, verdict.sha256))
+    names = [info.key for info in islice(listed, MOST_OPINIONS) if info.size <= LARGEST_OPINION_BYTES]
+    return list(read_all(store, names))
+
+
+def document_key(entry: LedgerEntry) -> str:
+    """Where the document lies that an entry names."""
+    match document_key_parts(entry):
+        case ("verdict", str(node), digest):
+            return keys.verdict(node, digest)
+        case ("batch", int(step), _):
+            return keys.step_batch(step)
+        case ("weights", int(version), _):
+            return keys.version_weights(version)
+        case _:
+            raise ValueError(f"entry {entry.number} names no document")
+
+
+def read_all(store: Store, names: Sequence[str]) -> Iterator[bytes | None]:
+    """The objects in order, a chunk at a time; None for one that is not there or is too large to be ours."""
+
+    def read(name: str) -> bytes | None:
+        try:
+            data = store.get_range(name, 0, LARGEST_DOCUMENT_BYTES)
+        except (NotFound, BadKey):
+            return None
+        except ValueError:  # an object without a byte has no range to read; whoever parses it says that it is nothing
+            return b""
+        return data if len(data) < LARGEST_DOCUMENT_BYTES else None
+
+    with ThreadPoolExecutor(READERS) as readers:
+        left = iter(names)
+        while chunk := list(islice(left, CHUNK)):
+            yield from readers.map(read, chunk)
+
+
+class Progress:
+    """A line every few seconds while something long is read."""
+
+    def __init__(self, say: Say, total: int, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._total, self._what, self._clock = say, total, what, clock
+        self._done = 0
+        self._told = clock()
+
+    def step(self) -> None:
+        self._done += 1
+        if self._clock() - self._told >= PROGRESS_SECONDS:
+            self._told = self._clock()
+            self._say(f"read {count(self._done)} of {count(self._total)} {self._what}")

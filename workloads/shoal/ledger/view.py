@@ -1,0 +1,175 @@
+"""What the ledger says, as a fold over its entries: who joined, what was accepted, which steps are sealed. Pure, no I/O.
+
+`LedgerView.apply` takes entries in order and refuses one that does not chain. `identity` names what may be recorded only once, which makes appending
+idempotent whoever wrote first. Kept by `ledger_writer`; read by everything that decides.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import islice
+
+from shoal.contracts.work import is_evaluation
+from shoal.ledger.chain import Chain, identity
+from shoal.ledger.entries import LedgerEntry
+
+SEALED_STEPS = 8
+"""Of so many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
+UNUSED_SECONDS = 86_400.0
+MOST_UNUSED = 1000
+"""Of invites that nobody came with, the ledger takes so many in a day, and one of a node: keys are free, and a ledger is for ever. What is left out
+is written when the node joins, so that nobody has to wait and every member's invite is there."""
+
+
+@dataclass
+class Files:
+    """How many files of a node were judged, and how."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
+class LedgerView:
+    """The state that follows from all entries so far. One thread applies; readers take copies of what they iterate."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.chain = Chain(run)
+        self.identities: set[Hashable] = set()
+        self.terms: LedgerEntry | None = None  # the last entry that says the run's terms
+        self.unused_invites: dict[
+            str, float
+        ] = {}  # node -> when its invite was noted, oldest first, of a day; until it joins
+        self.joined: dict[str, int] = {}  # node -> number of the entry of its first admission
+        self.invite_nonces: dict[str, str] = {}  # used nonce -> node
+        self.dead: set[str] = set()
+        self.slashed: set[str] = set()
+        self.banned: set[str] = set()
+        self.evicted: set[str] = set()  # slashed or banned: excluded either way
+        self.committed: dict[int, str] = {}
+        self.revealed: dict[int, int] = {}  # step -> number of the entry
+        self.versions: dict[int, str] = {}  # version -> weights digest
+        self.version_unix: dict[int, float] = {}  # version -> when it was announced
+        self.datasets: dict[str, str] = {}  # name -> SHA-256 of card.json
+        self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
+        self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)  # of open steps, and the last few sealed
+        self.evaluated: dict[int, LedgerEntry] = {}  # number of a slice -> the file that counts
+        self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
+        self.rejected_nodes: set[str] = set()
+        self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
+        self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
+        self.reject_reasons: Counter[str] = Counter()
+        self.files_accepted = 0
+        self.files_rejected = 0
+        self.tokens_accepted = 0
+        self.groups_judged = 0
+        self.groups_with_signal = 0
+
+    @property
+    def next_number(self) -> int:
+        return self.chain.next_number
+
+    @property
+    def head(self) -> str:
+        return self.chain.head
+
+    @property
+    def latest_version(self) -> int | None:
+        return max(self.versions, default=None)
+
+    def has_room_for_invite(self, node: str, now_unix: float) -> bool:
+        """Whether an invite to this node may be noted before anybody comes with it."""
+        old = now_unix - UNUSED_SECONDS
+        if self.unused_invites.get(node, old) > old:
+            return False
+        return (
+            len(self.unused_invites) < MOST_UNUSED
+            or sum(unix > old for unix in list(self.unused_invites.values())) < MOST_UNUSED
+        )
+
+    def has_invite(self, node: str, nonce: str) -> bool:
+        """Whether this invite was noted."""
+        return ("node-invited", node, nonce) in self.identities
+
+    def apply(self, entry: LedgerEntry) -> None:
+        """Fold one entry in; raises `BrokenChain` when it is not the next one of this run."""
+        self.chain.follow(entry)
+        name = identity(entry)
+        repeated = name is not None and name in self.identities
+        if repeated:
+            return  # a second record of the same fact changes nothing
+        if name is not None:
+            self.identities.add(name)
+        self._fold(entry)
+
+    def _fold(self, entry: LedgerEntry) -> None:
+        node, step, digest = entry.node or "", entry.step if entry.step is not None else -1, entry.digest or ""
+        match entry.kind:
+            case "run-declared" | "terms-changed":
+                self.terms = entry
+            case "node-invited":
+                self._note_invite(node, entry.unix)
+            case "beacon-committed":
+                self.committed[step] = digest
+            case "beacon-revealed":
+                self.revealed[step] = entry.number
+            case "node-joined":
+                self.joined.setdefault(node, entry.number)
+                self.invite_nonces[entry.detail] = node
+                self.unused_invites.pop(node, None)
+                self.dead.discard(node)
+            case "node-dead":
+                self.dead.add(node)
+            case "node-evicted":
+                self.slashed.add(node)
+                self.evicted.add(node)
+            case "node-banned":
+                self.banned.add(node)
+                self.evicted.add(node)
+            case "node-unbanned":
+                self.banned.discard(node)
+                if node not in self.slashed:
+                    self.evicted.discard(node)
+            case "version-published":
+                version = entry.version if entry.version is not None else -1
+                self.versions[version] = digest
+                self.version_unix[version] = entry.unix
+            case "dataset-published":
+                self.datasets[entry.detail] = digest
+            case "batch-sealed":
+                self.sealed[step] = digest
+                self._forget_files()
+            case "accepted":
+                if is_evaluation(step):
+                    self.evaluated.setdefault(step, entry)
+                else:
+                    if step in self.accepted or step not in self.sealed:
+                        self.accepted[step].append(entry)
+                    self.groups_judged += entry.groups or 0
+                    self.groups_with_signal += entry.signal_groups or 0
+                self.settled[node, digest] = "accepted"
+                self.accepted_in_a_row[node] += 1
+                self.files_of[node].accepted += 1
+                self.files_accepted += 1
+                self.tokens_accepted += entry.tokens or 0
+            case "rejected":
+                self.settled[node, digest] = "rejected"
+                self.rejected_nodes.add(node)
+                self.accepted_in_a_row[node] = 0
+                self.files_of[node].rejected += 1
+                self.files_rejected += 1
+                self.reject_reasons[entry.detail.split(":", 1)[0]] += 1
+
+    def _note_invite(self, node: str, unix: float) -> None:
+        self.unused_invites.pop(node, None)
+        while (oldest := next(iter(self.unused_invites), None)) is not None:
+            if self.unused_invites[oldest] > unix - UNUSED_SECONDS:
+                break
+            del self.unused_invites[oldest]
+        self.unused_invites[node] = unix
+
+    def _forget_files(self) -> None:
+        """Leave off the files of the step that is no longer among the last few sealed."""
+        older = next(islice(reversed(self.sealed), SEALED_STEPS, None), None)
+        if older is not None:
+            self.accepted.pop(older, None)

@@ -1,0 +1,136 @@
+"""Appending to the ledger: create-if-absent gives the order, every entry is signed and names the digest of the one before.
+
+Several orchestrators may append at once (a rolling update): the loser of a number reads what the winner wrote, folds it in and tries the next number.
+`append` is idempotent by `ledger_chain.identity`: because a writer has read every entry before its own, a fact is never recorded twice. Called by the
+orchestrator's services; `load` by `recovery` at start. Checkpoints and segments are written by `ledger_checkpoints`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal.contracts import keys
+from shoal.contracts.signed import BadSignature, Signed, sign
+from shoal.crypto.keys import PrivateKey
+from shoal.ledger.chain import BrokenChain, entry_leaf, identity, unpack_segment
+from shoal.ledger.entries import SEGMENT_ENTRIES, EntryKind, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.merkle import Frontier
+from shoal.ledger.view import LedgerView
+from shoal.storage import NotFound, Store
+from shoal.telemetry import get_logger
+
+READERS = 16
+"""Parallel reads at start: entries are small, so the time is the store's latency."""
+MAX_LOST_RACES = 1000
+"""Each lost race is another writer's progress; a thousand in a row mean that something else is wrong."""
+
+
+class LedgerWriter:
+    """The ledger of one run: `view` is what it says so far. Safe to use from several threads."""
+
+    def __init__(self, store: Store, run: str, key: PrivateKey, clock: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self.key = key
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.view = LedgerView(run)
+
+    def load(self) -> None:
+        """Read and verify every entry that is there; raises `BrokenChain` when one is missing, changed or not ours.
+
+        Entries of segments that a signed checkpoint of ours vouches for are taken from there, a thousand with one read; all others one by one.
+        """
+        with self._lock, ThreadPoolExecutor(READERS) as readers:
+            names = [info.key for info in self.store.list(keys.LEDGER)]
+            for entry in self._vouched(readers):
+                self.view.apply(entry)
+            begin = self.view.next_number
+            for number, data in enumerate(readers.map(self.store.get, names[begin:]), begin):
+                self.view.apply(self.verified(number, data).document)
+
+    def catch_up(self) -> None:
+        """Fold in what other writers appended meanwhile."""
+        with self._lock:
+            while self._absorb_next():
+                pass
+
+    def append(self, kind: EntryKind, **fields: Any) -> LedgerEntry | None:
+        """Record a fact; returns its entry, or None when the ledger has it already."""
+        with self._lock:
+            for _ in range(MAX_LOST_RACES):
+                entry = LedgerEntry(
+                    number=self.view.next_number,
+                    previous=self.view.head,
+                    run=self.view.run,
+                    kind=kind,
+                    unix=self._clock(),
+                    **fields,
+                )
+                if identity(entry) in self.view.identities:
+                    return None
+                if self.store.create(keys.ledger_entry(entry.number), sign(entry, self.key).to_json()):
+                    self.view.apply(entry)
+                    return entry
+                if not self._absorb_next():
+                    raise BrokenChain(f"ledger entry {entry.number} is there and is not: the store contradicts itself")
+            raise BrokenChain(f"lost {MAX_LOST_RACES} races for a ledger number in a row")
+
+    def take_checkpoints(self, *, current: bool) -> list[LedgerCheckpoint]:
+        """Regular checkpoints that nobody took yet, oldest first, and with `current` one over all entries so far."""
+        with self._lock:
+            chain = self.view.chain
+            taken, chain.regular = chain.regular, {}
+            if current and chain.next_number > 0:
+                taken[chain.next_number] = chain.checkpoint()
+            return [taken[size] for size in sorted(taken)]
+
+    def give_back(self, checkpoints: list[LedgerCheckpoint]) -> None:
+        """Checkpoints that could not be written, for the next time."""
+        with self._lock:
+            self.view.chain.regular.update({each.size: each for each in checkpoints})
+
+    def verified(self, number: int, data: bytes) -> Signed[LedgerEntry]:
+        """An entry as it lies in the store, its signature checked; raises `BrokenChain`."""
+        try:
+            signed = Signed[LedgerEntry].from_json(data)
+            signed.verified(self.key.public)
+        except (BadSignature, ValueError) as error:
+            raise BrokenChain(
+                f"ledger entry {number} is not one that this run's orchestrator signed: {error};"
+                " restore the ledger from a copy, or start the run anew under another prefix"
+            ) from error
+        return signed
+
+    def _absorb_next(self) -> bool:
+        number = self.view.next_number
+        try:
+            data = self.store.get(keys.ledger_entry(number))
+        except NotFound:
+            return False
+        self.view.apply(self.verified(number, data).document)
+        return True
+
+    def _vouched(self, readers: ThreadPoolExecutor) -> list[LedgerEntry]:
+        """Entries of all segments, if a checkpoint that we signed covers exactly them; else none, and the entries themselves are read."""
+        names = [info.key for info in self.store.list(keys.SEGMENTS)]
+        if self.view.next_number > 0 or not names:
+            return []
+        try:
+            if names != [keys.ledger_segment(number) for number in range(len(names))]:
+                raise ValueError("a segment is missing")
+            entries: list[LedgerEntry] = []
+            tree = Frontier()
+            for number, data in enumerate(readers.map(self.store.get, names)):
+                for signed in unpack_segment(data, number):
+                    entries.append(signed.document)
+                    tree.append(entry_leaf(signed.document))
+            stored = self.store.get(keys.ledger_checkpoint(len(names) * SEGMENT_ENTRIES))
+            checkpoint = Signed[LedgerCheckpoint].from_json(stored).verified(self.key.public)
+            if (checkpoint.run, checkpoint.size, checkpoint.root) != (self.view.run, len(entries), tree.root().hex()):
+                raise ValueError(f"segments do not fit the checkpoint over {len(entries)} entries")
+        except (NotFound, BadSignature, ValueError) as error:
+            get_logger().warning("ledger segments are not used, every entry is read", problem=str(error)[:300])
+            return []
+        return entries

@@ -1,0 +1,149 @@
+"""What the orchestrator does by itself: rebuild when needed, invite, reap, end leases, settle what is too late, report.
+
+Two threads: the housekeeper and the inviter, which waits for discovery and must not hold the first up. Each task may fail (a peer is away); it is
+logged and tried again at the next round, so that every loop survives a restart of its peers.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+
+from shoal.contracts import keys
+from shoal.ledger.checkpoints import Checkpoints
+from shoal.orchestrator import recovery
+from shoal.orchestrator.evaluation import evaluations
+from shoal.orchestrator.metrics import report, report_details
+from shoal.orchestrator.nodes import group_keeping, membership
+from shoal.orchestrator.nodes.inviting import Inviter
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.verdicts import expire, over
+from shoal.orchestrator.work import handout, leases
+from shoal.telemetry import Liveness, get_logger
+from shoal.transport import SignedClient
+
+ROUND_SECONDS = 0.5
+"""Short against every time that it looks after (heartbeats 10 s, leases a minute); one round costs a few reads of Redis."""
+PAUSE_AFTER_FAILURE_SECONDS = 2.0  # a peer that is away is not back within half a second, and the log stays readable
+NODE_ROUNDS = 4
+"""Nodes are looked at every two seconds: their times are ten seconds and more, and each look reads all their records."""
+CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every append catches up anyway
+SWEEP_ROUNDS = 600  # five minutes: listing a folder costs little, but not nothing
+STAGED_SECONDS = 7200.0
+"""A staged file older than this belongs to no grant any more: grants live for minutes, a gigabyte over a slow line for an hour."""
+INVITE_SECONDS = 1.0  # a new node waits this long at most before its invite is there
+LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadline several times
+
+
+class Background:
+    """Starts and stops the threads; `wake` asks for a rebuild soon."""
+
+    def __init__(self, state: RunState, discovery: SignedClient) -> None:
+        self._state = state
+        self._inviter = Inviter(state, discovery)
+        self._checkpoints = Checkpoints(state.ledger, state.config.roster)
+        self._stop = threading.Event()
+        self._rebuild = threading.Event()
+        self._rebuild.set()
+        self._soon = threading.Event()
+        self._failed = False
+        self.liveness = Liveness(LIVENESS_SECONDS)
+        self._threads = [
+            threading.Thread(target=self._housekeeping, name="housekeeping", daemon=True),
+            threading.Thread(target=self._inviting, name="inviting", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._soon.set()
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def wake(self) -> None:
+        """Something went wrong between store and Redis, or Redis is empty: rebuild at once."""
+        self._rebuild.set()
+        self._soon.set()
+
+    def _housekeeping(self) -> None:
+        rounds = 0
+        while not self._stop.is_set():
+            self._attempt("rebuild", self._rebuild_if_needed)
+            if not self._rebuild.is_set():
+                self._attempt("end leases", lambda: handout.end_overdue_leases(self._state))
+                self._attempt("settle late files", lambda: settle_late(self._state))
+                self._attempt("seal steps", self._seal)
+                self._attempt("fold evaluations", lambda: evaluations.fold(self._state))
+                self._attempt("write checkpoints", self._write_checkpoints)
+                if rounds % NODE_ROUNDS == 0:
+                    self._attempt("reap nodes", lambda: membership.reap(self._state))
+                    self._attempt("keep groups", lambda: group_keeping.keep_groups(self._state))
+                    self._attempt("report", lambda: report(self._state))
+                if rounds % CATCH_UP_ROUNDS == 0:
+                    self._attempt("read the ledger", self._state.ledger.catch_up)
+                    self._attempt("keep the terms", self._state.terms.keep)
+                    self._attempt("report nodes", lambda: report_details(self._state))
+                if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
+                    self._attempt("sweep staging", lambda: sweep_staging(self._state))
+            rounds += 1
+            self.liveness.progress()
+            if self._failed:
+                self._stop.wait(PAUSE_AFTER_FAILURE_SECONDS)
+                self._failed = False
+            self._soon.wait(ROUND_SECONDS)
+            self._soon.clear()
+
+    def _rebuild_if_needed(self) -> None:
+        if not self._rebuild.is_set() and recovery.is_built(self._state):
+            return
+        self._rebuild.clear()  # first, so that a failure meanwhile asks for another one
+        try:
+            recovery.rebuild(self._state)
+        except BaseException:
+            self._rebuild.set()
+            raise
+
+    def _seal(self) -> None:
+        for step in self._state.openable_steps():
+            self._state.seal_if_full(step)
+
+    def _write_checkpoints(self) -> None:
+        self._checkpoints.write_due(self._state.clock(), complete=self._state.complete)
+
+    def _inviting(self) -> None:
+        while not self._stop.is_set():
+            if not self._rebuild.is_set():
+                self._attempt("invite nodes", self._inviter.round)
+            self._stop.wait(INVITE_SECONDS * random.uniform(0.8, 1.2))
+
+    def _attempt(self, what: str, task: Callable[[], object]) -> None:
+        """Run one task; whatever it raises is logged and left to the next round, because the other tasks must go on."""
+        try:
+            task()
+        except Exception as error:
+            self._failed = True
+            if not self._stop.is_set():
+                get_logger().warning(
+                    "task failed, will be tried again", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"
+                )
+
+
+def settle_late(state: RunState) -> None:
+    """Settle waiting files of sealed steps and evicted nodes as expired, and forget leases of sealed steps after a while."""
+    for job in state.queue.all():
+        if reason := over(state, job.record):
+            expire(state, job.record, reason)
+    old = state.clock() - leases.MEMORY_SECONDS
+    for record in state.leases.all():
+        if state.closed(record.lease.step) and record.lease.expires_unix < old:
+            state.leases.forget(record.lease.lease)
+
+
+def sweep_staging(state: RunState) -> int:
+    """Delete staged files that nobody confirmed in time; returns how many."""
+    old = [info.key for info in state.store.list(keys.STAGING) if info.modified_unix < state.clock() - STAGED_SECONDS]
+    for key in old:
+        state.store.delete(key)
+    return len(old)

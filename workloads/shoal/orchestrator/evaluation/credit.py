@@ -1,0 +1,53 @@
+"""The credit that training earns for evaluation, in Redis.
+
+Each new training lease earns `share / (1 - share)`, a slice takes 1 while training needs work. A slice's lease that ends
+without a file gives back what it took, and a training lease that comes a second time earns nothing, so that taking leases and handing them back
+neither drains the credit nor fills it. Called by `work` and `lease_returns`. What Redis loses begins at 0.
+"""
+
+from shoal.contracts.work import is_evaluation
+from shoal.orchestrator.evaluation.plan import credit_of_a_lease
+from shoal.orchestrator.records import LeaseRecord
+from shoal.orchestrator.run_state import RunState
+
+MOST_CREDIT = 2.0
+"""Evaluation leases that training can have earned ahead: what was earned while nothing was to be evaluated is not spent in one go."""
+
+_ADD = """
+local credit = tonumber(redis.call('GET', KEYS[1]) or '0') + tonumber(ARGV[1])
+credit = math.max(0, math.min(tonumber(ARGV[2]), credit))
+redis.call('SET', KEYS[1], string.format('%.17g', credit))
+"""
+"""At once, because leases end in several threads."""
+
+
+def credit(state: RunState) -> float:
+    """Evaluation leases that training has earned and nobody has taken."""
+    return float(state.redis.get(_key(state)) or 0.0)  # type: ignore[arg-type]
+
+
+def note_lease(state: RunState, record: LeaseRecord, *, new: bool, training_needs_work: bool) -> None:
+    """Count a lease that was just given; `new`: it was not given before. The caller holds `lease_lock`."""
+    settings = state.config.evaluation
+    if settings is None:
+        return
+    if is_evaluation(record.lease.step):
+        if training_needs_work:
+            _add(state, -1.0)
+            state.leases.put(record.model_copy(update={"charged": True}))
+    elif new:
+        _add(state, credit_of_a_lease(settings.share))
+
+
+def give_back(state: RunState, record: LeaseRecord) -> None:
+    """Return what a lease took that ended without a file."""
+    if record.charged:
+        _add(state, 1.0)
+
+
+def _add(state: RunState, amount: float) -> None:
+    state.redis.eval(_ADD, 1, _key(state), repr(amount), repr(MOST_CREDIT))
+
+
+def _key(state: RunState) -> str:
+    return f"{state.prefix}:evaluation-credit"

@@ -1,0 +1,181 @@
+"""What an admin may do about nodes: look at them, restart what they do, read their logs, let them in, ban them and take a ban back.
+
+Called by `admin_routes` once the token is checked. A ban is written to the ledger with its reason before anything else, as an eviction is; so is its
+end. Restart and logs are wishes in the node's record, which it learns with its next heartbeat: nodes are never dialled.
+"""
+
+import secrets
+from collections import Counter
+
+from shoal.contracts.admin import LogsTicket, NodeList, NodeView
+from shoal.contracts.node_states import EXCLUDED, MEMBERS
+from shoal.contracts.pools import terms_of
+from shoal.contracts.protocol import Assignment, NodeLogs
+from shoal.ledger.view import Files
+from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.verdicts import give_up_leases
+from shoal.orchestrator.work.leases import is_open
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+PAGE = 500
+"""Nodes in one answer: some 250 KiB."""
+LOGS_SECONDS = 600
+"""Logs that a node sent are kept so long, and so is the question."""
+
+
+def list_nodes(state: RunState, *, node_state: str = "", pool: str = "", after: str = "") -> NodeList:
+    """A page of nodes: those in a state, of a pool, after a key."""
+    open_leases = _open_leases(state)
+    found = [
+        record
+        for record in sorted(state.nodes.all(), key=lambda record: record.node)
+        if record.node > after and (not node_state or record.state == node_state) and (not pool or record.place == pool)
+    ]
+    page = found[:PAGE]
+    views = [view(state, record, open_leases[record.node]) for record in page]
+    return NodeList(nodes=views, next=page[-1].node if len(found) > PAGE else None)
+
+
+def one_node(state: RunState, node: str) -> NodeView:
+    """One node; raises `Problem` 404."""
+    return view(state, require(state, node), _open_leases(state)[node])
+
+
+def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
+    files = state.view.files_of.get(record.node, Files())
+    return NodeView(
+        node=record.node,
+        state=record.state,
+        pool=record.place or None,
+        outside=record.outside,
+        address=record.address,
+        refused=record.refused,
+        last_heartbeat_unix=record.last_heartbeat_unix,
+        policy_version=record.policy_version,
+        files_accepted=files.accepted,
+        files_rejected=files.rejected,
+        leases_open=open_leases,
+        leases_abandoned=record.abandoned_leases,
+        uplink_mbps=record.uplink_mbps,
+        gflops=record.gflops,
+        metrics=record.metrics,
+        assignment=assignment_of(state, record),
+    )
+
+
+def assignment_of(state: RunState, record: NodeRecord) -> Assignment | None:
+    """What a node is to do; None for one that is no member, or waits for others to make a group with."""
+    terms = terms_of(state.config.pools, record.pool)
+    grouped = terms is not None and terms.group_size > 1
+    if record.state not in MEMBERS or (grouped and record.group is None):
+        return None
+    return Assignment(restarts=record.restarts, group=record.group if grouped else None)
+
+
+def restart(state: RunState, node: str) -> NodeView:
+    """Have a member start its work again, within a heartbeat; raises `Problem` 404 or 409."""
+    record = require_member(state, node)
+    # Milliseconds, so that the number grows even when Redis has lost the last one.
+    newer = max(int(state.clock() * 1000), record.restarts + 1)
+    get_logger().info("an admin restarts a node", node=node)
+    return view(state, state.nodes.change(record, restarts=newer))
+
+
+def ask_logs(state: RunState, node: str) -> LogsTicket:
+    """Ask a member for its logs; it sends them with its next heartbeat. Raises `Problem` 404 or 409."""
+    record = require_member(state, node)
+    ticket = LogsTicket(request=secrets.token_hex(16))
+    state.redis.set(_logs_key(state, ticket.request), "", ex=LOGS_SECONDS)
+    state.nodes.change(record, logs_wanted=ticket.request)
+    return ticket
+
+
+def take_logs(state: RunState, logs: NodeLogs) -> None:
+    """Keep what a node sends; raises `Problem` 409 for logs that nobody asked of it."""
+    record = state.nodes.require_known(logs.node)
+    if record.logs_wanted != logs.request or not state.redis.exists(_logs_key(state, logs.request)):
+        if record.logs_wanted == logs.request:
+            state.nodes.change(record, logs_wanted="")
+        raise Problem(409, "Logs are not wanted", "nobody asked for them, or not any more")
+    state.redis.set(_logs_key(state, logs.request), logs.to_json(), ex=LOGS_SECONDS)
+    state.nodes.change(record, logs_wanted="")
+
+
+def logs(state: RunState, node: str, request: str) -> NodeLogs | None:
+    """What a node sent, None while it has not; raises `Problem` 404 for a question that was not asked, or too long ago."""
+    data = state.redis.get(_logs_key(state, request))
+    if data is None:
+        raise Problem(404, "No such question", "ask with POST .../logs; an answer is kept for ten minutes")
+    if not data:
+        return None
+    found = NodeLogs.from_json(data)
+    if found.node != node:
+        raise Problem(404, "No such question", "these logs are another node's")
+    return found
+
+
+def invite(state: RunState, node: str) -> NodeView:
+    """Let a node in whatever its pool's admission says; what the pool requires of machines stands. It need not have registered yet."""
+    record = state.nodes.get(node) or NodeRecord(node=node)
+    if record.state in EXCLUDED:
+        raise Problem(
+            409, record.state, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
+        )
+    get_logger().info("an admin lets a node in", node=node)
+    return view(state, state.nodes.change(record, welcome=True))
+
+
+def ban(state: RunState, node: str, reason: str) -> NodeView:
+    """Exclude a node, known or not: the ledger first, then its record, then its leases. The same again changes nothing."""
+    with state.settle_lock:
+        if node not in state.view.banned:
+            state.ledger.append("node-banned", node=node, detail=reason)
+            get_logger().warning("an admin bans a node", node=node, reason=reason)
+        record = state.nodes.change(state.nodes.get(node) or NodeRecord(node=node), "ban", welcome=False)
+        give_up_leases(state, node)
+    return view(state, record)
+
+
+def unban(state: RunState, node: str, reason: str) -> NodeView:
+    """Take a ban back; raises `Problem` 409 for a node that is not banned, or was evicted besides. It registers again like a stranger."""
+    with state.settle_lock:
+        if node in state.view.slashed:
+            raise Problem(
+                409,
+                "Evicted",
+                f"node {node[:12]}... was evicted for a rejected file, which nobody takes back; the ledger has it",
+            )
+        record = state.nodes.get(node)
+        if node in state.view.banned:
+            state.ledger.append("node-unbanned", node=node, detail=reason)
+            get_logger().info("an admin takes a ban back", node=node, reason=reason)
+        elif record is None or record.state != "Banned":
+            raise Problem(409, "Not banned", f"node {node[:12]}... is not banned")
+        return view(state, state.nodes.change(record or NodeRecord(node=node, state="Banned"), "unban"))
+
+
+def require(state: RunState, node: str) -> NodeRecord:
+    record = state.nodes.get(node)
+    if record is None:
+        raise Problem(
+            404, "No such node", f"node {node[:12]}... never registered with this run: GET /v1/admin/nodes lists them"
+        )
+    return record
+
+
+def require_member(state: RunState, node: str) -> NodeRecord:
+    record = require(state, node)
+    if record.state not in MEMBERS:
+        raise Problem(409, "Not a member now", f"node {node[:12]}... is {record.state}, and hears of nothing")
+    return record
+
+
+def _open_leases(state: RunState) -> Counter[str]:
+    now = state.clock()
+    return Counter(record.lease.node for record in state.leases.all() if is_open(record, now))
+
+
+def _logs_key(state: RunState, request: str) -> str:
+    return f"{state.prefix}:logs:{request}"

@@ -1,0 +1,171 @@
+"""Membership: heartbeats, admission, relay tokens, and the end of nodes that fell silent.
+
+Comes in: heartbeats. Goes out: `HeartbeatReply`, entries node-joined and node-dead in the ledger, and node-invited where `inviting` wrote none.
+Invites are made by `inviting`.
+A node is admitted once its invite's nonce is in the ledger, which also makes invites single use across restarts.
+"""
+
+import math
+
+from shoal.contracts.node_states import EXCLUDED, MEMBERS, silence_event
+from shoal.contracts.protocol import (
+    RELAY_TOKEN_SECONDS,
+    Exclusions,
+    Heartbeat,
+    HeartbeatReply,
+    RelayToken,
+    Url,
+)
+from shoal.contracts.relay_token import encode
+from shoal.ledger.facts import InvitedNode
+from shoal.ledger.view import Files
+from shoal.orchestrator.nodes import admin, capability_check
+from shoal.orchestrator.nodes.invites import BadInvite, check_invite
+from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.lease_returns import end
+from shoal.orchestrator.work.leases import is_open
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+
+def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
+    """Note that a node lives; admit it when it brings a good invite.
+
+    Raises `Problem` 403 for strangers, the excluded, bad invites, and members that must register anew (`must_register`).
+    """
+    now = state.clock()
+    record = state.nodes.get(beat.node)
+    if beat.invite is not None and not _is_used(state, beat):
+        record = _admit(state, beat, record)
+    record = state.nodes.require_known(beat.node)
+    require_pool(state, record)
+    return reply_to(state, state.nodes.change(record, "heartbeat", **fields_of(beat, now)))
+
+
+def must_register(state: RunState, record: NodeRecord) -> bool:
+    """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, its group, or its place at its address."""
+    if record.pool or record.state not in MEMBERS:
+        return False
+    pools, redraw = state.config.pools, state.config.validation.redraw
+    mixed = redraw != "Off" and len({terms.sampler for terms in pools}) > 1
+    return mixed or any(terms.group_size > 1 or terms.admission.nodes_per_address for terms in pools)
+
+
+def require_pool(state: RunState, record: NodeRecord) -> None:
+    """Raises `Problem` 403 for a member that must register anew, which its agent then does by itself; its leases stand meanwhile."""
+    if must_register(state, record):
+        words = "which pool this node is in was forgotten with Redis: register at discovery again"
+        raise Problem(403, "Register again", words)
+
+
+def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:
+    """What a heartbeat writes into its node's record."""
+    fields: dict[str, object] = {"last_heartbeat_unix": now_unix, "policy_version": beat.policy_version}
+    if beat.metrics:
+        fields["metrics"] = beat.metrics
+    return fields
+
+
+def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
+    """The answer to a heartbeat that was just noted in `record`."""
+    token = None
+    if record.state == "Healthy":
+        # The token carries whole seconds: rounding up keeps its life at least what the constant says.
+        expires = math.ceil(record.last_heartbeat_unix) + RELAY_TOKEN_SECONDS
+        token = encode(RelayToken(run=state.config.run, node=record.node, expires_unix=expires), state.key)
+    files = state.view.files_of.get(record.node, Files())
+    return HeartbeatReply(
+        state=record.state,
+        relay_token=token,
+        relays=_relays_for(state, record),
+        latest_version=state.view.latest_version,
+        assignment=admin.assignment_of(state, record),
+        logs_wanted=record.logs_wanted or None,
+        files_accepted=files.accepted,
+        files_rejected=files.rejected,
+        run_complete=state.complete,
+    )
+
+
+def exclusions(state: RunState) -> Exclusions:
+    """Who may not read from relays any more."""
+    records = {record.node for record in state.nodes.all() if record.state in EXCLUDED}
+    return Exclusions(nodes=sorted(records | state.view.evicted))
+
+
+def _relays_for(state: RunState, record: NodeRecord) -> list[Url]:
+    """Relays as the node reaches them: by their addresses from outside, where there are any, or from inside. One that is not known gets both."""
+    addresses = state.config.addresses
+    if record.outside is None:
+        return [*addresses.relays, *addresses.public_relays]
+    return addresses.public_relays if record.outside and addresses.public_relays else addresses.relays
+
+
+def _is_used(state: RunState, beat: Heartbeat) -> bool:
+    """A node repeats its first heartbeat when the answer was lost: its own used invite is then no offence and no new admission."""
+    assert beat.invite is not None
+    return state.view.invite_nonces.get(beat.invite.document.nonce) == beat.node
+
+
+def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeRecord:
+    assert beat.invite is not None
+    if beat.node in state.view.evicted or (record is not None and record.state in EXCLUDED):
+        raise Problem(403, "Evicted", f"node {beat.node[:12]}... was evicted from this run; the ledger has the reason")
+    try:
+        invite = check_invite(
+            beat.invite,
+            orchestrator_key=state.key.public,
+            run=state.config.run,
+            node=beat.node,
+            now_unix=state.clock(),
+        )
+    except BadInvite as error:
+        raise Problem(403, "Invite is not valid", str(error)) from error
+    if record is not None and record.outside and record.invite_nonce != invite.nonce:
+        # What was decided of a stranger's machine (its pool, what it must show) was decided with the newest one.
+        raise Problem(403, "Invite is not valid", "a newer invite was given; register at discovery for another")
+    capability_check.require_answer(state, invite, record)
+    if not state.view.has_invite(beat.node, invite.nonce):
+        noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
+        state.ledger.append("node-invited", node=beat.node, detail=invite.nonce, invited=noted)
+    state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
+    if state.view.invite_nonces.get(invite.nonce) != beat.node:
+        raise Problem(403, "Invite is not valid", "this invite was used before; register at discovery for a new one")
+    record = record or NodeRecord(node=beat.node, state="Invited")
+    joined = state.nodes.change(record, "joined", pool=invite.pool, last_heartbeat_unix=state.clock())
+    get_logger().info("node joined", node=beat.node, pool=invite.pool)
+    return joined
+
+
+def reap(state: RunState) -> None:
+    """Mark members that fell silent, give their leases up when they are dead, take back invites that nobody used, and forget who is long gone."""
+    now = state.clock()
+    records = state.nodes.all()
+    state.nodes.forget_oldest(records)
+    for record in records:
+        if record.state == "Invited" and record.invite_expires_unix < now:
+            state.nodes.change(record, "invite-expired")
+        if record.state not in MEMBERS:
+            continue
+        event = silence_event(now - record.last_heartbeat_unix)
+        if event is None:
+            continue
+        changed = state.nodes.change(record, event)
+        if changed.state == "Dead":
+            state.ledger.append("node-dead", node=record.node)
+            abandoned = _give_up_leases(state, record.node)
+            state.nodes.change(changed, abandoned_leases=changed.abandoned_leases + abandoned)
+            get_logger().warning(
+                "node is dead", node=record.node, silent_seconds=round(now - record.last_heartbeat_unix)
+            )
+
+
+def _give_up_leases(state: RunState, node: str) -> int:
+    now, count = state.clock(), 0
+    with state.lease_lock:
+        for lease in state.leases.all():
+            if lease.lease.node == node and is_open(lease, now):
+                end(state, lease, "abandoned")
+                count += 1
+    return count

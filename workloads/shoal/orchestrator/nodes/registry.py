@@ -1,0 +1,157 @@
+"""The nodes of a run in Redis: one record a node, changed only along the edges of `node_states`.
+
+Comes in: invites, heartbeats, silence, slashes. Goes out: records, and who may act (`require_member`). Called by the orchestrator's services and its
+background work; `recovery` fills it again from the ledger.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import redis
+
+from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
+from shoal.contracts.protocol import NodeState
+from shoal.orchestrator.parsed import Parsed, Seen
+from shoal.orchestrator.records import NodeRecord
+from shoal.transport.server import Problem
+
+SWAP = """
+local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if now ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1
+"""
+"""Writes a record only if the one before it is still there: heartbeats, evictions and other orchestrators write at the same time."""
+DELETE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+"""Deletes a record that still is what it was."""
+MOST_GONE = 1000
+"""Records of nodes that are dead, and of those that were not let in, kept for whoever looks at `shoal node list`; what they did is in the ledger."""
+MOST_TRIES = 100  # each lost try is another writer's progress on this one node
+
+
+class NodeRegistry:
+    """Records under the hash `<prefix>:nodes`. `evicted` is the ledger's word, which no record overrules. Safe to use from several threads."""
+
+    def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str], banned: Set[str] = frozenset()) -> None:
+        """`evicted`: all that the ledger excludes; `banned`: those of them that an admin did."""
+        self._redis = client
+        self._hash = f"{prefix}:nodes"
+        self._evicted = evicted
+        self._banned = banned
+        self._swap = client.register_script(SWAP)
+        self._delete = client.register_script(DELETE)
+        self._parsed = Parsed(NodeRecord.from_json)
+        self.crowded = False
+        """Whether as many as are remembered waited outside at the last look: refusing another is then not worth a record."""
+
+    def get(self, node: str) -> NodeRecord | None:
+        data = self._redis.hget(self._hash, node)
+        if data is None:
+            return NodeRecord(node=node, state=self._excluded(node)) if node in self._evicted else None
+        return self._as_the_ledger_says(self.read(node, data).record)
+
+    def recall(self, node: str) -> Seen[NodeRecord] | None:
+        """The record as it was read or written last; by now it may be another."""
+        return self._parsed.recall(node)
+
+    def remember(self, text: str, record: NodeRecord) -> None:
+        """Keep what was just written."""
+        self._parsed.remember(record.node, text, record)
+
+    def read(self, node: str, data: str | bytes) -> Seen[NodeRecord]:
+        """A record from what Redis holds of `node`."""
+        return self._parsed.read(node, data)
+
+    def _as_the_ledger_says(self, record: NodeRecord) -> NodeRecord:
+        if record.node in self._evicted and record.state not in EXCLUDED:
+            return record.model_copy(update={"state": self._excluded(record.node)})
+        return record
+
+    def _excluded(self, node: str) -> NodeState:
+        return "Banned" if node in self._banned else "Evicted"
+
+    def all(self) -> list[NodeRecord]:
+        return [self._as_the_ledger_says(record) for record in self._parsed.all(self._redis.hgetall(self._hash))]
+
+    def forget_oldest(self, records: Sequence[NodeRecord]) -> int:
+        """Delete the records of nodes that are gone or wait, but for the `MOST_GONE` of each that were heard of last; returns how many.
+
+        Keys are free: who makes many, or leaves often, shall not fill Redis. A node that was forgotten registers again, as the gone do anyway.
+        """
+        dead = [record for record in records if record.state == "Dead" and not record.welcome]
+        waiting = [record for record in records if record.state == "Discovered" and not record.welcome]
+        self.crowded = len(waiting) >= MOST_GONE
+        return self._forget(dead, lambda record: record.last_heartbeat_unix) + self._forget(
+            waiting, lambda record: max(record.refused_unix, record.invite_expires_unix)
+        )
+
+    def _forget(self, gone: list[NodeRecord], heard_of: Callable[[NodeRecord], float]) -> int:
+        deleted = 0
+        for record in sorted(gone, key=heard_of, reverse=True)[MOST_GONE:]:
+            seen = self._parsed.recall(record.node)
+            if (
+                seen is not None and seen.record == record
+            ):  # what has changed since is not deleted, by the script neither
+                deleted += int(self._delete(keys=[self._hash], args=[record.node, seen.text]))
+        return deleted
+
+    def put(self, record: NodeRecord) -> None:
+        self._redis.hset(self._hash, record.node, record.to_json())
+
+    def put_if_absent(self, record: NodeRecord) -> None:
+        self._redis.hsetnx(self._hash, record.node, record.to_json())
+
+    def change(self, record: NodeRecord, event: Event | None = None, **changes: Any) -> NodeRecord:
+        """Apply an event and field changes to a record, store and return it. An excluded node stays what it is whatever a stale copy says."""
+        for _ in range(MOST_TRIES):
+            text = self._redis.hget(self._hash, record.node) or ""
+            current = (
+                self._as_the_ledger_says(self.read(record.node, text).record)
+                if text
+                else self.get(record.node) or record
+            )
+            state = next_state(current.state, event) if event is not None else current.state
+            changed = current.model_copy(update={"state": state, **changes})
+            written = changed.to_json().decode()
+            if self._swap(keys=[self._hash], args=[record.node, text, written]):
+                self.remember(written, changed)
+                return changed
+        raise Problem(
+            503, "Record is busy", "the node's record is being changed by others: try again", {"Retry-After": "1"}
+        )
+
+    def counts(self) -> dict[NodeState, int]:
+        """How many nodes are in each state that occurs."""
+        found: dict[NodeState, int] = {}
+        for record in self.all():
+            found[record.state] = found.get(record.state, 0) + 1
+        return found
+
+    def require_known(self, node: str) -> NodeRecord:
+        """The record of a node that is not excluded; raises `Problem` 403."""
+        record = self.get(node)
+        if record is not None and record.state in EXCLUDED:
+            raise Problem(
+                403,
+                record.state,
+                f"node {node[:12]}... is {record.state.lower()} from this run and does not come back; the ledger has the reason",
+            )
+        if record is None or record.state == "Discovered":
+            raise Problem(
+                403, "Not admitted", "register at discovery, wait for an invite, and bring it with the first heartbeat"
+            )
+        return record
+
+    def require_member(self, node: str) -> NodeRecord:
+        """The record of a node that may work; raises `Problem` 403 with its state as the reason."""
+        record = self.require_known(node)
+        if record.state not in MEMBERS:
+            raise Problem(
+                403,
+                "Not a member now",
+                f"node {node[:12]}... is {record.state}: bring an invite with a heartbeat (a dead node registers again)",
+            )
+        return record

@@ -1,0 +1,157 @@
+"""Recovery: everything in Redis made again from the object store, and whatever a crash left half done finished.
+
+`rebuild` is called when the orchestrator starts, when Redis lost its memory, and after an error in the middle of a write. It only adds what is
+missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
+"""
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.signed import Signed
+from shoal.contracts.steps import StepMetrics
+from shoal.contracts.verdicts import Opinion, Verdict
+from shoal.crypto.canonical import document_digest
+from shoal.orchestrator.evaluation import evaluations
+from shoal.orchestrator.records import Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.verdicts import evict, record_verdict
+from shoal.orchestrator.work.uploads import find_record
+from shoal.storage.parallel import in_parallel
+from shoal.telemetry import get_logger
+
+MOST_LISTINGS = 8  # steps whose leases are listed one by one; a training run has at most five open
+
+BUILT = "built"
+"""Key in Redis whose absence says that Redis lost its memory."""
+
+
+def is_built(state: RunState) -> bool:
+    """Whether Redis still has what `rebuild` put there."""
+    return bool(state.redis.exists(f"{state.prefix}:{BUILT}"))
+
+
+def rebuild(state: RunState) -> None:
+    """Bring Redis and the ledger in line with the store."""
+    state.ledger.catch_up()
+    state.terms.open()
+    evaluations.load(state)
+    verdicts = _names(state, keys.VERDICTS)
+    _conclude_verdicts(state, verdicts)
+    state.terms.keep()  # after what the orchestrator before us decided, which was by the terms of its time
+    if state.config.validation.slashing == "Evict":
+        for node in state.view.rejected_nodes - state.view.evicted:
+            evict(state, node, "a file was rejected")
+    _restore_nodes(state)
+    submissions = _names(state, keys.SUBMISSIONS)
+    for job in state.queue.all():
+        if (job.record.node, job.record.sha256) in verdicts:
+            state.queue.discard(job.record.node, job.record.sha256)
+    _restore_queue(state, sorted(submissions - verdicts))
+    _restore_leases(state, submissions)
+    for step in state.openable_steps():
+        state.seal_if_full(step)
+    state.commit_beacons(state.schedule.beacons_ahead)
+    latest = state.view.latest_version
+    state.commit_evaluation_beacon(0 if latest is None else state.plan.next_due(latest))
+    evaluations.fold(state)
+    evaluations.write_best(state)
+    _restore_last_step(state)
+    state.redis.set(f"{state.prefix}:{BUILT}", "1")
+    get_logger().info(
+        "state rebuilt from the store",
+        ledger_entries=state.view.next_number,
+        files_waiting=state.queue.size(),
+        nodes=len(state.view.joined),
+    )
+
+
+def _names(state: RunState, folder: str) -> set[tuple[str, str]]:
+    """(node, file digest) of every object `<folder>/<node>/<sha256>.json`."""
+    found = set()
+    for info in state.store.list(folder):
+        _, node, file = info.key.split("/")
+        found.add((node, file.removesuffix(".json")))
+    return found
+
+
+def _conclude_verdicts(state: RunState, verdicts: set[tuple[str, str]]) -> None:
+    """Finish verdicts that the ledger does not know: their writer stopped between the object and the entry. Expired ones have no entry."""
+    unknown = sorted(verdicts - set(state.view.settled))
+    found = in_parallel(lambda n: Signed[Verdict].from_json(state.store.get(keys.verdict(*n))), unknown)
+    with state.settle_lock:
+        expired = [signed for signed in found if signed.document.outcome == "expired"]
+        state.files_expired = max(state.files_expired, len(expired))
+        for signed in found:
+            if signed.document.outcome != "expired":
+                record_verdict(state, signed)
+
+
+def _restore_nodes(state: RunState) -> None:
+    """Admitted nodes get the benefit of the doubt: Healthy as of now, so that a node that is gone is found silent again in due time."""
+    now = state.clock()
+    for node in list(state.view.joined):
+        if node in state.view.evicted:
+            state.nodes.put(NodeRecord(node=node, state="Banned" if node in state.view.banned else "Evicted"))
+        elif node in state.view.dead:
+            state.nodes.put_if_absent(NodeRecord(node=node, state="Dead"))
+        else:
+            state.nodes.put_if_absent(NodeRecord(node=node, state="Healthy", last_heartbeat_unix=now))
+
+
+def _restore_queue(state: RunState, waiting: list[tuple[str, str]]) -> None:
+    """Queue every submission without a verdict, in the order received, with the opinions already given on it."""
+    records = [record for record in in_parallel(lambda n: find_record(state, *n), waiting) if record is not None]
+    for record in sorted(records, key=lambda record: record.received_unix):
+        if state.queue.get(record.node, record.sha256) is None:
+            state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
+
+
+def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
+    notes = []
+    for info in state.store.list(keys.opinions(record.node, record.sha256)):
+        opinion = Opinion.from_json(state.store.get(info.key))
+        verdict = opinion.verdict.document
+        if verdict.reason is not None:
+            notes.append(
+                OpinionNote(validator=opinion.validator, reason=verdict.reason, digest=document_digest(verdict))
+            )
+    return notes
+
+
+def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
+    """Leases of steps that are not sealed; those whose file came are closed. Submission numbers go on after the highest."""
+    wanted = _lease_keys(state)
+    if not wanted:
+        return
+    leases = [LeaseRecord.from_json(data) for data in in_parallel(state.store.get, wanted)]
+    nodes = {record.lease.node for record in leases}
+    handed_in = [name for name in sorted(submissions) if name[0] in nodes]
+    records = [record for record in in_parallel(lambda n: find_record(state, *n), handed_in) if record is not None]
+    files = {record.lease: record for record in records}
+    for lease in leases:
+        file = files.get(lease.lease.lease)
+        if file is not None:
+            lease = lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
+        state.leases.put_if_absent(lease)
+        state.leases.number_is_taken(lease.lease)
+
+
+def _lease_keys(state: RunState) -> list[str]:
+    steps = [*state.openable_steps(), *evaluations.open_numbers(state)]
+    if len(steps) <= MOST_LISTINGS:
+        return [info.key for step in steps for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
+    # Many slices are open at once: one listing of all leases is quicker than one for each of them.
+    folders = {f"{step:06d}" for step in steps}
+    return [info.key for info in state.store.list(keys.LEASES) if info.key.split("/")[1] in folders]
+
+
+def _restore_last_step(state: RunState) -> None:
+    """The metrics of the newest trained step, for those who ask before the trainer speaks again."""
+    if state.last_step is not None:
+        return
+    written = [info.key for info in state.store.list(keys.STEPS) if info.key.endswith("/metrics.json")]
+    if written:
+        try:
+            state.last_step = StepMetrics.from_json(state.store.get(written[-1]))
+        except ValidationError as error:
+            get_logger().warning("step metrics are not readable", key=written[-1], problem=str(error)[:300])

@@ -1,0 +1,1 @@
+"""Verdicts: the validators' queue, and what their findings lead to."""

@@ -1,0 +1,137 @@
+"""The validators' queue in Redis: who checks which file, and when a check is given to somebody else.
+
+A sorted set holds file names by the time at which they may be claimed. A claim moves the time to its deadline by compare-and-set, so a validator that
+died needs no cleaning up: its file becomes claimable by itself. One that is still at work renews its claim. Called
+by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import redis
+
+from shoal.orchestrator.parsed import Parsed
+from shoal.orchestrator.records import Job
+
+LOOK_AHEAD = 64
+"""Files looked at at once for a claim: those that this validator may not have are passed over."""
+FIRST_BACKOFF_SECONDS = 2.0
+LONGEST_BACKOFF_SECONDS = 60.0
+"""An inconclusive check (weights not there yet, say) is tried again after 2, 4, 8 ... 60 seconds."""
+
+_MOVE_IF_UNCHANGED = """
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if score == false or tonumber(score) ~= tonumber(ARGV[2]) then return 0 end
+redis.call('ZADD', KEYS[1], 'XX', ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+return 1
+"""
+
+_PUT_BACK = """
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+"""
+
+
+def backoff_seconds(inconclusive: int) -> float:
+    """Pause before the next check after so many inconclusive ones."""
+    return min(FIRST_BACKOFF_SECONDS * 2.0 ** max(0, inconclusive - 1), LONGEST_BACKOFF_SECONDS)
+
+
+def suits(job: Job, validator: str, now_unix: float) -> bool:
+    """Whether this validator may check the file now: one that rejected it waits until others had their chance, one that gave it up for ever."""
+    if validator in job.given_up_by:
+        return False
+    return now_unix >= job.prefer_another_until_unix or validator not in {note.validator for note in job.opinions}
+
+
+class ValidationQueue:
+    """Jobs under `<prefix>:jobs` (hash) and their times under `<prefix>:queue` (sorted set)."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._redis = client
+        self._jobs = f"{prefix}:jobs"
+        self._queue = f"{prefix}:queue"
+        self._move = client.register_script(_MOVE_IF_UNCHANGED)
+        self._put_back = client.register_script(_PUT_BACK)
+        self._parsed = Parsed(Job.from_json)
+
+    def add(self, job: Job, now_unix: float) -> None:
+        """Queue a file; one that is queued already keeps its place and its claim."""
+        self._redis.hsetnx(self._jobs, job.name, job.to_json())
+        self._redis.zadd(self._queue, {job.name: now_unix}, nx=True)
+
+    def get(self, node: str, sha256: str) -> Job | None:
+        data = self._redis.hget(self._jobs, f"{node}/{sha256}")
+        return Job.from_json(data) if data is not None else None
+
+    def all(self) -> list[Job]:
+        return self._parsed.all(self._redis.hgetall(self._jobs))
+
+    def size(self) -> int:
+        return int(self._redis.hlen(self._jobs))
+
+    def oldest_unix(self) -> float | None:
+        """When the file that has waited longest was received; None while nothing waits."""
+        return min((job.record.received_unix for job in self.all()), default=None)
+
+    def discard(self, node: str, sha256: str) -> None:
+        """Take a file out, claimed or not; one that is not there is fine."""
+        self._redis.zrem(self._queue, f"{node}/{sha256}")
+        self._redis.hdel(self._jobs, f"{node}/{sha256}")
+
+    def again(self, job: Job, available_unix: float) -> None:
+        """Put a changed job back, claimable from `available_unix` by a claim of its own: nobody's renewal takes it back."""
+        freed = job.model_copy(update={"claimed_by": ""})
+        self._put_back(keys=[self._queue, self._jobs], args=[job.name, repr(available_unix), freed.to_json()])
+
+    def claim(self, validator: str, now_unix: float, claim_seconds: float) -> Job | None:
+        """The longest waiting file that suits this validator, for `claim_seconds`; None when there is none."""
+        for name, score in self._waiting(now_unix):
+            data = self._redis.hget(self._jobs, name)
+            if data is None:  # settled between the two reads
+                self._redis.zrem(self._queue, name)
+                continue
+            job = Job.from_json(data)
+            claimed = job.model_copy(update={"claimed_by": validator})
+            if suits(job, validator, now_unix) and self._move(
+                keys=[self._queue, self._jobs],
+                args=[name, repr(score), repr(now_unix + claim_seconds), claimed.to_json()],
+            ):
+                return claimed
+        return None
+
+    def _waiting(self, now_unix: float) -> Iterator[tuple[str, float]]:
+        """Names and times of what may be claimed, the longest waiting first. What is claimed meanwhile may hide some from this look."""
+        seen = 0
+        while True:
+            found = self._redis.zrangebyscore(
+                self._queue, "-inf", now_unix, start=seen, num=LOOK_AHEAD, withscores=True
+            )
+            page = cast(Sequence[tuple[str, float]], found)
+            yield from page
+            seen += len(page)
+            if len(page) < LOOK_AHEAD:
+                return
+
+    def renew(self, validator: str, node: str, sha256: str, until_unix: float) -> bool:
+        """Let a validator keep its claim until then. False for a file that is not in the queue, that another one claimed, or that was put back.
+
+        A file of which nothing is known, as of all after Redis was lost, is its again. One with an opinion, or with an inconclusive check, waits for
+        a claim: a renewal that arrives after its own verdict must not hide the file, nor a check of few rows go on where every row is to be checked.
+        """
+        name = f"{node}/{sha256}"
+        score = self._redis.zscore(self._queue, name)  # before the job: a claim that comes between changes it
+        data = self._redis.hget(self._jobs, name)
+        if data is None or score is None:
+            return False
+        job = Job.from_json(data)
+        unknown = not job.claimed_by and not job.opinions and not job.inconclusive
+        if job.claimed_by != validator and not unknown:
+            return False
+        claimed = job.model_copy(update={"claimed_by": validator})
+        return bool(
+            self._move(
+                keys=[self._queue, self._jobs], args=[name, repr(float(score)), repr(until_unix), claimed.to_json()]
+            )
+        )

@@ -1,0 +1,272 @@
+"""Verdicts: what a validator's finding leads to, and how it is recorded.
+
+`decide` is pure: finding, step and earlier opinions in, one `Decision` out. `record_verdict` carries it out: the verdict object is created first (it
+exists once, so it decides), then the ledger is told, then the queue is cleared; each part finds by itself whether it was done before, so a crash
+anywhere is mended by the next verdict on the file or by `recovery`. Called for `POST /v1/verdicts`, for files of sealed steps and by `recovery`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.contracts import keys
+from shoal.contracts.signed import Signed, sign
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
+from shoal.contracts.work import is_evaluation
+from shoal.crypto.canonical import document_digest
+from shoal.orchestrator.records import Job, OpinionNote, SubmissionRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.queue import backoff_seconds
+from shoal.orchestrator.work.lease_returns import end
+from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.uploads import find_verdict
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+EVICTED = "its node was evicted before this file was judged"
+"""What the verdict on such a file says: it is neither paid nor trained on, and no further offence."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`record`: the verdict stands. `expire`: the file is too late. `second-opinion`: ask another validator. `again`: check again later."""
+
+    kind: Literal["record", "expire", "second-opinion", "again", "repeated"]
+    detail: str = ""
+
+
+def decide(
+    verdict: Verdict,
+    digest: str,
+    opinions: Sequence[OpinionNote],
+    *,
+    validator: str,
+    alone: bool,
+    sealed: bool,
+    window: tuple[int, int],
+    votes: int = 1,
+    evicted: bool = False,
+) -> Decision:
+    """What to do with a finding of `validator` on a file that has no recorded verdict yet.
+
+    `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
+    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one, but for `NEVER_ALONE`. With
+    `votes` above 1 every reject needs so many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
+    """
+    if verdict.outcome == "inconclusive":
+        return Decision("again", verdict.evidence)
+    if verdict.outcome == "reject":
+        if findings_needed(verdict, votes) == 1:
+            return Decision("record")
+        if any(note.digest == digest for note in opinions):
+            return Decision("repeated")
+        before = {note.validator for note in opinions if note.reason == verdict.reason}
+        lonely = verdict.reason in NEVER_ALONE
+        if votes > 1:
+            if len(before | {validator}) >= votes:
+                return Decision("record")
+            if validator in before and not lonely:
+                return Decision("again", f"{len(before)} of {votes} validators found the same; others must be asked")
+            return Decision("second-opinion")
+        agreed = bool(before if alone and not lonely else before - {validator})
+        return Decision("record") if agreed else Decision("second-opinion")
+    if evicted:
+        return Decision("expire", EVICTED)
+    if sealed:
+        return Decision("expire", f"step {verdict.step} was sealed before this file was accepted")
+    if verdict.outcome == "accept" and verdict.policy_version is not None:
+        oldest, newest = window
+        if not oldest <= verdict.policy_version <= newest:
+            return Decision(
+                "expire",
+                f"policy version {verdict.policy_version} may not feed step {verdict.step}, allowed are {oldest} to {newest}",
+            )
+    return Decision("record")
+
+
+def receive(state: RunState, signed: Signed[Verdict]) -> None:
+    """A validator's verdict, its signature already checked; raises `Problem` when it is on no file of ours or does not fit it."""
+    verdict = signed.document
+    with state.settle_lock:
+        recorded = find_verdict(state, verdict.node, verdict.sha256)
+        if recorded is not None:
+            _conclude(state, recorded)
+            return
+        job = state.queue.get(verdict.node, verdict.sha256)
+        if job is None:
+            raise Problem(
+                404,
+                "No such file in the queue",
+                f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
+            )
+        if not state.knows(job.record.step):
+            expire(state, job.record, over(state, job.record))
+            return
+        _check_fits(state, job.record, verdict)
+        digest = document_digest(verdict)
+        decision = decide(
+            verdict,
+            digest,
+            job.opinions,
+            validator=validator_of(verdict, job),
+            alone=state.clock() >= job.prefer_another_until_unix,
+            sealed=state.closed(verdict.step),
+            window=state.version_window(verdict.step),
+            votes=state.config.validation.slash_votes,
+            evicted=verdict.node in state.view.evicted,
+        )
+        get_logger().info(
+            "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
+            reason=verdict.reason, decision=decision.kind,
+        )  # fmt: skip
+        match decision.kind:
+            case "record":
+                record_verdict(state, signed)
+            case "expire":
+                expire(state, job.record, decision.detail)
+            case "second-opinion":
+                _ask_another(state, job, signed, digest)
+            case "again":
+                count = job.inconclusive + 1
+                again = job.model_copy(update={"inconclusive": count})
+                state.queue.again(again, state.clock() + backoff_seconds(count))
+                state.redis.incr(f"{state.prefix}:inconclusive")
+
+
+def validator_of(verdict: Verdict, job: Job) -> str:
+    """The pod that made a verdict. All validators share one key, so that the name is their word; the last claim's where an old one says none."""
+    return verdict.validator or job.claimed_by
+
+
+def record_verdict(state: RunState, signed: Signed[Verdict]) -> None:
+    """Make a verdict the file's verdict, once and for all, and draw its consequences."""
+    verdict = signed.document
+    with state.settle_lock:
+        if state.store.create(keys.verdict(verdict.node, verdict.sha256), signed.to_json()):
+            state.files_expired += verdict.outcome == "expired"
+        else:
+            signed = find_verdict(state, verdict.node, verdict.sha256) or signed
+        _conclude(state, signed)
+
+
+def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
+    """Record that a file came too late: no pay and no slash. Signed by the orchestrator, who alone knows when a step was sealed."""
+    verdict = Verdict(
+        run=record.run,
+        node=record.node,
+        lease=record.lease,
+        step=record.step,
+        submission=record.submission,
+        sha256=record.sha256,
+        outcome="expired",
+        evidence=detail,
+    )
+    record_verdict(state, sign(verdict, state.key))
+
+
+def over(state: RunState, record: SubmissionRecord) -> str:
+    """Why a waiting file is not to be checked any more, or nothing."""
+    if not state.knows(record.step):
+        return f"{record.step} is no slice that this run knows"
+    if state.closed(record.step):
+        return f"step {record.step} was sealed before this file was checked"
+    return EVICTED if record.node in state.view.evicted else ""
+
+
+def evict(state: RunState, node: str, detail: str) -> None:
+    """Exclude a node: the ledger first, then its record, then its open leases."""
+    state.ledger.append("node-evicted", node=node, detail=detail[:4000])
+    record = state.nodes.get(node)
+    if record is not None:
+        state.nodes.change(record, "evict")
+    give_up_leases(state, node)
+
+
+def give_up_leases(state: RunState, node: str) -> None:
+    """End what a node holds that is excluded."""
+    now = state.clock()
+    for lease in state.leases.all():
+        if lease.lease.node == node and is_open(lease, now):
+            end(state, lease, "abandoned")
+
+
+def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
+    """Ledger, queue and step of a recorded verdict. Idempotent: the ledger knows what it has, the rest is removal."""
+    verdict = signed.document
+    if verdict.outcome == "accept":
+        groups, counted = _groups(state, verdict)
+        state.ledger.append(
+            "accepted",
+            node=verdict.node,
+            step=verdict.step,
+            submission=verdict.submission,
+            digest=verdict.sha256,
+            tokens=verdict.completion_tokens,
+            groups=groups,
+            signal_groups=counted,
+            compute=verdict.compute,
+        )
+    elif verdict.outcome == "reject":
+        detail = f"{verdict.reason}: {verdict.evidence}"[:4000]
+        state.ledger.append(
+            "rejected",
+            node=verdict.node,
+            step=verdict.step,
+            submission=verdict.submission,
+            digest=verdict.sha256,
+            detail=detail,
+        )
+        if state.config.validation.slashing == "Evict":
+            evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
+    state.queue.discard(verdict.node, verdict.sha256)
+    if verdict.outcome == "accept" and not is_evaluation(verdict.step):
+        state.seal_if_full(verdict.step)
+
+
+def _groups(state: RunState, verdict: Verdict) -> tuple[int, int]:
+    """Groups of an accepted file, and how many of them count towards its step; of an evaluation's file none does."""
+    if is_evaluation(verdict.step):
+        return state.shape(verdict.step).groups if state.knows(verdict.step) else 0, 0
+    file = state.accepted_file(verdict)
+    return len(file.signal_prompts) + file.dropped_groups, len(file.signal_prompts)
+
+
+def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str) -> None:
+    """Keep a statistical reject as an opinion and queue the file for a fresh check of every row, by another validator if one comes in time."""
+    verdict = signed.document
+    assert verdict.reason is not None
+    validator = validator_of(verdict, job)
+    opinion = Opinion(validator=validator, verdict=signed)
+    state.store.create(f"{keys.opinions(verdict.node, verdict.sha256)}{digest}.json", opinion.to_json())
+    now = state.clock()
+    note = OpinionNote(validator=validator, reason=verdict.reason, digest=digest)
+    again = job.model_copy(
+        update={
+            "opinions": [*job.opinions, note],
+            # One claim's time: another validator has polled by then if there is one.
+            "prefer_another_until_unix": now + state.config.validation.claim_seconds,
+        }
+    )
+    state.queue.again(again, now)
+
+
+def _check_fits(state: RunState, record: SubmissionRecord, verdict: Verdict) -> None:
+    for name in ("run", "lease", "step", "submission"):
+        given, ours = getattr(verdict, name), getattr(record, name)
+        if given != ours:
+            raise Problem(
+                409, "Verdict does not fit the file", f"verdict says {name} {given!r}, the submission has {ours!r}"
+            )
+    rows = state.shape(record.step).rows
+    if verdict.outcome == "accept" and verdict.rows != rows:
+        raise Problem(
+            422,
+            "Wrong number of rows",
+            f"verdict accepts {verdict.rows} rows, a submission of this run has {rows}: that is a reject (format)",
+        )
+    if verdict.outcome == "accept" and is_evaluation(record.step) and len(verdict.completion_lengths) != rows:
+        raise Problem(
+            422,
+            "Lengths are missing",
+            f"verdict has {len(verdict.completion_lengths)} completion_lengths, an evaluation's file has {rows} rows",
+        )

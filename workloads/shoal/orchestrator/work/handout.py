@@ -1,0 +1,267 @@
+"""Handing out work: the step that a node should serve, leases for it, and checks for validators.
+
+Comes in: requests of members and validators. Goes out: `StepInfo`, `Lease`, `ValidationJob`. Which step, and whether there is room, is decided by
+`allocation`; a step's beacon is recorded as revealed in the ledger before the first node sees it.
+"""
+
+import secrets
+from collections.abc import Collection, Sequence
+
+from shoal.contracts.node_states import MEMBERS
+from shoal.contracts.pools import Sampler, terms_of
+from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
+from shoal.contracts.work import is_evaluation
+from shoal.orchestrator.evaluation import credit, evaluations
+from shoal.orchestrator.nodes.membership import require_pool
+from shoal.orchestrator.records import DrawnBy, NodeRecord, SubmissionRecord
+from shoal.orchestrator.run_state import MOST_UNJUDGED_FILES, RunState
+from shoal.orchestrator.verdicts.verdicts import expire, over
+from shoal.orchestrator.work import allocation, step_counter
+from shoal.orchestrator.work.lease_returns import end, give_again
+from shoal.orchestrator.work.leases import MAX_OPEN_LEASES, PROBATION_LEASES, given_up, is_open, lease_seconds
+from shoal.orchestrator.work.uploads import require_quota
+from shoal.sampling.draw import beacon_commitment
+from shoal.transport.server import Problem
+
+
+def servable_steps(state: RunState, node: str) -> list[int]:
+    """Openable steps that this node may serve, smallest first."""
+    return may_serve(state, node, state.openable_steps())
+
+
+def may_serve(state: RunState, node: str, steps: Sequence[int]) -> list[int]:
+    """Those of `steps` that this node may serve, in their order: not those whose beacon was known before it was admitted."""
+    if not any(state.beacon_step(step) in state.view.revealed for step in steps):
+        return list(steps)
+    joined = state.view.joined
+    live = [joined[r.node] for r in state.nodes.all() if r.state in MEMBERS and r.node in joined]
+    own = joined.get(node)
+    if own is None:
+        return []
+    revealed = state.view.revealed
+    return [step for step in steps if allocation.may_serve(own, revealed.get(state.beacon_step(step)), live)]
+
+
+def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
+    """The step that a member should work on; None when none is open to it. When all that may be worked on is under way, the smallest is shown.
+
+    Of a node that `holds` versions to be scored, it may be a slice of an evaluation (`contracts.evaluation`) in place of a step.
+    """
+    state.nodes.require_member(node)
+    latest = state.view.latest_version
+    if latest is None:
+        return None
+    steps = servable_steps(state, node)
+    loads = state.loads(steps)
+    rate = state.signal_rate()
+    step = allocation.step_to_serve(loads, lambda load: state.schedule.has_room(load, rate))
+    if holds and state.config.evaluation is not None:
+        numbers = evaluations.offer(state, node, holds, training_needs_work=training_needs_work(state))
+        if number := next(iter(may_serve(state, node, numbers)), None):
+            return _slice_info(state, number, latest)
+    if not steps:
+        return None
+    load = next((load for load in loads if load.step == step), loads[0])
+    state.reveal(load.step)
+    value = state.beacon(load.step)
+    oldest, newest = state.schedule.version_window(load.step)
+    unsealed = state.openable_steps()  # by now it may be none: a verdict seals the last one whenever it comes
+    return StepInfo(
+        run=state.config.run,
+        step=load.step,
+        beacon=value.hex(),
+        commitment=beacon_commitment(value),
+        min_version=oldest,
+        max_version=newest,
+        latest_version=latest,
+        needed_groups=load.needed_groups,
+        accepted_groups=load.accepted_groups,
+        pending_groups=load.pending_groups,
+        first_unsealed_step=unsealed[0] if unsealed else load.step,
+    )
+
+
+def _slice_info(state: RunState, number: int, latest: int) -> StepInfo:
+    """What a node is told of a slice of an evaluation; its beacon is revealed by this."""
+    state.reveal(number)
+    value = state.beacon(number)
+    version, _ = state.version_window(number)
+    unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
+    return StepInfo(
+        run=state.config.run,
+        step=number,
+        beacon=value.hex(),
+        commitment=beacon_commitment(value),
+        min_version=version,
+        max_version=version,
+        latest_version=latest,
+        needed_groups=state.shape(number).groups,
+        accepted_groups=0,
+        pending_groups=0,
+        first_unsealed_step=unsealed if unsealed is not None else state.schedule.steps,
+    )
+
+
+def _require_room(state: RunState, node: str, step: int) -> None:
+    """Whether another file for a step, or for a slice, is wanted; raises `Problem` 409. The caller holds `lease_lock`."""
+    if is_evaluation(step):
+        if not evaluations.is_offered(state, node, step, training_needs_work=training_needs_work(state)):
+            raise Problem(
+                409,
+                "Slice is under way",
+                f"slice {step} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step again"
+                " in a second",
+            )
+        return
+    load = state.loads([step])[0]
+    if state.schedule.stalled(load):
+        raise Problem(409, "The step waits for a person", stalled_text(load))
+    if not state.schedule.has_room(load, state.signal_rate()):
+        raise Problem(
+            409,
+            "Enough is under way",
+            f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
+        )
+
+
+def training_needs_work(state: RunState) -> bool:
+    """Whether any step that may be worked on has room for another file."""
+    rate = state.signal_rate()
+    return any(state.schedule.has_room(load, rate) for load in state.loads(state.openable_steps()))
+
+
+def lease_for(state: RunState, request: LeaseRequest) -> Lease:
+    """A lease for a step with room; raises `Problem` 409 when the node should look again a little later."""
+    state.nodes.require_member(request.node)
+    offered = evaluations.open_numbers(state) if is_evaluation(request.step) else state.openable_steps()
+    if request.step not in offered or not may_serve(state, request.node, [request.step]):
+        raise Problem(
+            409, "Step is not open to this node", f"step {request.step} is not open: ask GET /v1/step which one is"
+        )
+    with state.lease_lock:
+        now = state.clock()
+        _end_overdue(state)
+        mine = [r for r in state.leases.all() if r.lease.node == request.node]
+        record = state.nodes.require_member(request.node)
+        require_pool(state, record)  # else nobody could tell any more what drew the file's tokens
+        probation = on_probation(state, request.node)
+        pushed_out = given_up(mine, now, PROBATION_LEASES if probation else MAX_OPEN_LEASES)
+        kept = [r for r in mine if r not in pushed_out]
+        for old in pushed_out:
+            end(state, old, "abandoned")
+            record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
+        _require_room(state, request.node, request.step)
+        if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
+            raise Problem(
+                409,
+                "Files could not be judged",
+                f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
+            )
+        require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
+        state.reveal(request.step)
+        shape = state.shape(request.step)
+        expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
+        # What was given up just now comes again with the next request: numbers go on by files alone. On probation it comes at once: who may
+        # hold one lease would else pass over any by asking twice.
+        if probation and pushed_out:
+            mine = [r for r in state.leases.all() if r.lease.node == request.node]
+        drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
+        again = give_again(state, mine, request.step, expires, drawn_by)
+        lease = again or state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
+        if state.config.evaluation is not None:
+            given = state.leases.require(lease.lease, request.node)
+            needs_work = training_needs_work(state)
+            credit.note_lease(state, given, new=again is None, training_needs_work=needs_work)
+        return lease
+
+
+def on_probation(state: RunState, node: str) -> bool:
+    """Whether a key has yet to show that its files are good: fewer than `probationFiles` were accepted since its last rejected one."""
+    return state.view.accepted_in_a_row[node] < state.config.validation.probation_files
+
+
+def stalled_text(load: allocation.StepLoad) -> str:
+    """What happened to a step that lacks signal, and what to do about it."""
+    return (
+        f"step {load.step}: {load.judged_groups} groups were sampled and {load.accepted_groups} of {load.needed_groups} carry signal; the tasks are"
+        " too hard or too easy for the policy. Raise spec.recipe.samplingCap to go on, or start a run with spec.tasks.offlineFilter or other tasks"
+    )
+
+
+def end_overdue_leases(state: RunState) -> int:
+    """Abandon leases whose time is over, at their nodes' account; returns how many."""
+    with state.lease_lock:
+        return _end_overdue(state)
+
+
+def _end_overdue(state: RunState) -> int:
+    now, ended = state.clock(), 0
+    for record in state.leases.all():
+        if record.status != "open" or is_open(record, now):
+            continue
+        end(state, record, "abandoned")
+        node = state.nodes.get(record.lease.node)
+        if node is not None:
+            state.nodes.change(node, abandoned_leases=node.abandoned_leases + 1)
+        ended += 1
+    return ended
+
+
+def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
+    """A file for this validator to check; files of sealed steps and evicted nodes are settled as expired on the way. None when nothing waits."""
+    while True:
+        job = state.queue.claim(request.validator, state.clock(), state.config.validation.claim_seconds)
+        if job is None:
+            return None
+        record = job.record
+        if reason := over(state, record):
+            expire(state, record, reason)
+            continue
+        oldest, newest = state.version_window(record.step)
+        return ValidationJob(
+            claim=secrets.token_hex(16),
+            run=record.run,
+            node=record.node,
+            lease=record.lease,
+            step=record.step,
+            submission=record.submission,
+            sha256=record.sha256,
+            size=record.size,
+            beacon=state.beacon(record.step).hex(),
+            min_version=oldest,
+            max_version=newest,
+            accepted_files=state.view.accepted_in_a_row[record.node],
+            on_probation=on_probation(state, record.node),
+            second_opinion=bool(job.opinions),
+            sampler=sampler_of(state, record),
+        )
+
+
+def renew(state: RunState, renewal: ClaimRenewal) -> None:
+    """Let a validator that is still at work keep its file; raises `Problem` 409 when its verdict would be for nothing."""
+    job = state.queue.get(renewal.node, renewal.sha256)
+    reason = over(state, job.record) if job is not None else "it has its verdict"
+    until = state.clock() + state.config.validation.claim_seconds
+    if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
+        reason = "another validator has it, or is to have it"
+    if reason:
+        raise Problem(409, "Claim is over", f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
+
+
+def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
+    """What drew a file's tokens, as noted with its lease; None where nobody can tell or nobody is to draw again. Nothing that a node says is asked.
+
+    A node that changes its pool takes no file with it: honest ones are not judged by another sampler, others do not escape theirs.
+    """
+    if state.config.validation.redraw == "Off":
+        return None
+    if record.drawn_by is not None:
+        return record.drawn_by.sampler
+    return _sampler_of_pool(state, state.nodes.get(record.node))
+
+
+def _sampler_of_pool(state: RunState, record: NodeRecord | None) -> Sampler | None:
+    """What draws a node's tokens now, by the terms of its pool. Which one that is, is forgotten with Redis; then it is what all pools agree on."""
+    terms = terms_of(state.config.pools, record.pool) if record is not None else None
+    samplers = {each.sampler for each in ([terms] if terms is not None else state.config.pools)}
+    return samplers.pop() if len(samplers) == 1 else None

@@ -1,0 +1,49 @@
+"""Leases without a file: handed back, or run out. A node that leaves, or whose step was sealed under it, gives its place to somebody else at once.
+
+Comes in: `LeaseReturn` of a node. A return costs the node nothing, unlike a lease that runs out, and neither gains it anything: the next lease that
+it gets for the same step is the same one, with the same submission number and so the same prompts and seeds. Else a node could skip whatever it
+would rather not do. Called by the orchestrator's route and by `work.lease_for`; every
+lease that ends without a file ends here.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from shoal.contracts.protocol import Lease, LeaseReturn
+from shoal.orchestrator.evaluation import credit
+from shoal.orchestrator.records import DrawnBy, LeaseRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.leases import is_open
+from shoal.telemetry import get_logger
+
+
+def take_back(state: RunState, request: LeaseReturn) -> None:
+    """End a lease at nobody's account; a lease that is over or has its file is left as it is. Raises `Problem` 403, 404."""
+    with state.lease_lock:
+        record = state.leases.require(request.lease, request.node)
+        if not is_open(record, state.clock()):
+            return
+        end(state, record.model_copy(update={"sha256": None, "size": None}), "returned")
+    get_logger().info("lease returned", node=request.node, step=record.lease.step, submission=record.lease.submission)
+
+
+def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
+    """Close an open lease for which no file came."""
+    state.leases.put(record.model_copy(update={"status": status, "charged": False}))
+    credit.give_back(state, record)
+
+
+def give_again(
+    state: RunState, ended: Sequence[LeaseRecord], step: int, expires_unix: float, drawn_by: DrawnBy
+) -> Lease | None:
+    """The lease with the lowest number among a node's leases for this step that `ended` without a file, now open again; None when there is none.
+
+    The caller holds `lease_lock`.
+    """
+    without_file = [
+        record for record in ended if record.status in ("returned", "abandoned") and record.lease.step == step
+    ]
+    if not without_file:
+        return None
+    record = min(without_file, key=lambda each: each.lease.submission)
+    return state.leases.give_again(record, expires_unix, drawn_by)

@@ -1,0 +1,141 @@
+"""Leases: the right of a node to submit one file for one step, numbered one after the other.
+
+A lease is written to the store before it is given (`leases/<step>/<node>/<number>.json`, create-if-absent), so a number is never given twice even
+when Redis is lost; its state is in Redis. Called by `services` for `POST /v1/leases`, uploads and submissions, and by the background work.
+"""
+
+import secrets
+
+import redis
+
+from shoal.contracts import keys
+from shoal.contracts.protocol import Lease
+from shoal.orchestrator.parsed import Parsed
+from shoal.orchestrator.records import DrawnBy, LeaseRecord
+from shoal.storage import Store
+from shoal.transport.server import Problem
+
+BASE_SECONDS = 60.0
+"""For swap, start and scoring; a worker that died frees its share of the step after this."""
+SECONDS_A_TOKEN = 0.05
+"""Slowest decoding that is waited for: 20 tokens a second in a row. 30,720 tokens get 27 minutes, about the paper's time for a batch."""
+TOGETHER = 128
+"""Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
+MAX_OPEN_LEASES = 2
+"""A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
+PROBATION_LEASES = 1
+"""Of a key on probation: keys are free, and each would hold two places of a step. Asking for a second gives the first up."""
+UPLOAD_SECONDS = 60.0
+"""Life of an upload grant beyond the transfer itself."""
+SLOWEST_UPLOAD = 256 * 1024
+"""Bytes a second of the slowest line that is waited for."""
+MEMORY_SECONDS = 120.0
+"""How long the leases of a sealed step are remembered after their own end, so that a late notice gets `expired` and not a riddle."""
+
+
+def lease_seconds(max_completion_tokens: int, continuations: int = 0) -> float:
+    """How long a file may take, from the longest completion of the run and the continuations in a file.
+
+    Completions are decoded together. Continuations can only begin when those are there, and are then decoded `TOGETHER` at a time: whoever ends
+    makes room, and they are half as long on average, so that what fills the engine takes half a round for
+    each `TOGETHER`, and the last of them a whole one.
+    """
+    rounds = 1.0 + min(-(-continuations // TOGETHER), 1.0 + 0.5 * continuations / TOGETHER)
+    return BASE_SECONDS + SECONDS_A_TOKEN * max_completion_tokens * rounds
+
+
+def upload_seconds(size: int) -> float:
+    """How long an upload of `size` bytes may take."""
+    return UPLOAD_SECONDS + size / SLOWEST_UPLOAD
+
+
+def is_open(record: LeaseRecord, now_unix: float) -> bool:
+    """Whether a file may still come for this lease."""
+    return record.status == "open" and record.lease.expires_unix > now_unix
+
+
+def other_file(lease: str, sha256: str) -> Problem:
+    """What whoever comes with a second file hears; `sha256`: of the first."""
+    words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
+    return Problem(409, "Lease is for another file", words)
+
+
+def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_LEASES) -> list[LeaseRecord]:
+    """Open leases of one node that a further lease pushes out, so that it has `most` at most: the oldest."""
+    held = sorted((r for r in records if is_open(r, now_unix)), key=lambda r: r.lease.expires_unix)
+    return held[: max(0, len(held) - (most - 1))]
+
+
+class LeaseBook:
+    """Leases of the steps under way, under the hash `<prefix>:leases`."""
+
+    def __init__(self, client: redis.Redis, prefix: str, store: Store) -> None:
+        self._redis = client
+        self._hash = f"{prefix}:leases"
+        self._numbers = f"{prefix}:submission-numbers"
+        self._store = store
+        self._parsed = Parsed(LeaseRecord.from_json)
+
+    def all(self) -> list[LeaseRecord]:
+        return self._parsed.all(self._redis.hgetall(self._hash))
+
+    def get(self, lease: str) -> LeaseRecord | None:
+        data = self._redis.hget(self._hash, lease)
+        return LeaseRecord.from_json(data) if data is not None else None
+
+    def put(self, record: LeaseRecord) -> None:
+        self._redis.hset(self._hash, record.lease.lease, record.to_json())
+
+    def put_if_absent(self, record: LeaseRecord) -> None:
+        self._redis.hsetnx(self._hash, record.lease.lease, record.to_json())
+
+    def forget(self, lease: str) -> None:
+        self._redis.hdel(self._hash, lease)
+
+    def issue(self, node: str, step: int, groups: int, expires_unix: float, drawn_by: DrawnBy) -> Lease:
+        """Give the next submission number of this node and step. The store decides: a number that is taken there is skipped."""
+        field = f"{step}/{node}"
+        while True:
+            number = int(self._redis.hincrby(self._numbers, field, 1)) - 1
+            lease = Lease(
+                lease=secrets.token_hex(16), node=node, step=step, submission=number, expires_unix=expires_unix
+            )
+            record = LeaseRecord(lease=lease, groups=groups, drawn_by=drawn_by)
+            if self._store.create(keys.lease(step, node, number), record.to_json()):
+                self.put(record)
+                return lease
+
+    def give_again(self, record: LeaseRecord, expires_unix: float, drawn_by: DrawnBy) -> Lease:
+        """Open a lease anew that ended without a file. Where its node has changed its pool, the store, which outlives Redis, hears of it."""
+        lease = record.lease.model_copy(update={"expires_unix": expires_unix})
+        again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by)
+        if record.drawn_by != drawn_by:
+            self._store.put(keys.lease(lease.step, lease.node, lease.submission), again.to_json())
+        self.put(again)
+        return lease
+
+    def number_is_taken(self, lease: Lease) -> None:
+        """Make later numbers of this node and step go on after this lease's."""
+        field = f"{lease.step}/{lease.node}"
+        if int(self._redis.hget(self._numbers, field) or 0) <= lease.submission:
+            self._redis.hset(self._numbers, field, lease.submission + 1)
+
+    def require(self, lease: str, node: str) -> LeaseRecord:
+        """The node's own lease; raises `Problem` 404 for an unknown one and 403 for another node's."""
+        record = self.get(lease)
+        if record is None:
+            raise Problem(
+                404, "No such lease", f"lease {lease} is unknown or long over: ask for the open step and a new lease"
+            )
+        if record.lease.node != node:
+            raise Problem(403, "Lease of another node", f"lease {lease} was not given to node {node[:12]}...")
+        return record
+
+    def name_file(self, record: LeaseRecord, sha256: str, size: int, expires_unix: float) -> LeaseRecord:
+        """Bind a lease to the one file that it may hand in, and keep it open while that is uploaded; raises `Problem` 409."""
+        if record.sha256 is not None and (record.sha256, record.size) != (sha256, size):
+            raise other_file(record.lease.lease, record.sha256)
+        lease = record.lease.model_copy(update={"expires_unix": max(record.lease.expires_unix, expires_unix)})
+        bound = record.model_copy(update={"lease": lease, "sha256": sha256, "size": size})
+        self.put(bound)
+        return bound

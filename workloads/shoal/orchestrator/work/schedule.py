@@ -1,0 +1,214 @@
+"""What the mode of a run decides about its steps: which are open, what feeds them, when they are full, when the run is over. Pure.
+
+A run of mode `Train` goes from step to step with the policy (`step_counter`). In mode `Generate` the steps are slices of the task table, all
+fed by version 0 and open side by side; each takes the one file that holds every prompt of its slice. In mode `SFT` nothing is sampled: no step is
+ever open. Made once from the configuration by `run_state`, which asks for nothing else.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.verdicts import RowReward
+from shoal.orchestrator.work import allocation, step_counter
+
+OPEN_SLICES = 512
+"""Slices handed out at once, smallest first: two leases and some files in the queue for each of a hundred nodes. A request looks at all of them."""
+
+
+class Schedule(Protocol):
+    """The rules of one run. `sealed` are the steps with a batch, `latest` is the newest announced version."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+
+    @property
+    def needed_groups(self) -> int:
+        """Groups that make a step full."""
+
+    @property
+    def beacons_ahead(self) -> int:
+        """How many steps after one whose beacon is revealed have theirs committed."""
+
+    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
+        """The step that the run waits for; None while none may be worked on."""
+
+    def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
+        """Steps that may be worked on, smallest first."""
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        """Oldest and newest policy version that may feed `step`."""
+
+    def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
+        """Prompts of a file whose groups count towards the step."""
+
+    def rate(self, judged_groups: int, counted_groups: int) -> float:
+        """Expected share of groups that will count."""
+
+    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+        """Whether another file for this step is probably needed."""
+
+    def stalled(self, load: allocation.StepLoad) -> bool:
+        """Whether a step has had as many groups as it may and still lacks some that count: a person must decide."""
+
+    def may_announce(self, version: int, sealed: Collection[int]) -> bool:
+        """Whether version `version` may exist by now."""
+
+    def complete(self, latest: int | None, datasets: Collection[str]) -> bool:
+        """Whether the run has made what it is for."""
+
+    def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
+        """What must happen before a step can be worked on, in words; asked when none is open and the run is not complete."""
+
+
+@dataclass(frozen=True)
+class TrainSchedule:
+    """Reinforcement learning: step `s` is fed by versions `s - async_level` to `s`."""
+
+    steps: int
+    async_level: int
+    recipe: Recipe
+
+    @property
+    def needed_groups(self) -> int:
+        return self.recipe.prompts_per_step
+
+    @property
+    def beacons_ahead(self) -> int:
+        return self.async_level + 1
+
+    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
+        return step_counter.open_step(sealed, latest, self.async_level, self.steps)
+
+    def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
+        return step_counter.openable_steps(sealed, latest, self.async_level, self.steps)
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        return step_counter.version_window(step, self.async_level)
+
+    def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
+        recipe = self.recipe
+        return step_counter.signal_groups(rewards, prompts, group_size, recipe.online_filter, recipe.process_rewards)
+
+    def rate(self, judged_groups: int, counted_groups: int) -> float:
+        return allocation.signal_rate(judged_groups, counted_groups)
+
+    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+        return not self.stalled(load) and allocation.has_room(load, rate)
+
+    def stalled(self, load: allocation.StepLoad) -> bool:
+        return allocation.is_stalled(load, self.recipe.sampling_cap)
+
+    def may_announce(self, version: int, sealed: Collection[int]) -> bool:
+        return version == 0 or version - 1 in sealed
+
+    def complete(self, latest: int | None, datasets: Collection[str]) -> bool:
+        return latest is not None and latest >= self.steps
+
+    def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
+        if latest is None:
+            return "version 0, the base model, to be announced"
+        step = step_counter.smallest_unsealed(sealed, self.steps)
+        if step is None:
+            return f"version {self.steps}, the last one, to be trained and announced"
+        return f"version {max(0, step - self.async_level)} to be announced, so that step {step} opens"
+
+
+@dataclass(frozen=True)
+class GenerateSchedule:
+    """Sampling a task table once: a step is a slice of `groups` tasks, full with the first accepted file. Every group counts, solved or not."""
+
+    steps: int
+    groups: int
+    dataset: str
+
+    @property
+    def needed_groups(self) -> int:
+        return self.groups
+
+    @property
+    def beacons_ahead(self) -> int:
+        return 1
+
+    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
+        return next(iter(self.openable_steps(sealed, latest)), None)
+
+    def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
+        if latest is None:
+            return []
+        return list(islice((step for step in range(self.steps) if step not in sealed), OPEN_SLICES))
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
+    def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
+        return list(prompts)
+
+    def rate(self, judged_groups: int, counted_groups: int) -> float:
+        return 1.0
+
+    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+        # No overshoot: one file is all that a slice can use.
+        return load.accepted_groups + load.pending_groups < load.needed_groups
+
+    def stalled(self, load: allocation.StepLoad) -> bool:
+        return False
+
+    def may_announce(self, version: int, sealed: Collection[int]) -> bool:
+        return version == 0
+
+    def complete(self, latest: int | None, datasets: Collection[str]) -> bool:
+        return self.dataset in datasets
+
+    def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
+        if latest is None:
+            return "version 0, the base model, to be announced"
+        return f"data set {self.dataset!r} to be written from {self.steps} sampled slices of the task table"
+
+
+@dataclass(frozen=True)
+class SupervisedSchedule:
+    """A supervised warm start: versions come from the trainer alone."""
+
+    steps: int
+
+    @property
+    def needed_groups(self) -> int:
+        return 0
+
+    @property
+    def beacons_ahead(self) -> int:
+        return 0
+
+    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
+        return None
+
+    def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
+        return []
+
+    def version_window(self, step: int) -> tuple[int, int]:
+        return step, step
+
+    def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
+        return []
+
+    def rate(self, judged_groups: int, counted_groups: int) -> float:
+        return 1.0
+
+    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+        return False
+
+    def stalled(self, load: allocation.StepLoad) -> bool:
+        return False
+
+    def may_announce(self, version: int, sealed: Collection[int]) -> bool:
+        return version <= self.steps
+
+    def complete(self, latest: int | None, datasets: Collection[str]) -> bool:
+        return latest is not None and latest >= self.steps
+
+    def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
+        return f"version {0 if latest is None else latest + 1} to be made by the trainer: mode SFT samples nothing"

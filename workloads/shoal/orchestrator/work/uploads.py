@@ -1,0 +1,233 @@
+"""Uploads: from a lease to a file in the validators' queue.
+
+Comes in: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is there). The file is promoted to its final name first
+and hashed there, because a staging object may change until its grant expires. Then the store binds the lease to it, then the submission record is
+created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with another file of that lease, or
+`recovery`, finishes the rest, and nothing is queued twice.
+"""
+
+import math
+from collections.abc import Sequence
+
+from shoal.contracts import keys
+from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
+from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
+from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signed
+from shoal.contracts.verdicts import Outcome, Verdict
+from shoal.orchestrator.records import Job, LeaseRecord, SubmissionRecord
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.leases import is_open, other_file, upload_seconds
+from shoal.storage import NotFound
+from shoal.storage.grants import make_grant
+from shoal.telemetry import get_logger
+from shoal.transport.server import Problem
+
+HOUR_SECONDS = 3600
+FILES_AN_HOUR = 1200
+"""Of one node: a file every three seconds, far more than an engine makes; a node cannot fill the store faster than this."""
+
+_STATUS: dict[Outcome, str] = {
+    "accept": "accepted",
+    "reject": "rejected",
+    "expired": "expired",
+    "inconclusive": "queued",
+}
+
+
+class OverQuota(Problem):
+    """The node has handed in its files of the hour. A kind of its own, so that it is counted apart from refusals for lack of room."""
+
+
+def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
+    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
+    longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
+    of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
+    of_a_step = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
+    rows = max([of_a_step, *of_slices])
+    return min(MAX_FILE_BYTES, largest_bytes(rows, config.recipe.max_sequence_length, longest))
+
+
+def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
+    """A grant for the staging key of the node's lease; raises `Problem`."""
+    member = state.nodes.require_member(request.node)
+    limit = largest_file(state.config, state.plan.benchmarks)
+    if request.size > limit:
+        raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
+    now = state.clock()
+    with state.lease_lock:
+        record = state.leases.require(request.lease, request.node)
+        if record.status == "submitted":
+            raise Problem(
+                409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt"
+            )
+        _require_time_left(record, now)
+        expires = now + upload_seconds(request.size)
+        if record.sha256 is None:
+            _take_from_quota(state, request.node, now)
+        else:  # time for the upload is given once: asking again and again must not keep the place for ever
+            expires = min(expires, record.lease.expires_unix)
+        state.leases.name_file(record, request.sha256, request.size, expires)
+    return make_grant(
+        state.config,
+        keys.staging(request.node, request.lease),
+        max_bytes=request.size,
+        expires_unix=expires,
+        run_secret=state.run_secret,
+        outside=bool(member.outside),
+    )
+
+
+def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
+    """Count a file of this node in this hour; raises `Problem` 429. A repeated request for the same file is not counted again."""
+    key = _quota_key(state, node, now_unix)
+    with state.redis.pipeline() as pipe:
+        pipe.incr(key)
+        pipe.expire(key, 2 * HOUR_SECONDS)
+        count = int(pipe.execute()[0])
+    if count > FILES_AN_HOUR:
+        raise _too_many(429, now_unix)
+
+
+def require_quota(state: RunState, node: str, open_leases: int, now_unix: float) -> None:
+    """Whether a further lease of this node, beside those whose files are to come, will be worth its work; raises `Problem` 409.
+
+    What is leased can be handed in then: the hour that follows has a count of its own.
+    """
+    taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)  # type: ignore[arg-type]
+    if taken + open_leases >= FILES_AN_HOUR:
+        raise _too_many(409, now_unix)  # not 429, which clients wait out: a worker does other things meanwhile
+
+
+def _quota_key(state: RunState, node: str, now_unix: float) -> str:
+    return f"{state.prefix}:files:{int(now_unix // HOUR_SECONDS)}:{node}"
+
+
+def _too_many(status: int, now_unix: float) -> OverQuota:
+    wait = math.ceil(HOUR_SECONDS - now_unix % HOUR_SECONDS)
+    words = f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s"
+    return OverQuota(status, "Too many files", words, {"Retry-After": str(wait)})
+
+
+def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
+    """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Problem`."""
+    state.nodes.require_member(notice.node)
+    lease = state.leases.require(notice.lease, notice.node)
+    groups = lease.groups
+    if notice.groups != groups:
+        raise Problem(
+            422, "Wrong number of groups", f"file is said to have {notice.groups} groups, this submission has {groups}"
+        )
+    record = find_record(state, notice.node, notice.sha256)
+    if record is not None:
+        if record.lease != notice.lease:
+            raise Problem(
+                409,
+                "File was submitted before",
+                f"the same bytes were handed in for lease {record.lease}: make new rollouts",
+            )
+        return _finish(state, record, lease)
+    with state.lease_lock:
+        lease = state.leases.require(notice.lease, notice.node)
+        _require_time_left(lease, state.clock())
+        # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
+        lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
+    if state.closed(lease.lease.step):
+        state.leases.put(lease.model_copy(update={"status": "submitted"}))
+        state.store.delete(keys.staging(notice.node, notice.lease))
+        return SubmissionReceipt(lease=notice.lease, sha256=notice.sha256, status="expired")
+    _promote(state, notice)
+    record = SubmissionRecord(
+        run=state.config.run,
+        node=notice.node,
+        lease=notice.lease,
+        step=lease.lease.step,
+        submission=lease.lease.submission,
+        sha256=notice.sha256,
+        size=notice.size,
+        groups=groups,
+        received_unix=state.clock(),
+        drawn_by=lease.drawn_by,
+    )
+    with state.lease_lock:
+        # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
+        lease = state.leases.get(notice.lease) or lease
+        if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
+            raise Problem(409, "Lease is over", f"lease {notice.lease} was handed back while its file was confirmed")
+        record = _the_one_file(state, record)
+        created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
+        lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
+        state.leases.put(lease)
+    if record.sha256 != notice.sha256:
+        if find_record(state, record.node, record.sha256) == record:
+            _finish(state, record, lease)  # whoever bound the lease may have stopped there
+        raise other_file(record.lease, record.sha256)
+    if not created:
+        return submit(state, notice)  # another thread was first: its record decides
+    get_logger().info(
+        "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
+    )
+    return _finish(state, record, lease)
+
+
+def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord:
+    """What its lease hands in: this record, or the one of another file that came first, here or at another orchestrator."""
+    key = keys.lease_file(record.lease)
+    if state.store.create(key, record.to_json()):
+        return record
+    return SubmissionRecord.from_json(state.store.get(key))
+
+
+def find_record(state: RunState, node: str, sha256: str) -> SubmissionRecord | None:
+    try:
+        return SubmissionRecord.from_json(state.store.get(keys.submission(node, sha256)))
+    except NotFound:
+        return None
+
+
+def find_verdict(state: RunState, node: str, sha256: str) -> Signed[Verdict] | None:
+    """The recorded verdict on a file, if there is one."""
+    try:
+        return Signed[Verdict].from_json(state.store.get(keys.verdict(node, sha256)))
+    except NotFound:
+        return None
+
+
+def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> SubmissionReceipt:
+    """What follows the record: queue the file unless it has its verdict, close the lease, clear staging. Idempotent."""
+    verdict = find_verdict(state, record.node, record.sha256)
+    if verdict is None:
+        state.queue.add(Job(record=record), state.clock())
+    if lease.status != "submitted":
+        state.leases.put(lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size}))
+    state.store.delete(keys.staging(record.node, record.lease))
+    status = _STATUS[verdict.document.outcome] if verdict is not None else "queued"
+    return SubmissionReceipt.model_validate({"lease": record.lease, "sha256": record.sha256, "status": status})
+
+
+def _promote(state: RunState, notice: SubmissionNotice) -> None:
+    """Give the staged bytes their final name if they are what was announced; raises `Problem` 409 or 422."""
+    target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
+    size = state.store.size(staged)
+    if size is not None and size != notice.size:
+        state.store.delete(staged)
+        raise Problem(422, "Wrong size", f"the uploaded file has {size} bytes, announced were {notice.size}")
+    try:
+        state.store.copy_if_absent(staged, target)
+        found = state.store.sha256(target)
+    except NotFound as error:
+        raise Problem(409, "Nothing was uploaded", "post the file to the grant's URL first, then confirm") from error
+    if found != (notice.sha256, notice.size):
+        state.store.delete(target)
+        state.store.delete(staged)
+        raise Problem(
+            422,
+            "Wrong digest",
+            f"the uploaded file has SHA-256 {found[0]} and {found[1]} bytes, announced were {notice.sha256} and {notice.size}",
+        )
+
+
+def _require_time_left(record: LeaseRecord, now_unix: float) -> None:
+    if record.status == "abandoned" or not (is_open(record, now_unix) or record.status == "submitted"):
+        raise Problem(409, "Lease is over", f"lease {record.lease.lease} expired or was given up: ask for a new one")

@@ -1,0 +1,168 @@
+"""Fixed data sampling: which prompts, target lengths and sampling seeds a submission must use (paper section 2.3.3).
+
+The generator is SHA-256 in counter mode with rejection sampling. Its key is the SHA-256 of the length-prefixed (beacon, run, step, node,
+submission), so anyone who knows these public values draws the same numbers, and a node cannot know them before the step opens. Library generators
+are not used because their streams change between releases; tests/golden/seeds.json fixes the stream of this one.
+
+Called by workers (to draw), validators (to draw again) and the orchestrator (the beacon).
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+BEACON_BYTES = 32
+SEED_BITS = 63  # a vLLM seed is a signed 64-bit integer; 63 bits keep it non-negative
+
+
+def _length_prefixed(*parts: bytes) -> bytes:
+    """Each part after its length as 8 big-endian bytes, so that no two tuples give the same bytes."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def beacon(run_secret: bytes, run: str, step: int) -> bytes:
+    """The 32-byte beacon of a step: HMAC-SHA-256(run secret, run || step). Survives any restart, known to nobody before it is revealed."""
+    return hmac.new(run_secret, _length_prefixed(run.encode(), step.to_bytes(8, "big")), hashlib.sha256).digest()
+
+
+def beacon_commitment(value: bytes) -> str:
+    """What the ledger holds before the reveal: SHA-256 of the beacon, in hex."""
+    return hashlib.sha256(b"shoal/beacon/v1\0" + value).hexdigest()
+
+
+class CounterGenerator:
+    """A stream of uniform integers: blocks SHA-256(key || counter), cut into 8-byte big-endian words."""
+
+    def __init__(self, key: bytes) -> None:
+        self._words = self._stream(key)
+
+    @staticmethod
+    def _stream(key: bytes) -> Iterator[int]:
+        counter = 0
+        while True:
+            block = hashlib.sha256(key + counter.to_bytes(8, "big")).digest()
+            for start in range(0, 32, 8):
+                yield int.from_bytes(block[start : start + 8], "big")
+            counter += 1
+
+    def below(self, bound: int) -> int:
+        """A uniform integer in [0, bound), without modulo bias: words past the last whole multiple of `bound` are dropped."""
+        if not 1 <= bound <= 1 << 64:
+            raise ValueError(f"bound must be 1 to 2**64, got {bound}")
+        limit = (1 << 64) - (1 << 64) % bound
+        while True:
+            word = next(self._words)
+            if word < limit:
+                return word % bound
+
+    def distinct(self, count: int, bound: int) -> list[int]:
+        """`count` different integers in [0, bound), in the order drawn (a partial Fisher-Yates shuffle over a sparse array)."""
+        if not 0 <= count <= bound:
+            raise ValueError(f"cannot draw {count} different numbers below {bound}")
+        moved: dict[int, int] = {}
+        drawn = []
+        for position in range(count):
+            other = position + self.below(bound - position)
+            drawn.append(moved.get(other, other))
+            moved[other] = moved.get(position, position)
+        return drawn
+
+
+def stretch_seed(row_seed: int, stretch: int) -> int:
+    """The seed with which stretch number `stretch` of a row's sampled tokens is drawn (`rollouts.sampled_stretches`), 63 bits.
+
+    The first stretch, and so a completion without tools, has the row's own seed. Each later one follows a tool's output, is a request of its own and
+    has the first 63 bits of SHA-256("shoal/stretch/v1" 0 row seed, stretch), both as 8 big-endian bytes. ValueError for a seed of more than 63 bits.
+    """
+    if not 0 <= row_seed < 1 << SEED_BITS or stretch < 0:
+        raise ValueError(f"seed {row_seed} and stretch {stretch}: a seed has {SEED_BITS} bits, a stretch counts from 0")
+    if stretch == 0:
+        return row_seed
+    digest = hashlib.sha256(b"shoal/stretch/v1\0" + row_seed.to_bytes(8, "big") + stretch.to_bytes(8, "big")).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def continuation_seed(parent_seed: int, boundary: int, number: int) -> int:
+    """The seed of continuation `number` (from 0) at inner boundary `boundary` (from 1) of a completion with this seed (`contracts.vine`), 63 bits.
+
+    The first 63 bits of SHA-256("shoal/continuation/v1" 0 parent seed, boundary, number), each as 8 big-endian bytes. ValueError for values that do
+    not fit.
+    """
+    if not 0 <= parent_seed < 1 << SEED_BITS or boundary < 1 or number < 0:
+        raise ValueError(
+            f"seed {parent_seed}, boundary {boundary}, number {number}: a seed has {SEED_BITS} bits, boundaries count from 1, numbers from 0"
+        )
+    place = b"".join(value.to_bytes(8, "big") for value in (parent_seed, boundary, number))
+    return int.from_bytes(hashlib.sha256(b"shoal/continuation/v1\0" + place).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class DrawnGroup:
+    """One group of a submission: the same prompt and target length, one sampling seed a completion."""
+
+    prompt_index: int
+    target_length: int | None
+    seeds: tuple[int, ...]
+
+
+def drawn_tasks(mode: str, step: int, task_count: int, groups: int) -> range:
+    """Rows of the task table from which a submission of `step` draws its `groups` prompts.
+
+    All of them, but in mode `Generate`, where step `s` is slice `s` of the table: its submissions hold each of these rows once. The last slice is as
+    long as the others and so begins inside of the one before it (`slice_count`, `own_tasks`). ValueError when the table is shorter than a slice.
+    """
+    if mode != "Generate":
+        return range(task_count)
+    if task_count < groups:
+        raise ValueError(f"the task table has {task_count} rows; allowed: at least groupsPerSubmission, {groups}")
+    first = min(step * groups, task_count - groups)
+    return range(first, first + groups)
+
+
+def slice_count(task_count: int, groups: int) -> int:
+    """Slices of `groups` rows that cover the task table; at least one."""
+    return -(-task_count // groups)
+
+
+def own_tasks(step: int, task_count: int, groups: int) -> range:
+    """Rows of the task table that slice `step` alone answers for: what the last slice shares with the one before belongs to that."""
+    return range(step * groups, min((step + 1) * groups, task_count))
+
+
+def draw_submission(
+    *,
+    beacon: bytes,
+    run: str,
+    step: int,
+    node: str,
+    submission: int,
+    task_count: int,
+    groups: int,
+    group_size: int,
+    targets: Sequence[int] | None,
+    first_task: int = 0,
+) -> list[DrawnGroup]:
+    """The groups that submission number `submission` of `node` must hold for `step`.
+
+    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on, see `drawn_tasks`), then for each group its target
+    length (when the run has `targets`) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
+    """
+    if len(beacon) != BEACON_BYTES:
+        raise ValueError(f"a beacon has {BEACON_BYTES} bytes, got {len(beacon)}")
+    key = hashlib.sha256(
+        b"shoal/draw/v1\0"
+        + _length_prefixed(
+            beacon, run.encode(), step.to_bytes(8, "big"), bytes.fromhex(node), submission.to_bytes(8, "big")
+        )
+    ).digest()
+    generator = CounterGenerator(key)
+    prompts = [first_task + place for place in generator.distinct(groups, task_count)]
+    return [
+        DrawnGroup(
+            prompt_index=prompt,
+            target_length=targets[generator.below(len(targets))] if targets else None,
+            seeds=tuple(generator.below(1 << SEED_BITS) for _ in range(group_size)),
+        )
+        for prompt in prompts
+    ]
