@@ -22,6 +22,7 @@ from shoal.contracts.protocol import RelayToken
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, AgentState, NodeConfig, RunConfig
+from shoal.contracts.settings import Broadcast
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 
@@ -61,9 +62,8 @@ class Ours:
             length_reward=None,
             validation=Validation(),
             storage=StorageSpec(),
-            shard_size=shard_size,
+            broadcast=Broadcast(shard_bytes=shard_size, anchor_every=anchor_every),
             kept_versions=2,
-            anchor_every=anchor_every,
             addresses=Addresses(
                 discovery="http://127.0.0.1:1",
                 orchestrator=f"http://127.0.0.1:{ANNOUNCE_PORT}",

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "broadcast", "infere
 
 import tiny_policy
 from broadcast_pods import Pod, Pods
-from broadcast_run import RUN, Keys
+from broadcast_run import RUN, Keys, cut_into
 from socket_agent import Agent, SocketAgent
 
 from servers import Loopback, wait_until
@@ -89,7 +89,7 @@ def measure(folder: Path) -> dict[str, Any]:
     pods = Pods(run_keys, loopback, folder)
     pool: PoolPod | None = None
     try:
-        origin = pods.origin(shard_size=SHARD_BYTES)
+        origin = pods.origin(broadcast=cut_into(SHARD_BYTES))
         relay = pods.relay(origin)
         origin.run()
         relay.run()

@@ -20,7 +20,7 @@ from benchmarks.reproduce.arms import ARMS, MAX_LENGTH, TARGETS
 from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn
 from benchmarks.reproduce.simulator import Answers
-from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.algorithm import Algorithm, Prime
 from shoal.contracts.recipe import GeneratedModel, Recipe
 from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.contracts.tasks import Task
@@ -39,11 +39,10 @@ STRONG_PASS_RATE, STRONG_SLIPS = 0.8, 0.1
 TRACED_TASKS, TRACES_PER_TASK, LONGEST_TRACE = 256, 2, 28
 """Traces longer than that are left out, right or not."""
 SFT_EPOCHS, SFT_BATCH_ROWS, SFT_LEARNING_RATE = 2, 32, 1e-3
-SETTINGS = PrimeSettings(learning_rate=1e-4)
+SETTINGS = Prime(learning_rate=1e-4)
 """The paper's 1e-6 is for seven billion weights; this model learns at rates some hundred times as high, the policy's too."""
 RECIPE = Recipe(
-    algorithm="prime",
-    prime=SETTINGS,
+    algorithm=Algorithm(prime=SETTINGS),
     prompts_per_step=24,
     optimizer_steps=2,
     learning_rate=1.5e-4,

@@ -20,7 +20,7 @@ from shoal.training.packing import density, pack
 from shoal.training.rollouts import Sample
 from shoal.training.update import accumulate
 
-OBJECTIVE = OBJECTIVES["TwoSidedGRPO"]
+OBJECTIVE = OBJECTIVES["two_sided_grpo"]
 WEIGHTS = LossWeights(epsilon=EPSILON, delta=DELTA, kl=KL, entropy=ENTROPY)
 
 

@@ -17,6 +17,7 @@ from benchmarks.reproduce.arms import ARMS, MAX_LENGTH, TARGETS
 from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn, Learner, sample_of
 from benchmarks.reproduce.simulator import Answers, carries_signal
+from shoal.contracts.algorithm import Algorithm, VinePpo
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.tasks import Task
 from shoal.contracts.vine import VineSettings, continuations
@@ -27,7 +28,7 @@ from shoal.environments.tokens import completion_text
 from shoal.rewards.total import total_reward
 from shoal.training.rollouts import Estimate, Group
 
-SETTINGS = VineSettings(segments=3, continuations=4)
+SETTINGS = VinePpo(segments=3, continuations=4)
 """That of examples/vineppo: completions have some 24 tokens."""
 _COMMON = {
     "prompts_per_step": 12,
@@ -40,7 +41,7 @@ _COMMON = {
 }
 RECIPES = {
     "grpo": Recipe(**_COMMON),
-    "vineppo": Recipe(**_COMMON, algorithm="vineppo", vineppo=SETTINGS),
+    "vineppo": Recipe(**_COMMON, algorithm=Algorithm(vineppo=SETTINGS)),
 }
 """Nothing differs but where advantages come from."""
 SPARE_GROUPS = 1.4

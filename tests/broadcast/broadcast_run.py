@@ -14,12 +14,18 @@ from shoal.contracts.protocol import RelayToken
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, RunConfig
+from shoal.contracts.settings import Broadcast
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 
 RUN = "tides"
 SHARD = 64 << 10
 KEPT = 3
+
+
+def cut_into(shard_bytes: int, anchor_every: int = 1) -> Broadcast:
+    """Versions are sent in full unless a test says otherwise: made-up weights do not resemble each other."""
+    return Broadcast(shard_bytes=shard_bytes, anchor_every=anchor_every)
 
 
 def checkpoint(version: int, size: int = 10 * SHARD - 123) -> dict[str, bytes]:
@@ -77,9 +83,8 @@ class Keys:
             "length_reward": None,
             "validation": Validation(),
             "storage": StorageSpec(),
-            "shard_size": SHARD,
             "kept_versions": KEPT,
-            "anchor_every": 1,  # made-up weights do not resemble each other; tests of deltas say otherwise
+            "broadcast": cut_into(SHARD),
             "addresses": Addresses(
                 discovery="http://127.0.0.1:1",
                 orchestrator=orchestrator,

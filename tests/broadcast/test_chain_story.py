@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from broadcast_pods import ClientPod, OriginPod, Pods, RelayPod
-from broadcast_run import RUN, SHARD, Keys, trained
+from broadcast_run import RUN, SHARD, Keys, cut_into, trained
 
 from servers import wait_until
 from shoal.contracts import keys
@@ -22,8 +22,8 @@ class Place:
 
     def __init__(self, pods: Pods) -> None:
         self.pods = pods
-        self.origin: OriginPod = pods.origin(anchor_every=ANCHOR_EVERY, kept_versions=2)
-        self.relay: RelayPod = pods.relay(self.origin, anchor_every=ANCHOR_EVERY, kept_versions=2)
+        self.origin: OriginPod = pods.origin(broadcast=cut_into(SHARD, ANCHOR_EVERY), kept_versions=2)
+        self.relay: RelayPod = pods.relay(self.origin, broadcast=cut_into(SHARD, ANCHOR_EVERY), kept_versions=2)
         self.origin.run()
         self.relay.run()
 
@@ -172,7 +172,7 @@ def _up(pod: OriginPod) -> bool:
 
 
 def test_a_publisher_killed_in_the_middle_of_a_delta_makes_the_same_one_again(pods: Pods, run_keys: Keys) -> None:
-    origin = pods.origin(anchor_every=ANCHOR_EVERY)
+    origin = pods.origin(broadcast=cut_into(SHARD, ANCHOR_EVERY))
     size = 100 * SHARD
     origin.start("publisher", PUBLISHER)
     origin.hand_in(0, trained(0, size))

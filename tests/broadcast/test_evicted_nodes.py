@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from broadcast_pods import Pods, RelayPod
-from broadcast_run import Keys, checkpoint
+from broadcast_run import Keys, checkpoint, cut_into
 
 from servers import wait_until
 from shoal.broadcast.nginx import NGINX_PORT
@@ -66,7 +66,7 @@ def _shards_read(relay: RelayPod, node: str) -> list[Entry]:
 
 def test_an_evicted_node_is_refused_and_cut_off_while_others_read_on(pods: Pods, run_keys: Keys) -> None:
     """All connections are held to a pace at which a shard takes twenty seconds: none ends before the evicted node is cut off."""
-    origin = pods.origin(shard_size=BIG)
+    origin = pods.origin(broadcast=cut_into(BIG))
     relay = pods.relay(origin, RelayConfig(eviction_seconds=6, rate_limits=RateLimits(bytes_per_second=BIG // 20)))
     client = pods.client()
     for pod in (origin, relay):

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from broadcast_pods import Pods
-from broadcast_run import SHARD, Keys, checkpoint
+from broadcast_run import SHARD, Keys, checkpoint, cut_into
 
 from servers import wait_until
 from shoal.broadcast import cut
@@ -89,7 +89,7 @@ def test_a_node_that_asks_too_much_is_told_when_to_come_again_and_others_are_not
 
 def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(pods: Pods) -> None:
     """Room for two versions of 20 MiB and the reserve: older ones go, the newest whole one stays."""
-    origin = pods.origin(shard_size=1 << 20, kept_versions=5)
+    origin = pods.origin(broadcast=cut_into(1 << 20), kept_versions=5)
     size = 20 << 20
     limit = (64 << 20) + 2 * size + (5 << 20)
     relay = pods.relay(origin, RelayConfig(kept_versions=5, disk_bytes=limit))
@@ -107,7 +107,7 @@ def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(p
 
 def test_who_reads_a_version_while_it_is_dropped_reads_it_to_the_end(pods: Pods, run_keys: Keys) -> None:
     """A node that is held to 64 KiB a second reads a shard; meanwhile three newer versions push its version out."""
-    origin = pods.origin(kept_versions=2, shard_size=4 * SHARD)
+    origin = pods.origin(kept_versions=2, broadcast=cut_into(4 * SHARD))
     relay = pods.relay(origin, RelayConfig(kept_versions=2, rate_limits=RateLimits(bytes_per_second=SHARD)))
     client = pods.client()
     for pod in (origin, relay):

@@ -13,7 +13,7 @@ import pytest
 from broadcast_certificates import Authority
 from broadcast_client import Client
 from broadcast_pods import Pods, RelayPod
-from broadcast_run import RUN, SHARD, Keys, checkpoint
+from broadcast_run import RUN, SHARD, Keys, checkpoint, cut_into
 
 from servers import Loopback, wait_until
 from shoal.broadcast.download import Downloader, SourceFailed
@@ -43,7 +43,7 @@ def secured(
 ) -> Iterator[RelayPod]:
     """A relay with a certificate and modest limits that holds version 0."""
     made = Pods(run_keys, loopback, tmp_path_factory.mktemp("b"))
-    origin = made.origin(shard_size=BIG)
+    origin = made.origin(broadcast=cut_into(BIG))
     limits = RateLimits(connections=3, bytes_per_second=PACE, address_connections=4)
     relay = made.relay(origin, RelayConfig(rate_limits=limits, trusted_proxies=[]))
     authority.issue(relay.home / "secrets" / "tls", relay.address)

@@ -280,7 +280,7 @@ def test_the_defaults_of_the_recipe_are_those_of_the_paper() -> None:
         0.9,
         0.99,
     )
-    assert (defaults.clip_epsilon, defaults.clip_delta, defaults.max_grad_norm) == (0.2, 4.0, 0.1)
+    assert (defaults.loss.clip_epsilon, defaults.loss.upper_bound, defaults.max_grad_norm) == (0.2, 4.0, 0.1)
     assert (defaults.kl_coefficient, defaults.entropy_coefficient) == (0.001, 1e-4)
     assert defaults.max_sequence_length == 32_768
     assert recipe.LengthReward().targets == [2000, 4000, 6000, 8000, 10000]

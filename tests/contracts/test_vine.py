@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from shoal.contracts.algorithm import Algorithm, Prime, VinePpo
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.vine import Continuation, VineSettings, continuations
 from shoal.sampling.draw import continuation_seed
@@ -70,7 +71,7 @@ def test_settings_that_would_estimate_nothing_are_refused() -> None:
 
 def test_a_recipe_has_values_with_its_algorithm_only() -> None:
     assert Recipe().vine is None
-    assert Recipe(algorithm="prime").rows_each == 1
-    recipe = Recipe(algorithm="vineppo")
+    assert Recipe(algorithm=Algorithm(prime=Prime())).rows_each == 1
+    recipe = Recipe(algorithm=Algorithm(vineppo=VinePpo()))
     assert (recipe.vine, recipe.group_size, recipe.rows_each) == (VineSettings(), 8, 13)
-    assert Recipe(algorithm="vineppo", vineppo=VineSettings(segments=2, continuations=1)).rows_each == 2
+    assert Recipe(algorithm=Algorithm(vineppo=VinePpo(segments=2, continuations=1))).rows_each == 2

@@ -81,10 +81,14 @@ def test_intellect_2_has_the_papers_recipe() -> None:
     assert recipe.prompts_per_step * recipe.group_size == 4096
     assert recipe.prompts_per_step * recipe.group_size // recipe.optimizer_steps == 512
     assert (recipe.learning_rate, recipe.warmup_steps, recipe.max_grad_norm) == (3e-7, 25, 0.1)
-    assert (recipe.clip_epsilon, recipe.clip_delta) == (0.2, 4.0)
+    assert (recipe.loss.clip_epsilon, recipe.loss.upper_bound) == (0.2, 4.0)
     assert (recipe.kl_coefficient, recipe.entropy_coefficient) == (0.001, 1e-4)
     assert (recipe.adam_beta1, recipe.adam_beta2) == (0.9, 0.99)
-    assert (recipe.objective, recipe.online_filter, recipe.normalize_advantages) == ("TwoSidedGRPO", "TaskReward", True)
+    assert (recipe.objective, recipe.online_filter, recipe.normalizes_advantages) == (
+        "two_sided_grpo",
+        "TaskReward",
+        True,
+    )
     assert (recipe.max_sequence_length, spec.async_level) == (32768, 2)
     assert spec.length_reward is not None
     assert (spec.length_reward.targets, spec.length_reward.alpha) == ([2000, 4000, 6000, 8000, 10000], 0.0003)

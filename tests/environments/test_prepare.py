@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from samples import PROOF_PROFILE, run_config
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.algorithm import Algorithm, VinePpo
 from shoal.contracts.final_model import ORIGIN_FILE
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
@@ -172,7 +173,7 @@ class OtherEnvironment:
 
 
 def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tmp_path: Path) -> None:
-    tools = config(tasks=TaskSource(environment="tool", count=8), recipe=Recipe(algorithm="vineppo"))
+    tools = config(tasks=TaskSource(environment="tool", count=8), recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo())))
     with pytest.raises(CannotPrepare, match="algorithm is vineppo, and environment tool has tools"):
         prepare(tools, store, tmp_path / "scratch")
     assert not list(store.list("tasks/"))
@@ -239,7 +240,10 @@ def test_a_warm_start_that_does_not_get_there_says_what_to_change(store: Store, 
 
 
 def test_the_bound_on_files_is_of_what_is_drawn_where_a_file_has_more_rows_than_are_measured() -> None:
-    plain, vine = run_config(recipe=Recipe(group_size=8)), run_config(recipe=Recipe(algorithm="vineppo", group_size=8))
+    plain, vine = (
+        run_config(recipe=Recipe(group_size=8)),
+        run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()), group_size=8)),
+    )
     assert proof_calibration.rows_of_a_check(plain) == 4 * 8
     rows = proof_calibration.rows_of_a_check(vine)
     assert rows == 4 + 39, "a tenth of 32 completions and of 384 continuations, four of each at least"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.contracts.algorithm import Algorithm, Prime
 from shoal.contracts.recipe import Recipe
 from shoal_operator.api import KINDS, TrainingRun
 from shoal_operator.api.manifest import MAX_BYTES, ManifestError, broken_rules, load_manifest
@@ -57,20 +58,24 @@ def test_what_is_not_given_has_the_papers_defaults() -> None:
     [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {})))
     assert isinstance(run, TrainingRun)
     assert run.spec.async_level == 2
-    assert (run.spec.recipe.prompts_per_step, run.spec.recipe.group_size, run.spec.recipe.clip_delta) == (256, 16, 4.0)
+    assert (run.spec.recipe.prompts_per_step, run.spec.recipe.group_size, run.spec.recipe.loss.upper_bound) == (
+        256,
+        16,
+        4.0,
+    )
     assert run.spec.length_reward is None
 
 
 def test_the_group_size_that_is_not_given_is_the_algorithms() -> None:
-    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": "prime"})))
+    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": {"prime": {}}})))
     assert isinstance(run, TrainingRun)
     recipe = run.spec.recipe
     assert (recipe.prompts_per_step, recipe.group_size) == (256, 4)
     assert recipe.process_rewards is not None
     assert (recipe.process_rewards.beta, recipe.process_rewards.learning_rate) == (0.05, 1e-6)
     assert Recipe.model_validate(recipe.model_dump(by_alias=True)) == recipe
-    assert Recipe(algorithm="prime", group_size=8).group_size == 8
-    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": "vineppo"})))
+    assert Recipe(algorithm=Algorithm(prime=Prime()), group_size=8).group_size == 8
+    [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {"algorithm": {"vineppo": {}}})))
     assert isinstance(run, TrainingRun)
     assert (run.spec.recipe.group_size, run.spec.recipe.rows_each) == (8, 13)
 
@@ -87,7 +92,7 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
     ("path", "value", "line"),
     [
         ("spec.recipe.learningrate", 1,
-         "spec.recipe.learningrate: unknown key; allowed keys: objective, promptsPerStep, groupSize, {...}; did you mean learningRate?"),
+         "spec.recipe.learningrate: unknown key; allowed keys: algorithm, promptsPerStep, groupSize, {...}; did you mean learningRate?"),
         ("spec.recipe.group_size", 8, "spec.recipe.group_size: unknown key; allowed keys: {...}; did you mean groupSize?"),
         ("spec.qqq", 8, "spec.qqq: unknown key; allowed keys: mode, model, tasks, steps, {...}suspend"),
         ("spec.steps", ..., "spec.steps: missing; must be given, but not with mode Generate, which samples each task once"),
@@ -181,7 +186,18 @@ def test_every_rule_belongs_to_a_model_that_a_manifest_has() -> None:
 
 
 BROKEN = [
-    ("spec.recipe.clipDelta", 1.1, "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
+    ("spec.recipe.algorithm", {"twoSidedGrpo": {"clipDelta": 1.1}},
+     "spec.recipe.algorithm.twoSidedGrpo.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
+    ("spec.recipe.algorithm", {}, "spec.recipe.algorithm: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, "
+     "prime, vineppo, such as `twoSidedGrpo: {}`, which has the defaults"),
+    ("spec.recipe.algorithm", {"dapo": {}, "rloo": {}},
+     "spec.recipe.algorithm: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, prime, vineppo, "
+     "such as `twoSidedGrpo: {}`, which has the defaults"),
+    ("spec.recipe.algorithm", {"prime": {"loss": {}}},
+     "spec.recipe.algorithm.prime.loss: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, decoupledPpo, such as `twoSidedGrpo: {}`, "
+     "which has the defaults"),
+    ("spec.recipe.algorithm", {"dapo": {"clipEpsilon": 0.3}},
+     "spec.recipe.algorithm.dapo.clipEpsilonHigh: given 0.28; must be at least clipEpsilon (clip-higher, arXiv:2503.14476)"),
     ("spec.recipe.optimizerSteps", 3,
      "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps"),
     ("spec.model", {}, "spec.model: must have exactly one of huggingFace, path, generated, run"),
@@ -241,7 +257,7 @@ def with_mistakes(**paths: Any) -> list[str]:
 
 def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
     manifest = changed("spec.recipe.learningRate", "fast")
-    manifest["spec"]["recipe"] |= {"optimizerSteps": 3, "clipDelta": 1.1}
+    manifest["spec"]["recipe"] |= {"optimizerSteps": 3, "algorithm": {"twoSidedGrpo": {"clipDelta": 1.1}}}
     manifest["spec"]["inferencePools"] = [{"name": "relay", "replicas": -1}, {"name": "relay"}]
     manifest["spec"]["asynclevel"] = 2
     manifest["spec"]["model"] = {"path": "/models/base", "huggingFace": "a/b"}
@@ -256,7 +272,7 @@ def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
         f"spec.inferencePools[1].name: {relay}",
         "spec.model.revision: missing; must be given with huggingFace, and only with it: an unpinned model is another run tomorrow",
         "spec.model: must have exactly one of huggingFace, path, generated, run",
-        "spec.recipe.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)",
+        "spec.recipe.algorithm.twoSidedGrpo.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)",
         "spec.recipe.optimizerSteps: given 3; promptsPerStep x groupSize must be divisible by optimizerSteps",
     ]
 
@@ -269,7 +285,10 @@ def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
         ({"spec__groupSize": 3, "spec__recipe__optimizerSteps": 3}, ["spec.groupSize"]),
         ({"spec__recipe": "fast", "spec__sampling": {"maxCompletionTokens": 32768}}, ["spec.recipe"]),
         ({"spec__model": None, "spec__asyncLevel": 9}, ["spec.model", "spec.asyncLevel"]),
-        ({"spec__tasks": {}, "spec__recipe__clipDelta": 1.1}, ["spec.tasks.environment", "spec.recipe.clipDelta"]),
+        (
+            {"spec__tasks": {}, "spec__recipe__algorithm": {"twoSidedGrpo": {"clipDelta": 1.1}}},
+            ["spec.tasks.environment", "spec.recipe.algorithm.twoSidedGrpo.clipDelta"],
+        ),
         ({"metadata__name": "Sums", "spec__model": {}}, ["metadata.name", "spec.model"]),
         ({"spec__inferencePools": [[[]]], "spec__model": {}}, ["spec.inferencePools[0]", "spec.model"]),
     ],
@@ -285,7 +304,10 @@ def test_a_rule_that_reads_a_mistaken_field_waits_until_that_is_right(paths: dic
             {"apiVersion": "v1", "spec__asyncLevel": 9, "spec__model": {}},
             ["apiVersion", "spec.asyncLevel", "spec.model"],
         ),
-        ({"kind": "Trainingrun", "spec__recipe__clipDelta": 1.1}, ["kind", "spec.recipe.clipDelta"]),
+        (
+            {"kind": "Trainingrun", "spec__recipe__algorithm": {"twoSidedGrpo": {"clipDelta": 1.1}}},
+            ["kind", "spec.recipe.algorithm.twoSidedGrpo.clipDelta"],
+        ),
         ({"kind": "Pod", "spec__asyncLevel": 9}, ["kind"]),
     ],
 )

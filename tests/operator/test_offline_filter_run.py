@@ -6,9 +6,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from run_story import MANIFEST, holds, put, said, status
 
-from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.algorithm import Algorithm, Prime, VinePpo
 from shoal.contracts.recipe import Recipe
-from shoal.contracts.vine import VineSettings
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import broken_rules
 from shoal_operator.children.offline_filter import filter_training_run
@@ -75,7 +74,7 @@ def test_a_run_that_stops_for_bad_data_has_a_filter_that_does() -> None:
 
 
 def test_the_filter_of_a_run_with_prime_has_no_reward_model() -> None:
-    recipe = Recipe(algorithm="prime", prime=PrimeSettings(max_accuracy=0.5), prompts_per_step=8, optimizer_steps=2)
+    recipe = Recipe(algorithm=Algorithm(prime=Prime(max_accuracy=0.5)), prompts_per_step=8, optimizer_steps=2)
     given = run(recipe=recipe)
     found = filter_training_run(given, References(), suspend=False)
     made = TrainingRun.model_validate(found)
@@ -84,7 +83,7 @@ def test_the_filter_of_a_run_with_prime_has_no_reward_model() -> None:
 
 
 def test_the_filter_of_a_run_with_vineppo_has_no_continuations() -> None:
-    recipe = Recipe(algorithm="vineppo", vineppo=VineSettings(segments=2), prompts_per_step=8, optimizer_steps=2)
+    recipe = Recipe(algorithm=Algorithm(vineppo=VinePpo(segments=2)), prompts_per_step=8, optimizer_steps=2)
     made = TrainingRun.model_validate(filter_training_run(run(recipe=recipe), References(), suspend=False))
     assert made.spec.recipe.rows_each == 1
     assert list(broken_rules(made)) == []

@@ -1,5 +1,6 @@
 """PRIME's accuracy filter: which groups the orchestrator counts for a run of that algorithm."""
 
+from shoal.contracts.algorithm import Algorithm, Prime
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.verdicts import RowReward
@@ -38,6 +39,6 @@ def test_rows_that_could_not_be_scored_are_no_part_of_a_groups_accuracy() -> Non
 
 def test_a_run_with_prime_counts_by_accuracy_and_one_without_by_signal() -> None:
     rewards = judged(1, 0, 0, 0) + judged(1, 1, 0, 0)
-    low = PrimeSettings(max_accuracy=0.3)
-    for recipe, wanted in ((Recipe(algorithm="prime", prime=low), [7]), (Recipe(), [7, 8])):
+    low = Prime(max_accuracy=0.3)
+    for recipe, wanted in ((Recipe(algorithm=Algorithm(prime=low)), [7]), (Recipe(), [7, 8])):
         assert TrainSchedule(steps=3, async_level=2, recipe=recipe).counted_prompts(rewards, [7, 8], 4) == wanted

@@ -8,7 +8,8 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.recipe import Recipe
+from shoal.contracts.algorithm import Algorithm, VinePpo
+from shoal.contracts.recipe import INTELLECT_2, Recipe
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings
@@ -27,7 +28,10 @@ TASKS = 50
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     recipe = Recipe(
-        prompts_per_step=NEEDED, group_size=GROUP_SIZE, max_sequence_length=128, algorithm="vineppo", vineppo=VINE
+        prompts_per_step=NEEDED,
+        group_size=GROUP_SIZE,
+        max_sequence_length=128,
+        algorithm=Algorithm(vineppo=VinePpo(segments=3, continuations=2)),
     )
     return Orchestrator(tmp_path, redis_server.url, recipe=recipe)
 
@@ -103,7 +107,7 @@ def test_a_lease_has_time_for_completions_and_then_for_continuations(run: Orches
 
 def test_the_largest_file_has_room_for_continuations(run: Orchestrator) -> None:
     recipe = run.config.recipe
-    plain = recipe.model_copy(update={"algorithm": "grpo", "vineppo": None})
+    plain = recipe.model_copy(update={"algorithm": INTELLECT_2})
     five_times = plain.model_copy(update={"group_size": 5 * recipe.group_size})
     sizes = [largest_file(run.config.model_copy(update={"recipe": each})) for each in (recipe, five_times, plain)]
     assert sizes[0] == sizes[1] > sizes[2]

@@ -42,14 +42,14 @@ def intellect_2(token: Token, numbers: Numbers) -> float:
 
 
 SURROGATES = {
-    "TwoSidedGRPO": intellect_2,
-    "OneSidedGRPO": ppo,
-    "DrGRPO": ppo,
-    "DAPO": ppo,
-    "RLOO": ppo,
-    "DecoupledPPO": ppo,
+    "two_sided_grpo": intellect_2,
+    "one_sided_grpo": ppo,
+    "dr_grpo": ppo,
+    "dapo": ppo,
+    "rloo": ppo,
+    "decoupled_ppo": ppo,
 }
-ALWAYS_WEIGHED = {"DecoupledPPO"}
+ALWAYS_WEIGHED = {"decoupled_ppo"}
 
 
 def token_loss(name: str, token: Token, numbers: Numbers) -> float:
@@ -75,6 +75,6 @@ def cuts(name: str, tokens: list[Token], numbers: Numbers) -> list[int]:
         ratio = exp(token.logprob - token.old)
         found[0] += token.advantage < 0 and ratio < 1 - numbers.low
         found[1] += token.advantage > 0 and ratio > 1 + numbers.high
-        found[2] += name == "TwoSidedGRPO" and token.advantage < 0 and ratio > numbers.delta
+        found[2] += name == "two_sided_grpo" and token.advantage < 0 and ratio > numbers.delta
         found[3] += numbers.cap is not None and exp(token.old - token.behaviour) > numbers.cap
     return found

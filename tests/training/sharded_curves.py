@@ -16,7 +16,7 @@ from sft_rows import sample, sft_rows, sft_settings
 from test_batches import groups
 from tiny_run import recipe
 
-from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.algorithm import Prime
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.training.batches import plan_step
 from shoal.training.model import load_policy, load_reference
@@ -41,7 +41,7 @@ POISONED = 1
 def run_case(base: Path, settings: TrainerSettings, ranks: Ranks) -> dict[str, Any]:
     torch.manual_seed(0)
     # A pack of 48 tokens holds so few samples that every rank gets several, and some a filler.
-    chosen = recipe(pack_length=48, objective="DecoupledPPO", importance_cap=2.0, warmup_steps=0)
+    chosen = recipe(pack_length=48, algorithm={"decoupled_ppo": {"importance_cap": 2.0}}, warmup_steps=0)
     policy, reference = load_policy(base, settings, ranks), load_reference(base, settings, ranks)
     optimizer = Optimizer(policy.parameters(), chosen)
     found: dict[str, Any] = {
@@ -100,8 +100,8 @@ def run_supervised(base: Path, ranks: Ranks) -> dict[str, Any]:
 
 def run_prime(base: Path, ranks: Ranks) -> dict[str, Any]:
     """Three steps with a reward model: groups are spread over ranks, and their baselines and the whitening are not."""
-    settings = PrimeSettings(beta=0.3, learning_rate=1e-3)
-    chosen = recipe(pack_length=48, algorithm="prime", prime=settings)
+    settings = Prime(beta=0.3, learning_rate=1e-3)
+    chosen = recipe(pack_length=48, algorithm={"prime": settings})
     policy, reference, prm = (
         load_policy(base, None, ranks),
         load_reference(base, None, ranks),

@@ -72,14 +72,15 @@ def test_positions_start_again_with_each_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "pack_length"), [("TwoSidedGRPO", 400), ("TwoSidedGRPO", 40), ("DrGRPO", 64), ("DecoupledPPO", 64)]
+    ("objective", "pack_length"),
+    [("two_sided_grpo", 400), ("two_sided_grpo", 40), ("dr_grpo", 64), ("decoupled_ppo", 64)],
 )
 def test_gradient_and_loss_do_not_depend_on_the_packing(objective: str, pack_length: int) -> None:
     weights = LossWeights(epsilon=0.2, delta=4.0, kl=0.5, entropy=0.01)
     outcomes = []
     for length in (pack_length, 128):
         policy = Policy(make_model().double())
-        found = plan(optimizer_steps=1, pack_length=length, objective=objective)
+        found = plan(optimizer_steps=1, pack_length=length, algorithm={objective: {}})
         old, reference, behaviour = (
             plan_logprobs(Policy(make_model(seed=seed).double()), found, lambda: None)[0] for seed in (0, 1, 2)
         )
@@ -121,7 +122,7 @@ def test_a_share_for_each_rank_adds_up_to_the_gradient_of_one_process() -> None:
             old, reference = (plan_logprobs(Policy(make_model(seed)), share, lambda: None)[0] for seed in (1, 2))
             batch = share.optimizer_batches[0]
             fillers += sum(not len(packed.targets) for packed in batch.micro_batches)
-            sums += accumulate(policy, batch, old, reference, None, OBJECTIVES["DAPO"], weights, lambda: None)
+            sums += accumulate(policy, batch, old, reference, None, OBJECTIVES["dapo"], weights, lambda: None)
         found.append((sums, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])))
     assert fillers
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0)
@@ -160,7 +161,7 @@ def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> N
             Group([replace(sample, logprobs=sample.logprobs - np.float32(lie)) for sample in group.samples])
             for group in groups()
         ]
-        policy, chosen = Policy(make_model()), recipe(objective="DecoupledPPO", importance_cap=2.0)
+        policy, chosen = Policy(make_model()), recipe(algorithm={"decoupled_ppo": {"importance_cap": 2.0}})
         found = plan_step(lying, chosen, seed=0, step=5)
         old, behaviour = (plan_logprobs(Policy(make_model(seed)), found, lambda: None) for seed in (0, 2))
         updates = train(
@@ -176,19 +177,19 @@ def test_the_objective_says_how_rewards_become_advantages() -> None:
         [replace(sample, reward=reward) for sample, reward in zip(groups()[0].samples, (1, 0, 0, 0), strict=True)]
     )
     found = {
-        name: [advantage for _, advantage in score(group, recipe(objective=name))]
-        for name in ("TwoSidedGRPO", "DrGRPO", "RLOO")
+        name: [advantage for _, advantage in score(group, recipe(algorithm={name: {}}))]
+        for name in ("two_sided_grpo", "dr_grpo", "rloo")
     }
-    assert found["TwoSidedGRPO"] == pytest.approx([3**0.5, *[-(3**-0.5)] * 3])
-    assert found["DrGRPO"] == pytest.approx([0.75, -0.25, -0.25, -0.25])
-    assert found["RLOO"] == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])  # less the mean of the other three
+    assert found["two_sided_grpo"] == pytest.approx([3**0.5, *[-(3**-0.5)] * 3])
+    assert found["dr_grpo"] == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert found["rloo"] == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])  # less the mean of the other three
 
 
 def test_overlong_completions_lose_reward_before_advantages_are_taken() -> None:
     short, long = replace(groups()[0].samples[0], reward=1.0), replace(groups()[0].samples[1], reward=1.0)
     assert short.completion_length != long.completion_length
     limit = max(short.completion_length, long.completion_length)
-    shaped = recipe(overlong_shaping=OverlongShaping(buffer_tokens=1, penalty=0.5), objective="DrGRPO")
+    shaped = recipe(overlong_shaping=OverlongShaping(buffer_tokens=1, penalty=0.5), algorithm={"dr_grpo": {}})
     found = {id(sample): advantage for sample, advantage in score(Group([short, long]), shaped, limit)}
     longer = max((short, long), key=lambda sample: sample.completion_length)
     assert found[id(longer)] == pytest.approx(-0.25)
@@ -196,7 +197,7 @@ def test_overlong_completions_lose_reward_before_advantages_are_taken() -> None:
 
 
 def test_dr_grpo_divides_by_rows_and_the_longest_completion_allowed() -> None:
-    found = plan_step(groups(), recipe(objective="DrGRPO"), seed=0, step=5, completion_limit=24)
+    found = plan_step(groups(), recipe(algorithm={"dr_grpo": {}}), seed=0, step=5, completion_limit=24)
     assert [batch.divisor for batch in found.optimizer_batches] == [8 * 24, 8 * 24]
     assert [batch.divisor for batch in plan().optimizer_batches] == [
         batch.token_count for batch in plan().optimizer_batches

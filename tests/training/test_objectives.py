@@ -109,13 +109,13 @@ def one_token(name: str, ratio: float, advantage: float, behind: float = 0.0) ->
     ],
 )
 def test_two_sided_clipping_has_two_sides(ratio: float, advantage: float, loss: float, moves: bool) -> None:
-    found, gradient = one_token("TwoSidedGRPO", ratio, advantage)
+    found, gradient = one_token("two_sided_grpo", ratio, advantage)
     assert found == pytest.approx(loss)
     assert (abs(gradient) > 0) == moves
 
 
 def test_one_sided_clipping_leaves_a_bad_token_that_became_likelier_unbounded() -> None:
-    loss, gradient = one_token("OneSidedGRPO", 9.0, -1.0)
+    loss, gradient = one_token("one_sided_grpo", 9.0, -1.0)
     assert loss == pytest.approx(9.0)
     assert gradient == pytest.approx(9.0)
 
@@ -126,8 +126,8 @@ def test_on_policy_every_objective_has_the_gradient_of_reinforce(name: str) -> N
 
 
 def test_decoupled_ppo_weighs_a_token_by_its_odds_under_the_version_that_sampled_it() -> None:
-    plain, _ = one_token("OneSidedGRPO", 1.1, 1.0, behind=0.5)
-    weighed, _ = one_token("DecoupledPPO", 1.1, 1.0, behind=0.5)
+    plain, _ = one_token("one_sided_grpo", 1.1, 1.0, behind=0.5)
+    weighed, _ = one_token("decoupled_ppo", 1.1, 1.0, behind=0.5)
     assert weighed == pytest.approx(plain * np.exp(0.5))
 
 
@@ -135,13 +135,13 @@ def test_an_importance_weight_leaves_the_kl_penalty_and_the_entropy_bonus_alone(
     values = inputs()
     without_advantage = constants(values, advantages=torch.zeros(400, dtype=torch.float64))
     losses = [
-        token_losses(without_advantage, OBJECTIVES["TwoSidedGRPO"], weights)[0]
+        token_losses(without_advantage, OBJECTIVES["two_sided_grpo"], weights)[0]
         for weights in (WEIGHTS, VARIANTS["importance weights"])
     ]
     torch.testing.assert_close(*losses)
 
 
-@pytest.mark.parametrize(("name", "weights"), [("DecoupledPPO", WEIGHTS), ("DAPO", VARIANTS["importance weights"])])
+@pytest.mark.parametrize(("name", "weights"), [("decoupled_ppo", WEIGHTS), ("dapo", VARIANTS["importance weights"])])
 def test_importance_weights_without_recomputed_behaviour_are_refused(name: str, weights: LossWeights) -> None:
     values = replace(inputs(), behaviour_logprobs=None)
     with pytest.raises(ValueError, match="importance weights need behaviour log-probabilities, recomputed"):
@@ -150,15 +150,15 @@ def test_importance_weights_without_recomputed_behaviour_are_refused(name: str, 
 
 def test_behaviour_is_recomputed_only_when_something_weighs_by_it() -> None:
     assert not needs_behaviour(recipe())
-    assert needs_behaviour(recipe(importance_cap=2.0))
-    assert needs_behaviour(recipe(objective="DecoupledPPO"))
+    assert needs_behaviour(recipe(algorithm={"two_sided_grpo": {"importance_cap": 2.0}}))
+    assert needs_behaviour(recipe(algorithm={"decoupled_ppo": {}}))
 
 
 def test_the_kl_penalty_has_a_gradient_and_pulls_back_to_the_base_model() -> None:
     logprob = torch.tensor([-1.0], requires_grad=True)
     zero = torch.zeros(1)
     values = LossInputs(logprob, zero, torch.tensor([-1.0]), torch.tensor([-2.0]), zero)
-    loss, sums = token_losses(values, OBJECTIVES["TwoSidedGRPO"], LossWeights(0.2, 4.0, kl=1.0, entropy=0.0))
+    loss, sums = token_losses(values, OBJECTIVES["two_sided_grpo"], LossWeights(0.2, 4.0, kl=1.0, entropy=0.0))
     loss.sum().backward()
     assert sums[SUMS.index("kl")] == pytest.approx(np.exp(-1.0), rel=1e-6)
     assert logprob.grad is not None
@@ -180,7 +180,7 @@ def micro_loss(values: LossInputs, objective: Objective, here: slice, divisor: f
 
 @pytest.mark.parametrize("cuts", [[400], [1, 399], [130, 130, 140], [100] * 4])
 def test_the_grouping_of_tokens_into_micro_batches_and_tiles_changes_nothing(cuts: list[int]) -> None:
-    objective, whole, parts = OBJECTIVES["DecoupledPPO"], inputs(), inputs()
+    objective, whole, parts = OBJECTIVES["decoupled_ppo"], inputs(), inputs()
     all_tokens = slice(0, 400)
     micro_loss(whole, objective, all_tokens, 400.0)(all_tokens, whole.logprobs, whole.entropy).backward()
     sums, start = torch.zeros(len(SUMS), dtype=torch.float64), 0
@@ -198,15 +198,15 @@ def test_the_grouping_of_tokens_into_micro_batches_and_tiles_changes_nothing(cut
 
 def test_an_optimizer_batch_without_completion_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the divisor of the optimizer batch is 0\.0; it has no completion tokens"):
-        micro_loss(inputs(), OBJECTIVES["DAPO"], slice(0, 4), 0.0)
+        micro_loss(inputs(), OBJECTIVES["dapo"], slice(0, 4), 0.0)
 
 
 def test_a_delta_inside_the_clip_is_refused_where_delta_is_used() -> None:
     with pytest.raises(ValueError, match=r"clip_delta is 1.1; allowed: more than 1 \+ clip_epsilon = 1.2"):
-        objective_of(recipe(clip_delta=1.1))
+        objective_of(recipe(algorithm={"two_sided_grpo": {"clip_delta": 1.1}}))
     with pytest.raises(ValueError, match=r"allowed: more than 1 \+ clip_epsilon = 1.5"):
-        objective_of(recipe(clip_delta=1.4, clip_epsilon_high=0.5))
-    objective_of(recipe(clip_delta=1.1, objective="DAPO"))
+        objective_of(recipe(algorithm={"two_sided_grpo": {"clip_delta": 1.4, "clip_epsilon_high": 0.5}}))
+    objective_of(recipe(algorithm={"dapo": {"clip_epsilon_high": 5.0}}))
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(10, 0.0), (60, 0.0), (80, 0.25), (100, 0.5), (120, 0.5)])

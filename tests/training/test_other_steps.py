@@ -278,7 +278,7 @@ def weighed(pod: Pod) -> Trainer:
 def test_log_probabilities_of_the_sampling_version_are_the_same_before_and_after_a_restart(
     tmp_path: Path, base: Path, orchestrator: Orchestrator
 ) -> None:
-    pod = Pod(tmp_path, base, orchestrator, recipe=recipe(importance_cap=2.0))
+    pod = Pod(tmp_path, base, orchestrator, recipe=recipe(algorithm={"two_sided_grpo": {"importance_cap": 2.0}}))
     first = weighed(pod)
     for step in range(3):
         first.train_step(step)

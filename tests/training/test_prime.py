@@ -12,7 +12,7 @@ from test_batches import groups
 from tiny_run import make_model, recipe
 from torch import Tensor
 
-from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.algorithm import Prime
 from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.training.batches import StepPlan, plan_step
 from shoal.training.model import Policy
@@ -22,7 +22,7 @@ from shoal.training.process_rewards import OutcomeLoss, ProcessRewards, Told, pa
 from shoal.training.rollouts import Group
 from shoal.training.update import LogProbs, plan_logprobs
 
-SETTINGS = PrimeSettings(beta=0.3, learning_rate=1e-3, outcome_weight=2.0, process_weight=0.5)
+SETTINGS = Prime(beta=0.3, learning_rate=1e-3, outcome_weight=2.0, process_weight=0.5)
 
 
 def nothing() -> None:
@@ -30,7 +30,7 @@ def nothing() -> None:
 
 
 def prime_recipe(**changes: Any) -> Recipe:
-    return recipe(**({"algorithm": "prime", "prime": SETTINGS} | changes))
+    return recipe(algorithm={"prime": changes.pop("prime", SETTINGS)}, **changes)
 
 
 def masked(given: list[Group]) -> list[Group]:

@@ -12,7 +12,6 @@ from tiny_run import Orchestrator, config, fill_step, make_store, make_trainer, 
 
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import RollBack
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
@@ -21,7 +20,7 @@ from shoal.training.reinforcement import Reinforcement
 from shoal.training.state import WrongState
 
 STEPS = 2
-RECIPE = recipe(algorithm="prime", prime=PrimeSettings(beta=0.5, learning_rate=2e-3))
+RECIPE = recipe(algorithm={"prime": {"beta": 0.5, "learning_rate": 2e-3}})
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,8 @@ UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
 def recipe(**changes: Any) -> Recipe:
-    return base_recipe(**({"algorithm": "vineppo", "vineppo": VINE} | changes))
+    normalize = changes.pop("normalize_advantages", True)
+    return base_recipe(algorithm={"vineppo": {**VINE.model_dump(), "normalize_advantages": normalize}}, **changes)
 
 
 @pytest.fixture

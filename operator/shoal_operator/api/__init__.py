@@ -1,7 +1,7 @@
 """The four kinds of shoal.dev/v1alpha1: the one source of CRDs, defaults, checks and reference pages.
 
-Manifests are YAML in camelCase; in Python the same models are used in snake_case. The parts of a `TrainingRun` that its processes read as well
-(recipe, sampling, model, tasks, storage, validation) come from `shoal.contracts.recipe`, so the CRD and `config/run.json` cannot drift apart.
+Manifests are YAML in camelCase; in Python the same models are used in snake_case. What a `TrainingRun`'s processes read
+as well is `shoal.contracts.settings.RunSettings`, so that the CRD and `config/run.json` cannot drift apart.
 """
 
 from shoal_operator.api.base import API_VERSION, GROUP, VERSION, Condition, ObjectMeta, Resources

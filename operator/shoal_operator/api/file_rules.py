@@ -11,7 +11,7 @@ from shoal.contracts.file_size import (
     ROW_BYTES,
     largest_bytes,
 )
-from shoal_operator.api.prime_rules import group_size_of
+from shoal_operator.api.algorithm_rules import group_size_of
 from shoal_operator.api.rule import Rule
 from shoal_operator.api.vine_rules import ROWS_EACH
 
@@ -22,7 +22,7 @@ _ROW = (
 )
 _ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
 _ROOM = MAX_FILE_BYTES - FILE_BYTES
-_DEFAULT = {"algorithm": "grpo", "promptsPerStep": 256, "maxSequenceLength": 32_768}
+_DEFAULT = {"algorithm": {"twoSidedGrpo": {}}, "promptsPerStep": 256, "maxSequenceLength": 32_768}
 _FEW, _MANY = 1800, 2000
 assert largest_bytes(_FEW, 32_768, 32_768) < MAX_FILE_BYTES < largest_bytes(_MANY, 32_768, 32_768)
 
@@ -30,7 +30,7 @@ assert largest_bytes(_FEW, 32_768, 32_768) < MAX_FILE_BYTES < largest_bytes(_MAN
 def _scored(samples: int) -> dict[str, Any]:
     """A run whose benchmark's slices have one task and so many rows."""
     benchmark = {"name": "sums", "tasks": {"environment": "arithmetic"}, "samples": samples}
-    recipe = {"algorithm": "grpo", "maxSequenceLength": 524_288}
+    recipe = {"algorithm": {"twoSidedGrpo": {}}, "maxSequenceLength": 524_288}
     return {"sampling": {"groupsPerSubmission": 4}, "recipe": recipe, "evaluation": {"benchmarks": [benchmark]}}
 
 

@@ -12,11 +12,12 @@ import celpy
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
+from shoal_operator.api.algorithm_rules import ALGORITHM_RULES, GROUP_SIZE
 from shoal_operator.api.evaluation_rules import EVALUATION_RULES
 from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
-from shoal_operator.api.prime_rules import GROUP_SIZE, PRIME_RULES
+from shoal_operator.api.prime_rules import PRIME_RULES
 from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.sft_rules import SFT_RULES
 from shoal_operator.api.ui_rules import UI_RULES
@@ -24,14 +25,7 @@ from shoal_operator.api.validator_rules import VALIDATOR_RULES
 from shoal_operator.api.vine_rules import VINE_RULES
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        model="Recipe",
-        expression="self.clipDelta > 1.0 + self.clipEpsilon",
-        message="must be greater than 1 + clipEpsilon (paper section 3.4)",
-        field="clipDelta",
-        good={"clipDelta": 4.0, "clipEpsilon": 0.2},
-        bad={"clipDelta": 1.1, "clipEpsilon": 0.2},
-    ),
+    *ALGORITHM_RULES,
     Rule(
         model="Recipe",
         expression=f"(self.promptsPerStep * {GROUP_SIZE}) % self.optimizerSteps == 0",
@@ -112,22 +106,6 @@ RULES: tuple[Rule, ...] = (
         field="lengthReward.targets",
         good={"lengthReward": {"targets": [16, 32]}, "sampling": {"maxCompletionTokens": 96}},
         bad={"lengthReward": {"targets": [16, 128]}, "sampling": {"maxCompletionTokens": 96}},
-    ),
-    Rule(
-        model="Recipe",
-        expression="!has(self.clipEpsilonHigh) || self.clipDelta > 1.0 + self.clipEpsilonHigh",
-        message="must be greater than 1 + clipEpsilonHigh: nothing between the two would be bounded otherwise",
-        field="clipDelta",
-        good={"clipDelta": 4.0, "clipEpsilonHigh": 0.28},
-        bad={"clipDelta": 1.25, "clipEpsilonHigh": 0.28, "clipEpsilon": 0.2},
-    ),
-    Rule(
-        model="Recipe",
-        expression="!has(self.clipEpsilonHigh) || self.clipEpsilonHigh >= self.clipEpsilon",
-        message="must be at least clipEpsilon (clip-higher, arXiv:2503.14476)",
-        field="clipEpsilonHigh",
-        good={"clipEpsilon": 0.2, "clipEpsilonHigh": 0.28},
-        bad={"clipEpsilon": 0.2, "clipEpsilonHigh": 0.1},
     ),
     Rule(
         model="RollBack",

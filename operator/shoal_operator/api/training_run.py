@@ -5,22 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import SpecModel
-from shoal.contracts.datasets import GenerateSettings, Mode
-from shoal.contracts.evaluation import EvaluationSettings
-from shoal.contracts.recipe import (
-    FailurePolicy,
-    LengthReward,
-    ModelSource,
-    ProofThresholds,
-    Recipe,
-    RollBack,
-    Sampling,
-    Stability,
-    StorageSpec,
-    TaskSource,
-    TrainerSettings,
-)
-from shoal.contracts.sft import SftSettings
+from shoal.contracts.recipe import ProofThresholds, TrainerSettings
+from shoal.contracts.settings import RunSettings
 from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources, Time
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
@@ -69,58 +55,15 @@ class ControlPlaneTemplate(SpecModel):
     )
 
 
-class Broadcast(SpecModel):
-    """How policy versions are cut for relays and workers (paper section 2.2)."""
-
-    shard_bytes: int = Field(16_777_216, ge=1024, le=1 << 34, description="Size of a shard of a policy version.")
-    anchor_every: int = Field(
-        8,
-        ge=1,
-        le=100,
-        description="Of so many versions one is sent in full, the others as lossless deltas against the one before; 1: all in full.",
-    )
-
-
-class TrainingRunSpec(SpecModel):
+class TrainingRunSpec(RunSettings):
     """What to do, on what, how, and with how many parts."""
 
-    mode: Mode = Field(
-        "Train",
-        description="Train: reinforcement learning. Generate: write a dataset of verified traces with the base model. SFT: supervised warm start.",
-    )
-    model: ModelSource = Field(..., description="Base model.")
-    tasks: TaskSource = Field(..., description="Tasks to learn.")
-    steps: int | None = Field(
-        None,
-        ge=1,
-        le=999_999,
-        description="Steps; each makes one policy version. Required, but for mode Generate: there each task is sampled once.",
-    )
-    seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of everything that the run itself draws.")
-    recipe: Recipe = Field(default_factory=Recipe, description="The GRPO recipe.")
-    sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
-    length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")
-    generate: GenerateSettings | None = Field(
-        None, description="What a run of mode Generate keeps; absent: the defaults."
-    )
-    sft: SftSettings | None = Field(
-        None,
-        description="What a run of mode SFT learns, and how; it needs no recipe, sampling, pools, relays or validators.",
-    )
-    evaluation: EvaluationSettings | None = Field(
-        None, description="Benchmarks that the run's own workers score on its versions; absent: none."
-    )
-    async_level: int = Field(
-        2, ge=0, le=4, description="How many versions behind rollouts may be; 0 is synchronous (paper section 4.2)."
-    )
-    storage: StorageSpec = Field(default_factory=StorageSpec, description="Object store: a folder, or S3-compatible.")
     data_claim: ObjectRef | None = Field(
         None,
         description="PersistentVolumeClaim of yours that prepare mounts at /shoal/data and only reads: what `path` fields and tasks of"
         " lm-evaluation-harness in files point to. Without effect on one machine, whose own paths are read.",
     )
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
-    broadcast: Broadcast = Field(default_factory=Broadcast, description="How policy versions are cut.")
     inference_pools: list[InferencePoolTemplate] = Field(
         [InferencePoolTemplate()],
         max_length=16,
@@ -152,13 +95,6 @@ class TrainingRunSpec(SpecModel):
     )
     ui: UiTemplate | None = Field(None, description="The page of the run (docs/ui.md); absent: none.")
     images: Images = Field(default_factory=Images, description="Images in place of the release's.")
-    stability: Stability = Field(
-        default_factory=Stability, description="Early warnings of a collapse, and what to do about them."
-    )
-    roll_back: RollBack | None = Field(None, description="Go back to an earlier version; absent: do not.")
-    failure_policy: FailurePolicy = Field(
-        default_factory=FailurePolicy, description="What to do when something is wrong."
-    )
     queue_name: LabelValue | None = Field(
         None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."
     )

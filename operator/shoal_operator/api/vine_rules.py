@@ -1,9 +1,8 @@
-"""The CEL rules about VinePPO's settings. Part of `rules.RULES`; those about `recipe.algorithm` are in `prime_rules`."""
+"""The CEL rules about VinePPO's settings. Part of `rules.RULES`; those about `recipe.algorithm` are in `algorithm_rules`."""
 
 from typing import Any
 
-from shoal.contracts.vine import VineSettings
-from shoal_operator.api.prime_rules import group_size_of
+from shoal_operator.api.algorithm_rules import group_size_of
 from shoal_operator.api.rule import Rule
 
 MOST_ROWS = 65_536
@@ -14,8 +13,8 @@ MOST_TOKENS = 16 << 20
 validator's reader takes 1 GB of memory for so many and 500 seconds at most; a lease lasts no longer than an hour and two rounds of decoding."""
 
 ROWS_EACH = (
-    "(self.recipe.algorithm != 'vineppo' ? 1 : has(self.recipe.vineppo) ? "
-    f"1 + (self.recipe.vineppo.segments - 1) * self.recipe.vineppo.continuations : {VineSettings().rows_each})"
+    "(!has(self.recipe.algorithm.vineppo) ? 1 : "
+    "1 + (self.recipe.algorithm.vineppo.segments - 1) * self.recipe.algorithm.vineppo.continuations)"
 )
 """Rows of a file for each completion, in CEL."""
 _ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
@@ -25,49 +24,42 @@ def _run(groups: int, size: int, segments: int, continuations: int, longest: int
     return {
         "sampling": {"groupsPerSubmission": groups, "maxCompletionTokens": longest // 2},
         "recipe": {
-            "algorithm": "vineppo",
             "promptsPerStep": 256,
             "groupSize": size,
             "optimizerSteps": 8,
             "maxSequenceLength": longest,
-            "vineppo": {"segments": segments, "continuations": continuations},
+            "algorithm": {"vineppo": {"segments": segments, "continuations": continuations}},
         },
     }
 
 
 VINE_RULES: tuple[Rule, ...] = (
     Rule(
-        model="Recipe",
-        expression="self.algorithm == 'vineppo' || !has(self.vineppo)",
-        message="goes with algorithm vineppo only",
-        field="vineppo",
-        good={"algorithm": "vineppo", "vineppo": {"segments": 4, "continuations": 4}},
-        bad={"algorithm": "grpo", "vineppo": {"segments": 4, "continuations": 4}},
-    ),
-    Rule(
         model="TrainingRunSpec",
-        expression=f"self.recipe.algorithm != 'vineppo' || {_ROWS} <= {MOST_ROWS}",
+        expression=f"!has(self.recipe.algorithm.vineppo) || {_ROWS} <= {MOST_ROWS}",
         message=f"groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations), the rows of a file, must be at most {MOST_ROWS}",
-        field="recipe.vineppo",
+        field="recipe.algorithm.vineppo",
         good=_run(groups=4, size=8, segments=8, continuations=9),
         bad=_run(groups=64, size=32, segments=9, continuations=4),
     ),
     Rule(
         model="TrainingRunSpec",
-        expression=f"self.recipe.algorithm != 'vineppo' || {_ROWS} * self.recipe.maxSequenceLength <= {MOST_TOKENS}",
+        expression=f"!has(self.recipe.algorithm.vineppo) || {_ROWS} * self.recipe.maxSequenceLength <= {MOST_TOKENS}",
         message="groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations) rows of maxSequenceLength tokens must be at most "
         f"{MOST_TOKENS} tokens, which validators can read: lower groupsPerSubmission, segments or continuations, or maxSequenceLength to what "
         "prompts and completions need",
-        field="recipe.vineppo",
+        field="recipe.algorithm.vineppo",
         good=_run(groups=4, size=8, segments=4, continuations=4, longest=32_768),
         bad=_run(groups=4, size=8, segments=4, continuations=9, longest=32_768),
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="has(self.recipe.vineppo) == has(oldSelf.recipe.vineppo) && "
-        "(!has(self.recipe.vineppo) || self.recipe.vineppo == oldSelf.recipe.vineppo)",
-        message="cannot change once the run exists: files that workers are making would not be what validators expect; start a new run instead",
-        field="recipe.vineppo",
+        expression="!has(self.recipe.algorithm.vineppo) || !has(oldSelf.recipe.algorithm.vineppo) || "
+        "(self.recipe.algorithm.vineppo.segments == oldSelf.recipe.algorithm.vineppo.segments && "
+        "self.recipe.algorithm.vineppo.continuations == oldSelf.recipe.algorithm.vineppo.continuations)",
+        message="cannot change segments or continuations once the run exists: files that workers are making would not be what validators expect; "
+        "start a new run instead",
+        field="recipe.algorithm.vineppo",
         good=_run(1, 8, 4, 4),
         bad=_run(1, 8, 4, 5),
         old=_run(1, 8, 4, 4),

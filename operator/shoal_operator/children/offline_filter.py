@@ -5,6 +5,7 @@ begin. Its counts are read by the run's prepare (`shoal.environments.offline_fil
 """
 
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings, filter_run
+from shoal.contracts.recipe import INTELLECT_2
 from shoal_operator.api import API_VERSION, TrainingRun, TrainingRunSpec
 from shoal_operator.api.training_run import ControlPlaneTemplate
 from shoal_operator.api.validator import ValidatorTemplate
@@ -34,9 +35,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
             update={
                 "group_size": rule.samples,
                 "optimizer_steps": 1,
-                "algorithm": "grpo",
-                "prime": None,
-                "vineppo": None,
+                "algorithm": INTELLECT_2,
             }
         ),
         sampling=spec.sampling,

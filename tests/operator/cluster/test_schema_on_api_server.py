@@ -52,7 +52,6 @@ AROUND: dict[str, Object] = {
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},
     "SftDataset": {"mode": "SFT"},
-    "PrimeSettings": {"recipe": {"algorithm": "prime"}},
 }
 """What other rules want of the rest of the spec when the example is in its place."""
 
@@ -139,8 +138,11 @@ def test_a_misspelled_key_is_refused_by_kubectl(control_plane: ControlPlane, nam
 
 def test_what_is_not_given_is_there_with_its_default(kube: Kube, namespace: str) -> None:
     spec = kube.create(run(namespace, recipe=None), dry_run=True)["spec"]
-    assert (spec["asyncLevel"], spec["recipe"]["promptsPerStep"], spec["recipe"]["clipDelta"]) == (2, 256, 4.0)
-    assert "groupSize" not in spec["recipe"]  # 16, or 4 with algorithm prime: read by the operator
+    assert (spec["asyncLevel"], spec["recipe"]["promptsPerStep"]) == (2, 256)
+    assert spec["recipe"]["algorithm"] == {
+        "twoSidedGrpo": {"clipEpsilon": 0.2, "clipDelta": 4.0, "normalizeAdvantages": True}
+    }
+    assert "groupSize" not in spec["recipe"]  # 16, or 4 with PRIME: the operator fills it in
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))

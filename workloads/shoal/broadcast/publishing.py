@@ -58,7 +58,7 @@ def cut_into(
 
     With `base`, as a delta if it fits. Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
     """
-    record = cut.opening_record(config.run, version, checkpoint_files(folder), config.shard_size)
+    record = cut.opening_record(config.run, version, checkpoint_files(folder), config.broadcast.shard_bytes)
     if base is not None:
         width = delta.item_size(delta.safetensors_headers(folder))
         against = cut.base_for(
@@ -66,7 +66,7 @@ def cut_into(
             base.record,
             base.sha256,
             width,
-            anchor_every=config.anchor_every,
+            anchor_every=config.broadcast.anchor_every,
             chain_bytes=base.chain_bytes,
         )
         record = cut.as_delta(record, against) if against is not None else record

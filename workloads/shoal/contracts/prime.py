@@ -1,21 +1,15 @@
 """Settings of PRIME, process reinforcement through implicit rewards (arXiv:2502.01456), and which groups it learns from.
 
-Part of `Recipe`, and so of the CRD and of `config/run.json`. Read by the trainer (`training/process_rewards.py`) and, for the accuracy
+Part of `Algorithm`, and so of the CRD and of `config/run.json`. Read by the trainer (`training/process_rewards.py`) and, for the accuracy
 filter, by the orchestrator's step counter.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from shoal.contracts.base import SpecModel
-
-Algorithm = Literal["grpo", "prime", "vineppo"]
-"""What a token's advantage is made of: the outcome alone, the outcome and implicit process rewards, or Monte-Carlo values (`vine`)."""
-
-GROUP_SIZES: dict[str, int] = {"grpo": 16, "prime": 4, "vineppo": 8}
-"""Completions a prompt where the recipe does not say: paper section 4.1; the 256 x 4 of INTELLECT-MATH's PRIME stage; the 8 of VinePPO's."""
 
 
 class PrimeSettings(SpecModel):

@@ -8,17 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, TwoSidedGrpo
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.datasets import DatasetSource
-from shoal.contracts.prime import GROUP_SIZES, Algorithm, PrimeSettings
+from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.vine import VineSettings
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-Objective = Literal["TwoSidedGRPO", "OneSidedGRPO", "DrGRPO", "DAPO", "RLOO", "DecoupledPPO"]
-"""Which loss is minimised; one file each under `training/objectives/`."""
 
 
 class OverlongShaping(SpecModel):
@@ -38,13 +35,19 @@ def _without_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
-class Recipe(SpecModel):
-    """The GRPO recipe (paper sections 3.1 to 3.5 and 4.1), or that of PRIME (arXiv:2502.01456) or VinePPO (arXiv:2410.01679)."""
+INTELLECT_2 = Algorithm(two_sided_grpo=TwoSidedGrpo())
+"""The paper's algorithm, which a recipe has where it names none."""
 
-    objective: Objective = Field("TwoSidedGRPO", description="Which loss is minimised (paper section 3.4).")
+
+class Recipe(SpecModel):
+    """How the run learns (paper sections 3.1 to 3.5 and 4.1)."""
+
+    algorithm: Algorithm = Field(
+        INTELLECT_2, description="Algorithm that the run learns with, and its parameters; the default is the paper's."
+    )
     prompts_per_step: int = Field(256, ge=1, le=65536, description="Groups with signal that make a full rollout step.")
     group_size: int = Field(
-        GROUP_SIZES["grpo"],
+        GROUP_SIZE,
         ge=2,
         le=1024,
         description="Completions sampled for each prompt. If not set: 16, with algorithm prime 4, with vineppo 8.",
@@ -57,25 +60,11 @@ class Recipe(SpecModel):
     adam_beta2: float = Field(0.99, ge=0.0, lt=1.0, description="AdamW second-moment decay.")
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="AdamW decoupled weight decay.")
     max_grad_norm: float = Field(0.1, gt=0.0, le=1e6, description="Global gradient-norm clip (paper section 3.5).")
-    clip_epsilon: float = Field(0.2, gt=0.0, lt=1.0, description="Half-width of the ratio clip.")
-    clip_epsilon_high: float | None = Field(
-        None, gt=0.0, le=100.0, description="Upper half-width of the ratio clip (DAPO); clipEpsilon if not set."
-    )
-    importance_cap: float | None = Field(
-        None,
-        gt=0.0,
-        le=1000.0,
-        description="Truncated importance sampling: weigh each token by min(p_old / p_behaviour, cap), both recomputed here.",
-    )
     overlong_shaping: OverlongShaping | None = Field(
         None, description="Penalise completions that come near the limit (DAPO); absent: do not."
     )
-    clip_delta: float = Field(
-        4.0, gt=1.0, le=1e6, description="Upper bound of the ratio for negative advantages (paper section 3.4)."
-    )
     kl_coefficient: float = Field(0.001, ge=0.0, le=10.0, description="Weight of the KL penalty to the base model.")
     entropy_coefficient: float = Field(1e-4, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
-    normalize_advantages: bool = Field(True, description="Divide advantages by the standard deviation of their group.")
     online_filter: Literal["TaskReward", "TotalReward", "None"] = Field(
         "TaskReward",
         description="Which reward must differ within a group for it to carry signal (paper section 3.3.2).",
@@ -95,36 +84,42 @@ class Recipe(SpecModel):
         le=4_194_304,
         description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
     )
-    algorithm: Algorithm = Field(
-        "grpo",
-        description="What advantages are made of: grpo, rewards within a group; prime, these and implicit process rewards for each token; "
-        "vineppo, differences of Monte-Carlo values between parts of a completion.",
-    )
-    prime: PrimeSettings | None = Field(
-        None, description="PRIME's numbers, with algorithm prime only; absent: those of its paper."
-    )
-    vineppo: VineSettings | None = Field(
-        None, description="VinePPO's numbers, with algorithm vineppo only; absent: the defaults."
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _group_size_of_the_algorithm(cls, given: Any) -> Any:
         """Fill in the group size, whose default depends on the algorithm."""
-        if isinstance(given, dict) and not {"group_size", "groupSize"} & given.keys():
-            size = GROUP_SIZES.get(str(given.get("algorithm", "grpo")))
-            return given if size is None else {**given, "groupSize": size}
-        return given
+        if not isinstance(given, dict) or {"group_size", "groupSize"} & given.keys():
+            return given
+        algorithm = given.get("algorithm")
+        named = algorithm if isinstance(algorithm, dict) else dict(algorithm or {})
+        sizes = [size for name, size in GROUP_SIZES.items() if named.get(name) is not None]
+        return {**given, "groupSize": sizes[0]} if sizes else given
+
+    @property
+    def objective(self) -> str:
+        """Name of the policy's loss; one of `training.objectives.OBJECTIVES`."""
+        return self.algorithm.objective
+
+    @property
+    def loss(self) -> Clip:
+        """The numbers of the policy's loss."""
+        return self.algorithm.loss
+
+    @property
+    def normalizes_advantages(self) -> bool:
+        """Whether advantages are divided by a standard deviation: that of their group, or with VinePPO that of the step."""
+        return self.algorithm.normalizes_advantages
 
     @property
     def process_rewards(self) -> PrimeSettings | None:
-        """PRIME's settings, written out or not; None with another algorithm."""
-        return (self.prime or PrimeSettings()) if self.algorithm == "prime" else None
+        """PRIME's settings; None with another algorithm."""
+        return self.algorithm.prime
 
     @property
     def vine(self) -> VineSettings | None:
-        """VinePPO's settings, written out or not; None with another algorithm."""
-        return (self.vineppo or VineSettings()) if self.algorithm == "vineppo" else None
+        """Where VinePPO cuts completions; None with another algorithm."""
+        return self.algorithm.vineppo.cuts if self.algorithm.vineppo is not None else None
 
     @property
     def rows_each(self) -> int:

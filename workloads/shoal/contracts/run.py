@@ -5,32 +5,20 @@ Made by the operator's builders from a `TrainingRun` and by nothing else; read o
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.datasets import GenerateSettings, Mode
-from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings
+from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
-from shoal.contracts.recipe import (
-    FailurePolicy,
-    LengthReward,
-    ModelSource,
-    Recipe,
-    RollBack,
-    Sampling,
-    Stability,
-    StorageSpec,
-    TaskSource,
-    TrainerSettings,
-    Validation,
-)
+from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Validation
 from shoal.contracts.roster import Roster
-from shoal.contracts.sft import SftSettings
+from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
@@ -55,40 +43,24 @@ class Addresses(Contract):
     )
 
 
-class RunConfig(Contract):
-    """Everything that a trusted process must know about its run."""
+class RunConfig(RunSettings):
+    """Everything that a trusted process must know about its run: its settings, and what the operator worked out."""
+
+    model_config = ConfigDict(alias_generator=str)  # snake_case, as every document between processes
 
     schema_version: Literal[1] = 1
     run: RunName
-    mode: Mode = "Train"
-    seed: int = Field(default=0, ge=0, lt=1 << 31)
-    steps: int = Field(ge=0, le=999_999, description="0 in mode Generate: the task table says how many there are")
-    async_level: int = Field(ge=0, le=4)
-    model_id: str = Field(min_length=1, max_length=253)
-    model: ModelSource
-    tasks: TaskSource
-    recipe: Recipe
-    sampling: Sampling
-    length_reward: LengthReward | None
+    # Two settings are filled in where the manifest has none, so that no reader has to.
+    steps: int = Field(
+        default=0, ge=0, le=999_999, description="0 in mode Generate: the task table says how many there are"
+    )
     generate: GenerateSettings = GenerateSettings()
-    sft: SftSettings | None = Field(default=None, description="with mode SFT, and only with it")
-    evaluation: EvaluationSettings | None = Field(default=None, description="with mode Train only")
+    model_id: str = Field(min_length=1, max_length=253)
     trainer: TrainerSettings = TrainerSettings()
     islands: IslandTerms | None = Field(default=None, description="of a run whose trainer is several islands")
-    stability: Stability = Stability()
-    roll_back: RollBack | None = None
-    failure_policy: FailurePolicy = FailurePolicy()
     validation: Validation
-    storage: StorageSpec
-    shard_size: int = Field(default=16 << 20, ge=1024, le=1 << 34, description="bytes")
     kept_versions: int = Field(
         default=5, ge=2, le=100, description="versions that origin and relays hold (paper section 2.2)"
-    )
-    anchor_every: int = Field(
-        default=8,
-        ge=1,
-        le=100,
-        description="of so many versions one is published in full and the others as deltas against the one before; 1: all in full",
     )
     pools: list[PoolTerms] = Field(
         default_factory=list,
@@ -98,6 +70,12 @@ class RunConfig(Contract):
     addresses: Addresses
     roster: Signed[Roster]
     run_key: NodeId
+
+    @field_validator("steps", "generate", mode="before")
+    @classmethod
+    def _filled_in(cls, given: Any, info: ValidationInfo) -> Any:
+        """The default in place of a setting that the manifest leaves out."""
+        return cls.model_fields[str(info.field_name)].default if given is None else given
 
     def trusted_roster(self) -> Roster:
         """The roster, its signature checked against the run key; raises `BadSignature`."""

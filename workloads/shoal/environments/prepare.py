@@ -110,8 +110,8 @@ def _check_vine(config: RunConfig, environment: environments.Environment) -> Non
     """Raises CannotPrepare for continuations in an environment with tools: an episode cannot be cut anywhere and gone on with."""
     if config.recipe.vine is not None and isinstance(environment, WithTools):
         raise CannotPrepare(
-            f"spec.recipe.algorithm is vineppo, and environment {environment.name} has tools, whose episodes cannot be continued from any token: "
-            "use grpo or prime, or an environment without tools"
+            f"spec.recipe.algorithm.vineppo: environment {environment.name} has tools, whose episodes cannot be continued from any token: "
+            "use another algorithm, or an environment without tools"
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from shoal.contracts.weights import VersionOpen
 
 MAX_CHAIN = 1000
-"""No honest chain is longer: `RunConfig.anchor_every` is at most 100. A reader gives up there."""
+"""No honest chain is longer: `Broadcast.anchor_every` is at most 100. A reader gives up there."""
 
 
 class BrokenChain(ValueError):

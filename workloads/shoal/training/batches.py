@@ -156,7 +156,7 @@ def scored_groups(groups: Sequence[Group], recipe: Recipe, completion_limit: int
 
     samples = [sample for group in groups for sample in group.samples]
     advantages = [token_advantages(values) for group in groups for values in values_of(group, shaped)]
-    if recipe.normalize_advantages:
+    if recipe.normalizes_advantages:
         advantages = whitened(advantages, samples)
     return list(zip(samples, advantages, strict=True))
 
@@ -173,11 +173,10 @@ def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> 
             for sample in group.samples
         ]
     )
-    prime = recipe.algorithm == "prime"
     advantages = group_advantages(
         rewards,
-        normalize=recipe.normalize_advantages and objective.divides_by_deviation and not prime,
-        leave_one_out=objective.advantages == "leave_one_out" or prime,
+        normalize=recipe.normalizes_advantages,
+        leave_one_out=objective.advantages == "leave_one_out" or recipe.process_rewards is not None,
     )
     return list(zip(group.samples, advantages.tolist(), strict=True))
 

@@ -39,10 +39,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossWeights:
-    """The recipe's numbers. `epsilon_high` and `importance_cap` are None where the recipe leaves them out."""
+    """The recipe's numbers. `delta`, `epsilon_high` and `importance_cap` are None where the recipe leaves them out."""
 
     epsilon: float
-    delta: float
+    delta: float | None
     kl: float
     entropy: float
     epsilon_high: float | None = None
@@ -51,12 +51,12 @@ class LossWeights:
     @classmethod
     def of(cls, recipe: Recipe) -> "LossWeights":
         return cls(
-            epsilon=recipe.clip_epsilon,
-            delta=recipe.clip_delta,
+            epsilon=recipe.loss.clip_epsilon,
+            delta=recipe.loss.upper_bound,
             kl=recipe.kl_coefficient,
             entropy=recipe.entropy_coefficient,
-            epsilon_high=recipe.clip_epsilon_high,
-            importance_cap=recipe.importance_cap,
+            epsilon_high=recipe.loss.clip_epsilon_high,
+            importance_cap=recipe.loss.importance_cap,
         )
 
     @property
@@ -79,21 +79,18 @@ class Surrogate:
 class Objective:
     """What sets one objective apart from another.
 
-    `advantages`: reward less the group's mean, or less the mean of the others (leave-one-out). `divides_by_deviation`: whether the recipe's
-    `normalize_advantages` is heeded. `divisor`: completion tokens of the optimizer batch, or rows times the longest completion
-    allowed. `needs_behaviour`: importance weights are part of the objective itself, capped or not.
+    `advantages`: reward less the group's mean, or less the mean of the others (leave-one-out). `divisor`: completion tokens of the optimizer
+    batch, or rows times the longest completion allowed. `needs_behaviour`: importance weights are part of the objective itself, capped or not.
     """
 
     surrogate: Callable[[LossInputs, LossWeights], Surrogate]
     advantages: Literal["group_mean", "leave_one_out"] = "group_mean"
-    divides_by_deviation: bool = True
     divisor: Literal["tokens", "longest_completions"] = "tokens"
     needs_behaviour: bool = False
-    uses_delta: bool = False
 
     def check(self, weights: LossWeights) -> None:
         """Raises ValueError when the recipe's numbers do not go together under this objective."""
-        if self.uses_delta and weights.delta <= 1 + weights.high:
+        if weights.delta is not None and weights.delta <= 1 + weights.high:
             raise ValueError(
                 f"clip_delta is {weights.delta}; allowed: more than 1 + clip_epsilon = {1 + weights.high},"
                 " or the bound would cut before the clip does"

@@ -10,12 +10,12 @@ from shoal.training.objectives.rloo import RLOO
 from shoal.training.objectives.two_sided_grpo import TWO_SIDED_GRPO
 
 OBJECTIVES: dict[str, Objective] = {
-    "TwoSidedGRPO": TWO_SIDED_GRPO,
-    "OneSidedGRPO": ONE_SIDED_GRPO,
-    "DrGRPO": DR_GRPO,
-    "DAPO": DAPO,
-    "RLOO": RLOO,
-    "DecoupledPPO": DECOUPLED_PPO,
+    "two_sided_grpo": TWO_SIDED_GRPO,
+    "one_sided_grpo": ONE_SIDED_GRPO,
+    "dr_grpo": DR_GRPO,
+    "dapo": DAPO,
+    "rloo": RLOO,
+    "decoupled_ppo": DECOUPLED_PPO,
 }
 
 

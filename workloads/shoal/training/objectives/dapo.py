@@ -2,7 +2,7 @@
 
     -min( r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A )
 
-The upper half-width is the recipe's `clipEpsilonHigh` (0.28 in that paper, beside 0.2). Dynamic sampling is the run's online filter, and the
+The upper half-width is `clipEpsilonHigh` (0.28 in that paper, beside 0.2). Dynamic sampling is the run's online filter, and the
 shaping is `overlong_penalty`, taken from rewards before advantages when the recipe has `overlongShaping`.
 """
 

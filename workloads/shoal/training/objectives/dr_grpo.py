@@ -7,4 +7,4 @@ answers nor easy and hard prompts weigh differently.
 from shoal.training.loss import Objective
 from shoal.training.objectives.one_sided_grpo import surrogate
 
-DR_GRPO = Objective(surrogate, divides_by_deviation=False, divisor="longest_completions")
+DR_GRPO = Objective(surrogate, divisor="longest_completions")

@@ -7,5 +7,5 @@ rows of older versions in bounds, as in PPO. Advantages are not divided by a dev
 from shoal.training.loss import Objective
 from shoal.training.objectives.one_sided_grpo import surrogate
 
-RLOO = Objective(surrogate, advantages="leave_one_out", divides_by_deviation=False)
+RLOO = Objective(surrogate, advantages="leave_one_out")
 """Per token rather than per sequence: the product of a long sequence's ratios leaves any clip at once."""

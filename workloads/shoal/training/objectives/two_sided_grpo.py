@@ -14,4 +14,4 @@ def surrogate(inputs: LossInputs, weights: LossWeights) -> Surrogate:
     return clipped_surrogate(inputs, weights, delta=weights.delta)
 
 
-TWO_SIDED_GRPO = Objective(surrogate, uses_delta=True)
+TWO_SIDED_GRPO = Objective(surrogate)

@@ -1,0 +1,83 @@
+"""What a person chooses about a run and every trusted process must know: the fields common to `TrainingRun.spec` and `config/run.json`.
+
+`TrainingRunSpec` and `RunConfig` both inherit from `RunSettings`, so that a setting is declared once, with one default. Pure.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from shoal.contracts.base import SpecModel
+from shoal.contracts.datasets import GenerateSettings, Mode
+from shoal.contracts.evaluation import EvaluationSettings
+from shoal.contracts.recipe import (
+    FailurePolicy,
+    LengthReward,
+    ModelSource,
+    Recipe,
+    RollBack,
+    Sampling,
+    Stability,
+    StorageSpec,
+    TaskSource,
+)
+from shoal.contracts.sft import SftSettings
+
+
+class Broadcast(SpecModel):
+    """How policy versions are cut for relays and workers (paper section 2.2)."""
+
+    shard_bytes: int = Field(16_777_216, ge=1024, le=1 << 34, description="Bytes of a shard of a policy version.")
+    anchor_every: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="Send every Nth version in full; the others as lossless deltas. 1 sends all in full.",
+    )
+
+
+class RunSettings(SpecModel):
+    """What the run does, on what, and how."""
+
+    mode: Mode = Field(
+        "Train",
+        description="Train: reinforcement learning. Generate: write a dataset of verified traces with the base model. SFT: supervised warm start.",
+    )
+    model: ModelSource = Field(..., description="Base model.")
+    tasks: TaskSource = Field(..., description="Tasks to learn.")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=999_999,
+        description="Steps of the run; each makes one policy version. Required, except in mode Generate, which samples each task once.",
+    )
+    seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of everything that the run itself draws.")
+    recipe: Recipe = Field(default_factory=Recipe, description="How the run learns.")
+    sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
+    length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")
+    generate: GenerateSettings | None = Field(
+        None, description="What a run of mode Generate keeps; absent: the defaults."
+    )
+    sft: SftSettings | None = Field(
+        None,
+        description="What a run of mode SFT learns, and how. Such a run needs no recipe, sampling, pools, relays or validators.",
+    )
+    evaluation: EvaluationSettings | None = Field(
+        None, description="Benchmarks that the run's own workers score on its versions; absent: none."
+    )
+    async_level: int = Field(
+        2, ge=0, le=4, description="Versions that rollouts may be behind; 0 is synchronous (paper section 4.2)."
+    )
+    storage: StorageSpec = Field(default_factory=StorageSpec, description="Object store: a folder, or S3-compatible.")
+    broadcast: Broadcast = Field(default_factory=Broadcast, description="How policy versions are cut.")
+    stability: Stability = Field(
+        default_factory=Stability, description="Early warnings of a collapse, and what to do about them."
+    )
+    roll_back: RollBack | None = Field(None, description="Go back to an earlier version; absent: do not.")
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy, description="What to do when something is wrong."
+    )
+
+    def settings(self) -> dict[str, Any]:
+        """The common fields by name, to hand them on whole."""
+        return {name: getattr(self, name) for name in RunSettings.model_fields}
