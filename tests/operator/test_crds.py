@@ -124,6 +124,26 @@ def test_no_group_size_is_filled_in_by_a_server_that_cannot_know_the_algorithm()
     assert "groupSize" not in recipe.get("required", [])
 
 
+def test_each_description_is_of_short_sentences() -> None:
+    """What `kubectl explain` prints, at most 25 words a sentence."""
+    long = {
+        sentence
+        for kind in KINDS
+        for description in re.findall(r"description: (.*?)(?=\n\s*[A-Za-z-]+: )", crd_yaml(kind), re.DOTALL)
+        for sentence in re.split(r"[.:;]\s", description)
+        if len(sentence.split()) > 25
+    }
+    assert not long
+
+
+def test_an_algorithm_has_only_parameters_that_have_an_effect_with_it() -> None:
+    union = schema_at(structural_schema(TrainingRunSpec), ("recipe", "algorithm"))
+    assert union is not None
+    parameters = {name: set(member["properties"]) for name, member in union["properties"].items()}
+    assert {name for name, of in parameters.items() if "clipDelta" in of} == {"twoSidedGrpo"}
+    assert {name for name, of in parameters.items() if "normalizeAdvantages" not in of} == {"drGrpo", "rloo", "prime"}
+
+
 def test_a_union_is_refused_by_the_name_of_its_field() -> None:
     class Either(SpecModel):
         value: int | list[int] = Field(1, description="Either.")

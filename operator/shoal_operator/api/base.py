@@ -61,7 +61,7 @@ class Resources(SpecModel):
     """What a container asks for and may use, as in a Kubernetes container; GPUs are asked for by `gpu.count`."""
 
     requests: ResourceList = Field(
-        default_factory=dict, description="What is reserved: cpu, memory, ephemeral-storage."
+        default_factory=dict, description="Resources to reserve: cpu, memory, ephemeral-storage."
     )
     limits: ResourceList = Field(default_factory=dict, description="The most that may be used.")
 
@@ -98,7 +98,7 @@ class Condition(SpecModel):
     type: Annotated[str, StringConstraints(max_length=316)] = Field(..., description="Kind of condition, CamelCase.")
     status: Literal["True", "False", "Unknown"] = Field(..., description="Whether it holds.")
     reason: Annotated[str, StringConstraints(max_length=1024)] = Field(..., description="One CamelCase word: why.")
-    message: Annotated[str, StringConstraints(max_length=32768)] = Field("", description="The same for people.")
+    message: Annotated[str, StringConstraints(max_length=32768)] = Field("", description="The reason in a sentence.")
     observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that this is about.")
     last_transition_time: str | None = Field(None, description="When `status` last changed, RFC 3339.")
 
@@ -112,7 +112,9 @@ Conditions = Annotated[
 class ScaledStatus(SpecModel):
     """Status of a kind with replicas."""
 
-    observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that was acted on.")
+    observed_generation: int | None = Field(
+        None, ge=0, description="Generation of the spec that the operator acted on last."
+    )
     replicas: int | None = Field(None, ge=0, description="Pods that exist.")
     ready_replicas: int | None = Field(None, ge=0, description="Pods that are ready.")
     selector: str | None = Field(None, description="Label selector of the pods, for autoscalers.")

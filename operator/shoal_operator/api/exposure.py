@@ -21,7 +21,7 @@ class Exposure(SpecModel):
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer", "Ingress"] = Field(
         "ClusterIP",
-        description="ClusterIP: from inside the cluster only; otherwise a Service or an Ingress for each pod.",
+        description="ClusterIP: from inside the cluster only. Other types make a Service or an Ingress for each pod.",
     )
     node_address: HostName | None = Field(
         None, description="NodePort: host name or address of the nodes as clients reach them."
@@ -32,8 +32,8 @@ class Exposure(SpecModel):
     ingress_class_name: ObjectRef | None = Field(None, description="Ingress: class; absent: the cluster's default.")
     tls_secret: ObjectRef | None = Field(
         None,
-        description="Secret with a certificate (tls.crt, tls.key). Ingress: for `*.<domain>`. NodePort, LoadBalancer (relays only): for the names"
-        " or addresses by which clients reach them; their nginx shows it.",
+        description="Secret with a certificate (tls.crt, tls.key). Ingress: for `*.<domain>`. NodePort and LoadBalancer (relays only): for the"
+        " names or addresses that clients use.",
     )
     load_balancer_class: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
         None, description="LoadBalancer: class; absent: the cluster's default."

@@ -24,7 +24,7 @@ class PoolFields(SpecModel):
         False, description="Whether strangers' machines may join this pool; otherwise its own pods are its only nodes."
     )
     requirements: Requirements = Field(
-        default_factory=Requirements, description="What a machine must have to be invited, by its own account."
+        default_factory=Requirements, description="What a machine must have to be invited. It reports this itself."
     )
     admission: Admission = Field(
         default_factory=Admission, description="Which strangers' machines may join, when the pool is open."
@@ -33,10 +33,10 @@ class PoolFields(SpecModel):
         1,
         ge=1,
         le=64,
-        description="Nodes that are grouped to work together, neighbours first; 1: each works by itself.",
+        description="Nodes that work together as one group, neighbours first; 1: each works by itself.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
-    weights_size: Quantity = Field("20Gi", description="Volume of each worker for policy versions.")
+    weights_size: Quantity = Field("20Gi", description="Size of each worker's volume for policy versions.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
 
@@ -52,7 +52,7 @@ class InferencePoolSpec(PoolFields):
     run: RunName = Field(..., description="Name of the run that is served.")
     pool: PoolName = Field("pool", description="Name of the pool, as nodes report it at discovery.")
     join_config_map: ObjectName | None = Field(
-        None, description="ConfigMap that says how to join the run; `<run>-join` if not set."
+        None, description="ConfigMap that holds how to join the run; absent: `<run>-join`."
     )
     images: PoolImages = Field(default_factory=PoolImages, description="Images in place of the release's.")
 

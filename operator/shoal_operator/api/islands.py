@@ -40,14 +40,14 @@ class IslandGroup(SpecModel):
     excluded: list[RunName] = Field(
         [],
         max_length=MAX_ISLANDS,
-        description="Members that nobody meets any more, the same in all manifests. Their keys stay in `members`: they vouch for what was shared.",
+        description="Members that take part no more; the same in all manifests. Their keys stay in `members`, because they signed shared states.",
     )
     lighthouse: HostAndPort | None = Field(
-        None, description="Where the group meets, `host:port`; one lighthouse is of one group."
+        None, description="`host:port` of the lighthouse where the group meets. A lighthouse serves one group."
     )
     serve_lighthouse: bool = Field(
         False,
-        description="This run serves the lighthouse, in place of `lighthouse`; `status.lighthouse` is for the others.",
+        description="Whether this run serves the lighthouse. The other runs name its `status.lighthouse` as their `lighthouse`.",
     )
     exposure: Exposure = Field(
         default_factory=Exposure, description="How runs in other clusters reach the lighthouse that this run serves."
@@ -55,7 +55,7 @@ class IslandGroup(SpecModel):
     networks: list[Network] = Field(
         [],
         max_length=64,
-        description="Addresses of the trainers' pods of runs in other namespaces and clusters, and of whoever reaches the lighthouse from there.",
+        description="Networks (CIDR) of the group's trainers in other namespaces and clusters, which may reach this run's trainer and lighthouse.",
     )
 
 
@@ -66,7 +66,7 @@ class IslandsSpec(IslandsSettings):
         None,
         ge=2,
         le=MAX_ISLANDS,
-        description="Islands of this run, each a trainer as described beside this; mode SFT.",
+        description="Islands of this run, each a trainer with the settings beside this one. Mode SFT only.",
     )
     group: IslandGroup | None = Field(
         None, description="The group of runs of which this run is one island; modes Train and SFT."
@@ -81,21 +81,25 @@ class IslandDifferenceStatus(SpecModel):
     """A setting in which a member of the group differs from this run."""
 
     member: Member = Field(..., description="The run that differs.")
-    setting: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Which setting.")
-    values: Annotated[str, StringConstraints(max_length=200)] = Field(..., description="There and here.")
+    setting: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Name of the setting.")
+    values: Annotated[str, StringConstraints(max_length=200)] = Field(
+        ..., description="Its values in that run and in this one."
+    )
 
 
 class IslandsStatus(SpecModel):
     """What the trainer says of its exchanges with other islands (docs/diloco.md)."""
 
     round: int = Field(0, ge=0, description="Rounds that made the state that islands share.")
-    round_time: Time | None = Field(None, description="When the last one was made since the trainer started, RFC 3339.")
-    members: Members = Field([], description="Who stood in it.")
-    missed: int = Field(0, ge=0, description="Exchanges since then that did not come about.")
-    differing: Annotated[list[IslandDifferenceStatus], Field(max_length=8 * MAX_ISLANDS)] = Field(
-        [], description="Members with other settings; while there is one, no round is made."
+    round_time: Time | None = Field(
+        None, description="When the last round since the trainer's start was made, RFC 3339."
     )
-    absent: Members = Field([], description="Members that did not come to the last exchange.")
+    members: Members = Field([], description="Members of the last round.")
+    missed: int = Field(0, ge=0, description="Exchanges that failed since that round.")
+    differing: Annotated[list[IslandDifferenceStatus], Field(max_length=8 * MAX_ISLANDS)] = Field(
+        [], description="Members whose settings differ. No round is made while there is one."
+    )
+    absent: Members = Field([], description="Members that missed the last exchange.")
     problem: Annotated[str, StringConstraints(max_length=500)] | None = Field(
-        None, description="Why the last exchange did not come about."
+        None, description="Why the last exchange failed."
     )

@@ -29,7 +29,7 @@ class Gpus(SpecModel):
 
 
 class Toleration(SpecModel):
-    """As in a Kubernetes pod."""
+    """A toleration, as in a Kubernetes pod."""
 
     key: Annotated[str, StringConstraints(max_length=316)] | None = Field(
         None, description="Key of the taint; absent with operator Exists: every taint."
@@ -40,7 +40,7 @@ class Toleration(SpecModel):
         None, description="Effect that is tolerated; absent: all."
     )
     toleration_seconds: int | None = Field(
-        None, ge=0, le=31_536_000, description="How long a NoExecute taint is tolerated; absent: for ever."
+        None, ge=0, le=31_536_000, description="Seconds that a NoExecute taint is tolerated; absent: for ever."
     )
 
 
@@ -59,7 +59,7 @@ class PodTemplate(SpecModel):
     annotations: Annotations = Field(default_factory=dict, description="Annotations of the pods.")
     node_selector: Labels = Field(default_factory=dict, description="Labels that a node must have.")
     node_affinity: list[NodeRequirement] = Field(
-        [], max_length=16, description="Conditions that a node must meet, all of them."
+        [], max_length=16, description="Conditions that a node must meet; all of them apply."
     )
     tolerations: list[Toleration] = Field([], max_length=16, description="Taints that the pods tolerate.")
     priority_class_name: ObjectRef | None = Field(None, description="Priority class of the pods.")

@@ -15,24 +15,29 @@ from shoal_operator.api.pods import PodTemplate, RelayImages
 class RelayFields(SpecModel):
     """What relays are, whoever makes them."""
 
-    replicas: int = Field(2, ge=0, le=256, description="Relays; each is listed singly, nothing balances between them.")
-    kept_versions: int = Field(
-        5, ge=2, le=100, description="Policy versions that are kept; fewer than asyncLevel + 1 starve slow workers."
+    replicas: int = Field(
+        2, ge=0, le=256, description="Number of relays. Clients get the list of all; nothing balances between them."
     )
-    rate_limits: RateLimits = Field(default_factory=RateLimits, description="What one node may take of one relay.")
+    kept_versions: int = Field(
+        5,
+        ge=2,
+        le=100,
+        description="Policy versions that relays keep. With fewer than asyncLevel + 1, slow workers miss the one they need.",
+    )
+    rate_limits: RateLimits = Field(default_factory=RateLimits, description="Limits of one node at one relay.")
     sources: list[Url] = Field(
         [],
         max_length=16,
-        description="URLs of relays that feed these, any of them; empty: the run's origin. So relays make a tree.",
+        description="URLs of relays that these copy from; any of them will do. Empty: the run's origin.",
     )
     exposure: Exposure = Field(default_factory=Exposure, description="How nodes outside the cluster reach the relays.")
     trusted_proxies: list[Network] = Field(
         [],
         max_length=64,
-        description="Networks (CIDR) of load balancers that begin each connection with a PROXY header; then all from outside must come through them.",
+        description="Networks (CIDR) of load balancers that send a PROXY header. If given, every connection from outside must come through them.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
-    cache_size: Quantity = Field("20Gi", description="Volume of each relay for the kept versions.")
+    cache_size: Quantity = Field("20Gi", description="Size of each relay's volume for the kept versions.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
 
@@ -48,10 +53,12 @@ class RelayServerSpec(RelayFields):
 
 
 class RelayServerStatus(ScaledStatus):
-    """What is known about the relays."""
+    """State of the relays."""
 
     addresses: list[Annotated[str, StringConstraints(max_length=500)]] = Field(
-        default_factory=list, max_length=256, description="URLs of the relays from outside, where `exposure` gives any."
+        default_factory=list,
+        max_length=256,
+        description="URLs of the relays from outside the cluster, if `exposure` makes any.",
     )
 
 

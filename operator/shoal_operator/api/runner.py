@@ -14,10 +14,10 @@ class RunnerTemplate(SpecModel):
         1,
         ge=0,
         le=64,
-        description="Runners; 0: none, programs are judged in the containers of validators and workers.",
+        description="Number of runners. 0: validators and workers judge programs in their own containers.",
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Resources of one runner; it judges as many programs at once as its limits have cores, and 544 MiB of memory, for.",
+        description="Resources of one runner. It judges one program at once for each core and each 544 MiB of memory in its limits.",
     )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")

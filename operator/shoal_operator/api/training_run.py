@@ -22,20 +22,20 @@ class TrainerTemplate(SpecModel):
     """The trainer: one Indexed Job whose pods do the updates together, started anew as a whole."""
 
     replicas: int = Field(
-        1, ge=1, le=1024, description="Pods; weights and optimizer state are sharded over all of them."
+        1, ge=1, le=1024, description="Pods of the trainer. Weights and optimizer state are sharded over all of them."
     )
     gpu: Gpus = Field(default_factory=Gpus, description="Accelerators of one pod.")
     processes_per_replica: int | None = Field(
-        None, ge=1, le=64, description="Ranks in each pod; absent: one for each GPU, or one."
+        None, ge=1, le=64, description="Ranks in each pod; absent: one for each GPU, or one without GPUs."
     )
     settings: TrainerSettings = Field(default_factory=TrainerSettings, description="How the trainer computes.")
     islands: IslandsSpec | None = Field(
         None,
-        description="Several trainers that exchange rarely, of this run or of a group of runs; absent: one trainer.",
+        description="Several trainers that exchange rarely, in this run or in a group of runs; absent: one trainer.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one trainer container.")
     scratch_size: Quantity = Field(
-        "20Gi", description="Volumes for checkpoints that wait to be published, and the origin."
+        "20Gi", description="Size of the volumes for unpublished checkpoints and for the origin."
     )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
@@ -60,8 +60,8 @@ class TrainingRunSpec(RunSettings):
 
     data_claim: ObjectRef | None = Field(
         None,
-        description="PersistentVolumeClaim of yours that prepare mounts at /shoal/data and only reads: what `path` fields and tasks of"
-        " lm-evaluation-harness in files point to. Without effect on one machine, whose own paths are read.",
+        description="Your PersistentVolumeClaim with the files that `path` fields and tasks of lm-evaluation-harness name. Prepare mounts it"
+        " read-only at /shoal/data. Without effect on one machine, where paths are the machine's own.",
     )
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
     inference_pools: list[InferencePoolTemplate] = Field(
@@ -72,7 +72,7 @@ class TrainingRunSpec(RunSettings):
     inference_pool_refs: list[ObjectName] = Field(
         [],
         max_length=64,
-        description="InferencePools that others made for this run and that it waits for and counts; further ones may serve it unnamed.",
+        description="InferencePools that others made for this run. It waits for them and counts them; unnamed pools may serve it too.",
     )
     relay_server: RelayServerTemplate | None = Field(
         None, description="The relays; absent without relayServerRef: relays with the defaults."
@@ -88,7 +88,7 @@ class TrainingRunSpec(RunSettings):
     )
     runner: RunnerTemplate | None = Field(
         None,
-        description="Pods in which programs are judged; absent: one where the environment is `code`, else none.",
+        description="Pods that judge programs; absent: one if the environment is `code`, else none.",
     )
     control_plane: ControlPlaneTemplate = Field(
         default_factory=ControlPlaneTemplate, description="Orchestrator, discovery and Redis."
@@ -99,15 +99,18 @@ class TrainingRunSpec(RunSettings):
         None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."
     )
     active_deadline_seconds: int | None = Field(
-        None, ge=1, le=315_360_000, description="The run fails when it is active for longer; suspension starts it anew."
+        None,
+        ge=1,
+        le=315_360_000,
+        description="Seconds that the run may be active before it fails; a suspension restarts the count. Absent: no limit.",
     )
     ttl_seconds_after_finished: int | None = Field(
         None,
         ge=0,
         le=315_360_000,
-        description="The run is deleted so long after it is complete or failed, a folder store with it; absent: never.",
+        description="Seconds to keep a finished run before deleting it and its folder store. Absent: never delete it.",
     )
-    suspend: bool = Field(False, description="Stop every part and keep what the run has; false resumes.")
+    suspend: bool = Field(False, description="Stop every part and keep the run's data; false resumes the run.")
 
 
 class TrainerStatus(SpecModel):
@@ -116,14 +119,14 @@ class TrainerStatus(SpecModel):
     attempt: int = Field(0, ge=0, description="Number of the current Job; grows when a new Job replaces it.")
     started_at_version: int = Field(0, ge=0, description="Newest policy version when the attempt began.")
     failures: int = Field(0, ge=0, description="Attempts in a row that failed without a new policy version.")
-    last_failed: int = Field(0, ge=0, description="Number of the last attempt that is counted there.")
+    last_failed: int = Field(0, ge=0, description="Number of the last attempt that `failures` counts.")
 
 
 class DatasetStatus(SpecModel):
     """How far a run of mode Generate has come."""
 
     slices: int = Field(0, ge=0, description="Slices of the task table; each is one submission.")
-    slices_collected: int = Field(0, ge=0, description="Slices whose completions were looked at.")
+    slices_collected: int = Field(0, ge=0, description="Slices whose completions were read.")
     rows_seen: int = Field(0, ge=0, description="Accepted completions.")
     rows_kept: int = Field(0, ge=0, description="Completions in the dataset.")
 
@@ -133,15 +136,15 @@ class ComponentStatus(SpecModel):
 
     name: Annotated[str, StringConstraints(max_length=64)] = Field(..., description="Name of the part.")
     ready: int = Field(0, ge=0, description="Pods that are ready.")
-    desired: int = Field(0, ge=0, description="Pods that should be.")
+    desired: int = Field(0, ge=0, description="Pods that the spec asks for.")
 
 
 class ProofControl(SpecModel):
     """A kind of dishonest proof, as the calibration made it."""
 
-    name: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="What was done.")
+    name: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Name of the dishonest method.")
     accepted_chunks: float = Field(..., ge=0, le=1, description="Share of its chunks that pass the thresholds.")
-    accepted_files: float = Field(..., ge=0, le=1, description="Share of its files all of whose chunks pass.")
+    accepted_files: float = Field(..., ge=0, le=1, description="Share of its files in which every chunk passes.")
 
 
 class ProofStatus(SpecModel):
@@ -161,7 +164,7 @@ class ProofStatus(SpecModel):
         None,
         ge=0,
         le=1,
-        description="The same of honest files; with continuations, of the rows of one that are drawn of a proven node.",
+        description="Upper 95 % limit of the share of honest files rejected. With continuations it counts the rows drawn from a proven node's file.",
     )
     controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
 
@@ -173,7 +176,7 @@ class VersionScore(SpecModel):
     version: int = Field(..., ge=0, description="Policy version.")
     score: float = Field(..., ge=0, le=1, description="Mean task reward (avg@k).")
     low: float | None = Field(None, ge=0, le=1, description="Lower end of its 95 % interval over tasks.")
-    high: float | None = Field(None, ge=0, le=1, description="Upper end of it.")
+    high: float | None = Field(None, ge=0, le=1, description="Upper end of its 95 % interval over tasks.")
 
 
 Components = Annotated[
@@ -189,12 +192,14 @@ Scores = Annotated[
 
 
 class TrainingRunStatus(SpecModel):
-    """What is known about the run; written by the operator only."""
+    """State of the run; only the operator writes it."""
 
-    observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that was acted on.")
-    phase: str | None = Field(None, description="One word for printer columns; the conditions are the truth.")
+    observed_generation: int | None = Field(
+        None, ge=0, description="Generation of the spec that the operator acted on last."
+    )
+    phase: str | None = Field(None, description="One word for printer columns; the conditions say more.")
     start_time: Time | None = Field(None, description="When the run was started or last resumed, RFC 3339.")
-    completion_time: Time | None = Field(None, description="When the run was complete or failed, RFC 3339.")
+    completion_time: Time | None = Field(None, description="When the run became complete or failed, RFC 3339.")
     step: int | None = Field(None, ge=0, description="Open rollout step.")
     policy_version: int | None = Field(None, ge=0, description="Newest announced policy version.")
     reward: float | None = Field(None, description="Mean task reward of the last trained step.")
@@ -203,21 +208,21 @@ class TrainingRunStatus(SpecModel):
     policy_lag: float | None = Field(None, description="Mean versions between sampling and training.")
     epoch: float | None = Field(None, ge=0, description="Mode SFT: passes over the rows so far.")
     loss: float | None = Field(None, description="Mode SFT: mean loss of a completion token in the last step.")
-    held_out_loss: float | None = Field(None, description="Mode SFT: the same of rows that are not learnt.")
-    groups_kept: int | None = Field(None, ge=0, description="Accepted groups that count; the online filter kept them.")
+    held_out_loss: float | None = Field(None, description="Mode SFT: mean loss of a completion token of held-out rows.")
+    groups_kept: int | None = Field(None, ge=0, description="Accepted groups that the online filter kept.")
     groups_dropped: int | None = Field(None, ge=0, description="Accepted groups that the online filter dropped.")
-    dataset: DatasetStatus | None = Field(None, description="Of a run of mode Generate.")
+    dataset: DatasetStatus | None = Field(None, description="Progress of a run of mode Generate.")
     best_version: int | None = Field(
         None, ge=0, description="Version with the best score on the benchmark that decides (spec.evaluation)."
     )
-    best_score: float | None = Field(None, ge=0, le=1, description="Its mean task reward there.")
+    best_score: float | None = Field(None, ge=0, le=1, description="Mean task reward of bestVersion on that benchmark.")
     scores: Scores | None = Field(None, description="Scores of the newest version, by benchmark (spec.evaluation).")
     accepted: int | None = Field(None, ge=0, description="Files accepted by validators.")
     rejected: int | None = Field(None, ge=0, description="Files rejected by validators.")
     slashed: int | None = Field(None, ge=0, description="Nodes that were evicted or banned.")
-    nodes: int | None = Field(None, ge=0, description="Nodes that are healthy, strangers' machines too.")
+    nodes: int | None = Field(None, ge=0, description="Healthy nodes, including strangers' machines.")
     eta_seconds: float | None = Field(None, ge=0, description="Estimated seconds to the end.")
-    endpoint: str | None = Field(None, description="URL of discovery: where machines join. See controlPlane.exposure.")
+    endpoint: str | None = Field(None, description="URL of discovery, where machines join. See controlPlane.exposure.")
     run_public_key: str | None = Field(None, description="Public key of the run: what strangers' machines trust.")
     island_public_key: str | None = Field(
         None, description="Public key of this run in its group of islands: what the manifests of all its runs list."
@@ -234,7 +239,7 @@ class TrainingRunStatus(SpecModel):
 
 
 class TrainingRun(SpecModel):
-    """One run: a base model, a task set, a recipe, a trained model at the end."""
+    """A TrainingRun trains a base model on a task set with a recipe."""
 
     api_version: Literal["shoal.dev/v1alpha1"] = "shoal.dev/v1alpha1"
     kind: Literal["TrainingRun"] = "TrainingRun"

@@ -13,11 +13,11 @@ class UiTemplate(SpecModel):
 
     credentials_secret: ObjectRef | None = Field(
         None,
-        description="Secret with `accessKey` and `secretKey` of someone who may only read the run's store; absent: storage.s3.credentialsSecret.",
+        description="Secret with `accessKey` and `secretKey` that may only read the run's store; absent: storage.s3.credentialsSecret.",
     )
     exposure: Exposure = Field(
         default_factory=Exposure,
-        description="How browsers outside the cluster reach the page; ClusterIP: by `kubectl port-forward` or an Ingress of your own.",
+        description="How browsers outside the cluster reach the page. ClusterIP: by `kubectl port-forward` or your own Ingress.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of the page.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pod.")

@@ -3,7 +3,7 @@
 from shoal.contracts.roster import Role
 from shoal.contracts.run import Addresses
 
-SOFTWARE_VERSION = "0.1.0"
+SOFTWARE_VERSION = "0.2.0"
 
 IMAGES = {
     role: f"shoal/{role}:{SOFTWARE_VERSION}"

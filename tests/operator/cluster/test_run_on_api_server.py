@@ -113,8 +113,8 @@ def test_a_pod_that_no_node_can_take_is_explained_by_describe(story: Story, cont
     [
         (
             "ImagePullBackOff",
-            'Back-off pulling image "shoal/worker:0.1.0"',
-            "image shoal/protocol:0.1.0 cannot be pulled",  # of the first container
+            'Back-off pulling image "shoal/worker:0.2.0"',
+            "image shoal/protocol:0.2.0 cannot be pulled",  # of the first container
         ),
         ("CrashLoopBackOff", "back-off 5m0s restarting failed container", "ended 4 times"),
     ],

@@ -36,7 +36,7 @@ class DatasetColumns(SpecModel):
     prompt: ColumnName = Field(..., description="The problem: text, or a list of chat messages.")
     answer: ColumnName | None = Field(None, description="The final answer; rows without one are left out.")
     verification_info: ColumnName | None = Field(
-        None, description="JSON object with what the environment judges by, such as the tests of a program."
+        None, description="JSON object that the environment judges answers with, such as the tests of a program."
     )
     problem_id: ColumnName | None = Field(None, description="Identity of the problem; absent: a digest of it.")
     task_type: ColumnName | None = Field(None, description="`math` or `code`; absent: math.")
@@ -49,12 +49,12 @@ class DatasetSource(SpecModel):
     hugging_face: Place | None = Field(None, description="Data set repository on a Hugging Face hub, `owner/name`.")
     revision: Place | None = Field(None, description="Revision of the repository; required with huggingFace.")
     split: ColumnName = Field(
-        "train", description="Split of a huggingFace data set or of a folder: files named after it."
+        "train", description="Split of a huggingFace data set or of a folder; it takes the files named after it."
     )
     path: Place | None = Field(None, description="File, or folder in a hub's layout, mounted into prepare.")
     object: ObjectPath | None = Field(
         None,
-        description="Key of an object below storage.prefix, or a prefix that ends in `/`: every Parquet and JSON lines file below it.",
+        description="Key of an object below storage.prefix. A key that ends in `/` takes every Parquet and JSON lines file below it.",
     )
     layout: (
         Literal[
@@ -63,9 +63,11 @@ class DatasetSource(SpecModel):
         | None
     ) = Field(
         None,
-        description="Known layout of the columns; absent: told from the columns. aime, gpqa, livecodebench and ifeval are told by this name only.",
+        description="Known layout of the columns; absent: recognised by their names. aime, gpqa, livecodebench and ifeval must be named here.",
     )
-    columns: DatasetColumns | None = Field(None, description="Names of the columns, where it is no known layout.")
+    columns: DatasetColumns | None = Field(
+        None, description="Names of the columns, when the layout is not a known one."
+    )
 
 
 class GenerateSettings(SpecModel):

@@ -25,17 +25,18 @@ class BenchmarkTasks(SpecModel):
 
     environment: ShortText = Field(
         ...,
-        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does. A task of"
-        " lm-evaluation-harness is `lm-eval:TASK@REVISION`.",
+        description="Name of an installed environment (`shoal env list`). It judges answers, and makes the tasks when there is no dataset."
+        " A task of lm-evaluation-harness is `lm-eval:TASK@REVISION`.",
     )
     count: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="Number of tasks; absent: all that a dataset or a task of lm-evaluation-harness has, 128 of another environment.",
+        description="Number of tasks. Absent: all of a dataset or a task of lm-evaluation-harness, or 128 that the environment makes.",
     )
     dataset: DatasetSource | None = Field(
-        None, description="Files that the tasks come from; absent: the environment gives them, with a seed of its own."
+        None,
+        description="Files that the tasks come from. Absent: the environment makes them, with another seed than the run's.",
     )
 
 
@@ -44,9 +45,12 @@ class Benchmark(SpecModel):
 
     name: BenchmarkName = Field(..., description="Name in records and tables.")
     tasks: BenchmarkTasks = Field(..., description="Tasks of the benchmark.")
-    samples: int = Field(4, ge=1, le=256, description="Answers to each task: k of avg@k.")
+    samples: int = Field(4, ge=1, le=256, description="Answers sampled for each task: k of avg@k.")
     temperature: float = Field(
-        0.6, gt=0.0, le=2.0, description="Sampling temperature; proofs of a greedy choice are not offered."
+        0.6,
+        gt=0.0,
+        le=2.0,
+        description="Sampling temperature. It must be above 0, because proofs do not cover greedy choices.",
     )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=1_048_576, description="Longest answer in tokens; absent: sampling.maxCompletionTokens."
@@ -55,7 +59,7 @@ class Benchmark(SpecModel):
         None,
         ge=1,
         le=1_048_576,
-        description="Tokens asked for in the prompt, as for training; it does not change a score. Absent: none.",
+        description="Tokens that the prompt asks for, as in training; scores do not depend on it. Absent: none.",
     )
 
 
@@ -63,23 +67,23 @@ class EvaluationSettings(SpecModel):
     """Benchmarks scored on the run's versions by its own workers."""
 
     every_versions: int = Field(
-        10, ge=1, le=999_999, description="Versions 0, n, 2n and so on are scored, and the last one."
+        10, ge=1, le=999_999, description="Score every Nth version, from version 0, and the last one."
     )
     share: float = Field(
         0.25,
         gt=0.0,
         le=0.9,
-        description="Share of the work handed out that may be evaluation while a training step needs work too.",
+        description="Most evaluation, as a share of the work handed out, while a training step needs work too.",
     )
     final_wait_seconds: int = Field(
         3600,
         ge=0,
         le=604_800,
-        description="The run is complete when its last version is scored, or so long after that version came.",
+        description="Seconds to wait for the last version's scores. The run is then complete without them.",
     )
     benchmarks: list[Benchmark] = Field(..., min_length=1, max_length=16, description="What is scored.")
     best_by: BenchmarkName | None = Field(
-        None, description="Benchmark whose avg@k says which version is best; absent: the first one."
+        None, description="Benchmark whose avg@k decides which version is best; absent: the first one."
     )
 
     @property

@@ -37,11 +37,9 @@ class IslandsSettings(SpecModel):
         500, ge=1, le=1_000_000, description="Optimizer steps between two exchanges (arXiv:2407.07852: 500)."
     )
     exchange: ExchangeType = Field(
-        "float16", description="How what was learnt travels; it is summed in float32 whatever this is."
+        "float16", description="Format in which islands exchange what they learnt. The sum is float32 in any case."
     )
-    wait_seconds: float = Field(
-        60.0, ge=1.0, le=200.0, description="How long an exchange waits for an island that is late."
-    )
+    wait_seconds: float = Field(60.0, ge=1.0, le=200.0, description="Seconds that an exchange waits for a late island.")
 
 
 class IslandTerms(Contract):

@@ -38,7 +38,7 @@ class EngineSettings(SpecModel):
         None,
         ge=1 << 20,
         le=1 << 44,
-        description="Memory for keys and values; absent: what is left, on a CPU what is needed.",
+        description="Bytes of the key-value cache; absent: the GPU memory that is free, or on a CPU what the sequences need.",
     )
     max_sequences: int | None = Field(
         None, ge=1, le=65536, description="Sequences decoded together; absent: the engine's default, on a CPU 128."
@@ -54,24 +54,24 @@ class EngineSettings(SpecModel):
 class Requirements(SpecModel):
     """What a machine must have, by its own account but for its way out and its arithmetic; the checks of its work are what it is trusted by."""
 
-    gpus: int = Field(0, ge=0, le=1024, description="GPUs at least.")
+    gpus: int = Field(0, ge=0, le=1024, description="Least number of GPUs.")
     gpu_types: list[ShortText] = Field(
-        [], max_length=32, description="Names of GPUs, one of which must be part of the machine's; empty: any."
+        [], max_length=32, description="GPU names, one of which the machine's GPU name must contain; empty: any."
     )
-    cpus: int = Field(0, ge=0, le=4096, description="Cores at least.")
-    memory_gib: int = Field(0, ge=0, le=1 << 20, description="Memory at least, in GiB.")
-    disk_gib: int = Field(0, ge=0, le=1 << 24, description="Free disk at least, in GiB.")
+    cpus: int = Field(0, ge=0, le=4096, description="Least number of CPU cores.")
+    memory_gib: int = Field(0, ge=0, le=1 << 20, description="Least memory in GiB.")
+    disk_gib: int = Field(0, ge=0, le=1 << 24, description="Least free disk in GiB.")
     uplink_mbps: int = Field(
         0,
         ge=0,
         le=100,  # more is not told from less by 16 MiB over a long way: discovery/uplink_check.py
-        description="Way out at least, in 10^6 bits a second, as discovery measures it by an upload, whose beginning counts; 0: none is set.",
+        description="Least upload rate in 10^6 bits a second. Discovery measures it, including the start of the upload. 0: any.",
     )
     gflops: int = Field(
         0,
         ge=0,
         le=1400,  # more could not be told from less: crypto/challenge.py, MOST_PRODUCTS
-        description="Arithmetic at least, in 10^9 operations a second, as a timed challenge measures it when a machine joins; 0: none is set.",
+        description="Least arithmetic in 10^9 operations a second. A timed challenge measures it when a machine joins. 0: any.",
     )
 
 
@@ -88,7 +88,7 @@ class Admission(SpecModel):
         0,
         ge=0,
         le=100_000,
-        description="Machines of the pool from one address at most (IPv6: one /64), as discovery sees it; 0: no limit.",
+        description="Most machines of the pool from one address (IPv6: one /64), as discovery sees it; 0: no limit.",
     )
 
 

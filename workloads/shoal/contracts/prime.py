@@ -19,7 +19,7 @@ class PrimeSettings(SpecModel):
         0.05,
         gt=0.0,
         le=10.0,
-        description="Scale of the implicit rewards: a token's is beta x (log p of the reward model - log p of the base model).",
+        description="Scale of the implicit rewards. A token's reward is beta x (log p of the reward model - log p of the base model).",
     )
     learning_rate: float = Field(1e-6, gt=0.0, le=1.0, description="AdamW learning rate of the reward model, constant.")
     max_grad_norm: float = Field(10.0, gt=0.0, le=1e6, description="Gradient-norm clip of the reward model.")
@@ -31,10 +31,10 @@ class PrimeSettings(SpecModel):
     )
     process_weight: float = Field(1.0, ge=0.0, le=1000.0, description="Weight of the process rewards' returns.")
     min_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.2, description="Least mean task reward of a group that is learnt from."
+        0.2, description="Drop a group when its mean task reward is smaller."
     )
     max_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.8, description="Greatest mean task reward of a group that is learnt from."
+        0.8, description="Drop a group when its mean task reward is greater."
     )
 
     def keeps(self, task_rewards: Sequence[float]) -> bool:

@@ -25,9 +25,9 @@ class OverlongShaping(SpecModel):
         4096,
         ge=1,
         le=1_048_576,
-        description="The penalty grows linearly over the last so many tokens before the limit.",
+        description="The penalty grows linearly over this many tokens before the limit.",
     )
-    penalty: float = Field(1.0, gt=0.0, le=100.0, description="Taken from the reward at the limit.")
+    penalty: float = Field(1.0, gt=0.0, le=100.0, description="Penalty at the limit, subtracted from the reward.")
 
 
 def _without_default(schema: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Recipe(SpecModel):
         GROUP_SIZE,
         ge=2,
         le=1024,
-        description="Completions sampled for each prompt. If not set: 16, with algorithm prime 4, with vineppo 8.",
+        description="Completions sampled for each prompt. Absent: 16, with prime 4, with vineppo 8.",
         json_schema_extra=_without_default,
     )
     optimizer_steps: int = Field(8, ge=1, le=1024, description="Optimizer updates made from one rollout step.")
@@ -61,7 +61,7 @@ class Recipe(SpecModel):
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="AdamW decoupled weight decay.")
     max_grad_norm: float = Field(0.1, gt=0.0, le=1e6, description="Global gradient-norm clip (paper section 3.5).")
     overlong_shaping: OverlongShaping | None = Field(
-        None, description="Penalise completions that come near the limit (DAPO); absent: do not."
+        None, description="Penalise completions whose length comes near the limit (DAPO); absent: no penalty."
     )
     kl_coefficient: float = Field(0.001, ge=0.0, le=10.0, description="Weight of the KL penalty to the base model.")
     entropy_coefficient: float = Field(1e-4, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
@@ -73,7 +73,7 @@ class Recipe(SpecModel):
         20,
         ge=2,
         le=100_000,
-        description="Most groups judged for one step, in multiples of promptsPerStep; a step that lacks signal by then waits for a person.",
+        description="Most groups judged for one step, in multiples of promptsPerStep. A step that still lacks signal waits until a person acts.",
     )
     max_sequence_length: int = Field(
         32_768, ge=16, le=1_048_576, description="Tokens of prompt and completion together."
@@ -82,7 +82,7 @@ class Recipe(SpecModel):
         None,
         ge=16,
         le=4_194_304,
-        description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
+        description="Tokens of one packed micro-batch; absent: maxSequenceLength.",
     )
 
     @model_validator(mode="before")
@@ -153,7 +153,9 @@ class TrainerSettings(SpecModel):
     cpu_offload: bool = Field(False, description="Keep weights and optimizer state in the host's memory.")
     compile: bool = Field(False, description="torch.compile of each layer; off, as in the paper (section 3.5).")
     lora: Lora | None = Field(None, description="Train low-rank adapters only; absent: all weights.")
-    kept_states: int = Field(3, ge=1, le=1000, description="Training states kept; the newest and some to fall back on.")
+    kept_states: int = Field(
+        3, ge=1, le=1000, description="Training states to keep: the newest, and earlier ones to fall back on."
+    )
 
 
 class Stability(SpecModel):
@@ -164,22 +166,23 @@ class Stability(SpecModel):
         3.0,
         gt=1.0,
         le=1e6,
-        description="Warn when the mean gradient norm of a window is so many times that of the one before.",
+        description="Warn when the window's mean gradient norm exceeds this multiple of the previous window's.",
     )
     entropy_rise: float = Field(
-        0.5, gt=0.0, le=100.0, description="Warn when entropy has risen by this share above its minimum so far."
+        0.5, gt=0.0, le=100.0, description="Warn when entropy exceeds its minimum so far by this share."
     )
     clip_ratio_growth: float = Field(
         3.0,
         gt=1.0,
         le=1e6,
-        description="Warn when the mean clip ratio of a window is so many times that of the one before.",
+        description="Warn when the window's mean clip ratio exceeds this multiple of the previous window's.",
     )
     action: Literal["Report", "Pause", "RollBack"] = Field(
-        "Report", description="What two warnings at once do: report only, stop before the next step, or go back."
+        "Report",
+        description="What the run does at two warnings at once: report, pause before the next step, or roll back.",
     )
     acknowledged_version: int = Field(
-        0, ge=0, le=999_999, description="Warnings up to this policy version are settled; raise it to end a pause."
+        0, ge=0, le=999_999, description="Ignore warnings up to this policy version. Raise it to end a pause."
     )
 
 
@@ -187,10 +190,13 @@ class RollBack(SpecModel):
     """Take up an earlier version's training state. Numbers go on: step `atStep` publishes it as version `atStep + 1`."""
 
     to_version: int = Field(
-        ..., ge=0, le=999_998, description="Version whose weights and optimizer state are taken up."
+        ..., ge=0, le=999_998, description="Version whose weights and optimizer state the trainer loads."
     )
     at_step: int = Field(
-        ..., ge=1, le=999_998, description="Step that does this in place of training; not yet trained."
+        ...,
+        ge=1,
+        le=999_998,
+        description="Step that loads them instead of training. The run must not have trained it yet.",
     )
 
 
@@ -198,13 +204,14 @@ class FailurePolicy(SpecModel):
     """What to do when something is wrong."""
 
     bad_data: Literal["LeaveOut", "Stop"] = Field(
-        "LeaveOut", description="A row or file that cannot be trained on: leave it out and count it, or fail the run."
+        "LeaveOut",
+        description="What happens to a row or file that cannot be trained on. LeaveOut: count and skip it. Stop: fail the run.",
     )
     max_trainer_attempts: int = Field(
         10,
         ge=1,
         le=10_000,
-        description="Starts of the trainer in a row without a new policy version before the run fails.",
+        description="The run fails after this many consecutive starts of the trainer without a new policy version.",
     )
 
 
@@ -232,11 +239,12 @@ class GeneratedModel(SpecModel):
     hidden_size: int = Field(128, ge=128, le=4096, description="Width of the model; a proof needs 128 values.")
     layers: int = Field(3, ge=1, le=64, description="Transformer layers.")
     warm_start_pass_rate: Probability = Field(
-        0.3, description="Supervised warm start ends when this share of sampled answers is correct."
+        0.3, description="The supervised warm start ends when this share of sampled answers is correct."
     )
-    warm_start_max_steps: int = Field(400, ge=1, le=100_000, description="Longest supervised warm start, in updates.")
+    warm_start_max_steps: int = Field(400, ge=1, le=100_000, description="Most updates of the supervised warm start.")
     warm_start_slips: Probability = Field(
-        0.5, description="Share of the taught answers that have a slip: what the rewards are left to teach."
+        0.5,
+        description="Share of the taught answers that have a mistake, which the rewards then teach the model to avoid.",
     )
 
 
@@ -248,7 +256,8 @@ class ModelSource(SpecModel):
     path: ShortText | None = Field(None, description="Folder with a Hugging Face checkpoint, mounted into prepare.")
     generated: GeneratedModel | None = Field(None, description="A tiny model made on the spot.")
     run: RunName | None = Field(
-        None, description="What another run of this namespace and storage has trained; its end is waited for."
+        None,
+        description="Take the model that another run of this namespace and storage trains. This run waits until that run is complete.",
     )
 
 
@@ -256,8 +265,10 @@ class OfflineFilter(SpecModel):
     """Sample every task before the run and keep those of middling difficulty (paper section 3.3.1)."""
 
     samples: int = Field(8, ge=2, le=1024, description="Completions sampled for each problem.")
-    min_correct: Probability = Field(0.125, description="Least share of correct samples of a problem that is kept.")
-    max_correct: Probability = Field(0.5, description="Greatest share of correct samples of a problem that is kept.")
+    min_correct: Probability = Field(
+        0.125, description="Drop a problem when a smaller share of its samples is correct."
+    )
+    max_correct: Probability = Field(0.5, description="Drop a problem when a greater share of its samples is correct.")
     model: ModelSource | None = Field(None, description="Model that is sampled; absent: the run's base model.")
 
 
@@ -266,19 +277,19 @@ class TaskSource(SpecModel):
 
     environment: ShortText = Field(
         ...,
-        description="Name of an installed environment (`shoal env list`): it judges answers, and gives the tasks where no dataset does.",
+        description="Name of an installed environment (`shoal env list`). It judges answers, and makes the tasks when there is no dataset.",
     )
     count: int | None = Field(
         None,
         ge=1,
         le=10_000_000,
-        description="Number of tasks; absent: 4096 of an environment, all that a dataset has.",
+        description="Number of tasks. Absent: all of a dataset, or 4096 that the environment makes.",
     )
     dataset: DatasetSource | None = Field(
-        None, description="Files that the tasks come from; absent: the environment gives them."
+        None, description="Files that the tasks come from; absent: the environment makes them."
     )
     offline_filter: OfflineFilter | None = Field(
-        None, description="Keep problems of middling difficulty only, told by sampling them first; absent: keep all."
+        None, description="Sample every problem first, and keep those of middling difficulty only; absent: keep all."
     )
 
 
@@ -307,20 +318,20 @@ class StorageSpec(SpecModel):
 class FileMean(SpecModel):
     """What the mean of the mantissa errors over a file's verified chunks may be: for a type of serving in which one chunk says little."""
 
-    bound: float = Field(ge=0.0, le=10.0, description="Mean allowed over very many chunks.")
+    bound: float = Field(ge=0.0, le=10.0, description="Greatest mean over a large number of chunks.")
     deviation: float = Field(
         ge=0.0,
         le=10.0,
-        description="Standard deviation of one honest chunk: the fewer chunks are seen, the further off they may be together.",
+        description="Standard deviation of one honest chunk. The bound is wider when a file has few verified chunks.",
     )
 
 
 class ProofThresholds(SpecModel):
     """TOPLOC tolerances of one chunk; the published bf16 values are the upper bound (TOPLOC, section 4)."""
 
-    max_exponent_mismatches: int = Field(38, ge=0, le=38, description="Of 128 values, how many exponents may differ.")
-    max_mantissa_error_mean: float = Field(10.0, ge=0.0, le=10.0, description="Mean mantissa error allowed.")
-    max_mantissa_error_median: float = Field(8.0, ge=0.0, le=8.0, description="Median mantissa error allowed.")
+    max_exponent_mismatches: int = Field(38, ge=0, le=38, description="Most exponents that may differ, of 128 values.")
+    max_mantissa_error_mean: float = Field(10.0, ge=0.0, le=10.0, description="Greatest mean error of the mantissas.")
+    max_mantissa_error_median: float = Field(8.0, ge=0.0, le=8.0, description="Greatest median error of the mantissas.")
     file_mean: FileMean | None = Field(
         None,
         description="Bound on a whole file, as `shoal calibrate --engine` measures it; absent: chunks alone are judged.",
@@ -331,37 +342,41 @@ class Validation(SpecModel):
     """How uploads are checked (paper section 2.3)."""
 
     proof_rows_share: Probability = Field(0.1, description="Share of a file's rows whose proofs are verified.")
-    proof_rows_floor: int = Field(4, ge=1, le=65536, description="Rows verified at least, whatever the share.")
+    proof_rows_floor: int = Field(
+        4, ge=1, le=65536, description="Least number of rows whose proofs are verified, whatever the share."
+    )
     thresholds: ProofThresholds | None = Field(
         None,
-        description="TOPLOC tolerances of one chunk; absent: those that prepare calibrated for the model and its data type (docs/toploc.md).",
+        description="TOPLOC tolerances of one chunk. Absent: those that prepare calibrated for the model and its data type (docs/toploc.md).",
     )
     min_eos_probability: Probability = Field(
-        0.1, description="An end-of-sequence token less likely than this is a manipulated early stop."
+        0.1,
+        description="A file is rejected when an end-of-sequence token is less likely than this: somebody stopped the completion early.",
     )
     max_low_probability_share: Probability = Field(
-        0.15, description="Share of sampled tokens whose probability may lie below 0.05 in excess of what is expected."
+        0.15, description="Greatest share of sampled tokens with a probability below 0.05, beyond the expected share."
     )
     slashing: Literal["Evict", "Discard"] = Field(
-        "Evict", description="What a rejected file costs its node: its place in the run for ever, or that file only."
+        "Evict",
+        description="What happens to the node of a rejected file. Evict: it leaves the run for ever. Discard: it loses the file only.",
     )
     slash_votes: int = Field(
         1,
         ge=1,
         le=16,
-        description="Validators that must find the same before a reject stands; with 1, statistical ones still need a second finding.",
+        description="Validators that must agree before a reject stands. With 1, a statistical reject still needs a second finding.",
     )
     claim_seconds: int = Field(
         60,
         ge=1,
         le=3600,
-        description="A claimed file of which its validator says nothing for so long is given to another one.",
+        description="Seconds without progress before a claimed file goes to another validator.",
     )
     probation_files: int = Field(
         10,
         ge=0,
         le=100_000,
-        description="Accepted files in a row before which all rows of a node's files are verified; past it the share falls as 1 / files.",
+        description="Accepted files in a row until which all rows of a node's files are verified. Afterwards the share falls as 1 / files.",
     )
     false_reject_rate: float = Field(
         1e-4, gt=0.0, le=0.05, description="Greatest chance that a statistical check rejects an honest file."
@@ -371,5 +386,5 @@ class Validation(SpecModel):
     )
     redraw: Literal["Auto", "Off"] = Field(
         "Auto",
-        description="Draw the sampler's choices again from the seeds. Auto: files of pools without GPUs, whose sampler can be redone.",
+        description="Whether validators repeat the sampler's draws from the seeds. Auto: for pools without GPUs, whose sampler is reproducible.",
     )

@@ -17,16 +17,19 @@ Network = Annotated[str, StringConstraints(max_length=49, pattern=r"^[0-9a-fA-F:
 class RateLimits(SpecModel):
     """What one node may take of one relay; nodes are told apart by their token. Nodes behind one address share what `address*` gives."""
 
-    connections: int = Field(64, ge=1, le=4096, description="Connections at once.")
+    connections: int = Field(64, ge=1, le=4096, description="Most connections of a node at once.")
     requests_per_second: int = Field(
-        200, ge=1, le=10_000, description="Requests a second; short bursts of as many more pass."
+        200, ge=1, le=10_000, description="Most requests of a node a second. Short bursts of twice the rate pass."
     )
     bytes_per_second: int | None = Field(
-        None, ge=1024, le=1 << 40, description="Bytes a second of one connection; absent: as fast as it goes."
+        None, ge=1024, le=1 << 40, description="Most bytes a second of one connection; absent: no limit."
     )
-    address_connections: int = Field(512, ge=1, le=65_536, description="Connections at once of one address.")
+    address_connections: int = Field(512, ge=1, le=65_536, description="Most connections of one address at once.")
     address_requests_per_second: int = Field(
-        2000, ge=1, le=100_000, description="Requests a second of one address; short bursts of as many more pass."
+        2000,
+        ge=1,
+        le=100_000,
+        description="Most requests of one address a second. Short bursts of twice the rate pass.",
     )
 
 

@@ -73,7 +73,7 @@ class RunSettings(SpecModel):
     stability: Stability = Field(
         default_factory=Stability, description="Early warnings of a collapse, and what to do about them."
     )
-    roll_back: RollBack | None = Field(None, description="Go back to an earlier version; absent: do not.")
+    roll_back: RollBack | None = Field(None, description="Go back to an earlier version; absent: no.")
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What to do when something is wrong."
     )

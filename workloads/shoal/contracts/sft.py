@@ -18,17 +18,17 @@ class SftDataset(SpecModel):
     """Prompts with completions to learn, Parquet or JSON lines with columns `prompt` and `completion`: exactly one of run, object, path."""
 
     run: RunName | None = Field(
-        None, description="A run of mode Generate, in this namespace and with this storage; its end is waited for."
+        None, description="A run of mode Generate, in this namespace and storage. This run waits until it is complete."
     )
     name: DatasetName | None = Field(None, description="Which data set of that run; absent: `traces`.")
     object: ObjectPath | None = Field(
         None,
-        description="Key of an object below storage.prefix, or a prefix that ends in `/`: every Parquet and JSON lines file below it.",
+        description="Key of an object below storage.prefix. A key that ends in `/` takes every Parquet and JSON lines file below it.",
     )
     path: Place | None = Field(None, description="File, or folder of such files, mounted into prepare.")
     prompts: Literal["AsWritten", "Problem"] = Field(
         "AsWritten",
-        description="What the column `prompt` holds: the text that the model continues, or a problem, which tasks.environment makes that text of.",
+        description="AsWritten: the column `prompt` is the text that the model continues. Problem: tasks.environment makes that text from it.",
     )
 
 
@@ -38,13 +38,17 @@ class SftSettings(SpecModel):
     dataset: SftDataset = Field(..., description="What is learnt.")
     epochs: int = Field(2, ge=1, le=10_000, description="Passes over the rows; each in another order.")
     max_updates: int | None = Field(
-        None, ge=1, le=100_000_000, description="Updates after which training ends at the latest; absent: all epochs."
+        None,
+        ge=1,
+        le=100_000_000,
+        description="Training ends after this many updates, even before the last epoch; absent: all epochs.",
     )
     batch_rows: int = Field(128, ge=1, le=1_048_576, description="Rows of one update, over all ranks.")
     learning_rate: float = Field(1e-5, gt=0.0, le=1.0, description="Peak AdamW learning rate.")
     warmup_steps: int = Field(25, ge=0, le=100_000, description="Updates of linear warm-up.")
     schedule: Literal["Cosine", "Constant"] = Field(
-        "Cosine", description="After the warm-up: half a cosine down to nothing at the last update, or constant."
+        "Cosine",
+        description="Learning rate after the warm-up. Cosine: falls to zero at the last update. Constant: stays.",
     )
     adam_beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW first-moment decay.")
     adam_beta2: float = Field(0.999, ge=0.0, lt=1.0, description="AdamW second-moment decay.")
@@ -54,7 +58,7 @@ class SftSettings(SpecModel):
         0.02,
         ge=0.0,
         le=0.5,
-        description="Share of the problems that is not learnt: their loss is reported at each step.",
+        description="Share of the problems that is held out. The run reports their loss at each step.",
     )
     max_sequence_length: int = Field(
         32_768, ge=16, le=1_048_576, description="Tokens of prompt and completion together; a longer row is an error."
@@ -63,7 +67,7 @@ class SftSettings(SpecModel):
         None,
         ge=16,
         le=4_194_304,
-        description="Tokens of one packed micro-batch; the maximum sequence length if not set.",
+        description="Tokens of one packed micro-batch; absent: maxSequenceLength.",
     )
 
 

@@ -95,7 +95,7 @@ DISCOVERY = (
     Page(
         "post", "/v1/nodes", "node", "Register; the signer must be `node`", Registration, Registered,
         {
-            "node": NODE, "run": "arithmetic", "pool": "pool", "software_version": "shoal 0.1.0",
+            "node": NODE, "run": "arithmetic", "pool": "pool", "software_version": "shoal 0.2.0",
             "hardware": {"cpus": 16, "memory_bytes": 68719476736, "disk_free_bytes": 500000000000, "gpus": 1, "gpu_type": "NVIDIA H100"},
         },
     ),
