@@ -7,7 +7,6 @@ called by everything else here.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shoal.contracts.algorithm import Algorithm, Grpo
 from shoal.contracts.recipe import LengthReward, Recipe
 
 TARGETS = (20, 24, 28)
@@ -78,7 +77,7 @@ ARMS: dict[str, Arm] = {
     "async0": Arm("synchronous", async_level=0),
     "async1": Arm("async level 1", async_level=1),
     "async4": Arm("async level 4", async_level=4),
-    "one_sided": Arm("one-sided, stressed", {**STRESS, "algorithm": Algorithm(one_sided_grpo=Grpo())}),
+    "one_sided": Arm("one-sided, stressed", {**STRESS, "algorithm": {"one_sided_grpo": {}}}),
     "two_sided": Arm("two-sided, stressed", STRESS),
     "stress_clip": Arm("two-sided, stressed, gradient clip 0.1", {**STRESS, "max_grad_norm": 0.1}),
     "no_online": Arm("online filter off", online_filter=False),
