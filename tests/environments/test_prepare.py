@@ -174,7 +174,7 @@ class OtherEnvironment:
 
 def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tmp_path: Path) -> None:
     tools = config(tasks=TaskSource(environment="tool", count=8), recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo())))
-    with pytest.raises(CannotPrepare, match="algorithm.vineppo: environment tool has tools"):
+    with pytest.raises(CannotPrepare, match=r"algorithm\.vineppo: environment tool has tools"):
         prepare(tools, store, tmp_path / "scratch")
     assert not list(store.list("tasks/"))
 
