@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 _KEPT = {
     "type", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
     "default", "format", "required", "x-kubernetes-int-or-string", "x-kubernetes-list-type",
-    "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-list-map-keys", "x-kubernetes-map-type", "x-kubernetes-preserve-unknown-fields",
 }  # fmt: skip
 _DROPPED = {"title", "additionalProperties", "$ref", "$defs", "properties", "items", "anyOf", "const"}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -74,10 +75,15 @@ def with_example(rule: Rule, value: Object, namespace: str) -> Object:
 
 def without_the_rest(rule: Rule) -> Object:
     """The bad example of an update as a merge patch: what the rule's field no longer has is taken out."""
-    old, bad = ((rule.old or {}).get(rule.field), rule.bad.get(rule.field))
-    if not isinstance(old, dict) or not isinstance(bad, dict):
-        return rule.bad
-    return rule.bad | {rule.field: dict.fromkeys(old) | bad}
+
+    def below(old: object, bad: object, path: list[str]) -> object:
+        if not isinstance(old, dict) or not isinstance(bad, dict):
+            return bad
+        if not path:
+            return dict.fromkeys(old) | bad
+        return bad | {path[0]: below(old.get(path[0]), bad.get(path[0]), path[1:])}
+
+    return cast(Object, below(rule.old, rule.bad, rule.field.split(".")))
 
 
 def message(rule: Rule) -> str:

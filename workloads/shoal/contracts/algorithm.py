@@ -4,7 +4,7 @@
 have an effect with it, and no others. Part of `Recipe`, and so of the CRD and of `config/run.json`. Pure.
 """
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from shoal.contracts.base import SpecModel
 from shoal.contracts.prime import PrimeSettings
@@ -73,6 +73,9 @@ class Dapo(Grpo):
 
 class OneOf(SpecModel):
     """A union: an object with optional members, exactly one of which is given."""
+
+    # A server-side apply replaces it whole, so that the member of before does not stay beside the new one.
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
 
     @property
     def given(self) -> tuple[str, SpecModel]:
