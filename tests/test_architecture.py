@@ -1,4 +1,4 @@
-"""Rules about the project as a whole: who may import whom, how long a file may be, what may not be written in it, and that the lock fits.
+"""Rules about the project as a whole: who may import whom, what may not be written in a file, and that the lock fits.
 
 These read files; the import rules themselves are in pyproject.toml (import-linter).
 """
@@ -19,7 +19,6 @@ from shoal.report.sampler import METRIC_PORTS
 from shoal_operator.children.names import PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE_LINES = 400
 TABLE_FILES = {"requirements/dev.lock", "requirements/bootstrap.lock", "requirements/oracle.lock"}
 
 # Machines, registries and folders that exist in one place only. Spelt in parts so that this file does not match itself.
@@ -60,15 +59,6 @@ def test_nobody_imports_what_they_must_not() -> None:
 
 def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
-
-
-def test_no_file_of_code_is_longer_than_a_person_reads() -> None:
-    long = {
-        relative(path): lines
-        for path in tracked("*.py", "*.sh", "Makefile")
-        if (lines := len(path.read_text().splitlines())) > LONGEST_FILE_LINES
-    }
-    assert not long, f"split these, {LONGEST_FILE_LINES} lines are allowed: {long}"
 
 
 def test_every_module_opens_with_what_it_is_for() -> None:

@@ -1,10 +1,12 @@
 """Mathematical answers: hundreds of pairs per kind, spellings that change nothing, and answers made to hang a parser."""
 
+import ast
 import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sympy.core.random
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from math_pairs import MALFORMED, PAIRS, Pair
 from sympy.core.cache import clear_cache
 
+import shoal.rewards.math
 from shoal.rewards.math import MathJudge, Undecided, Verdict, final_answer
 from shoal.rewards.math.compare import Decided, Questions, compare, number
 from shoal.rewards.math.judge import QUESTION_SECONDS
@@ -61,6 +64,16 @@ def test_there_are_some_hundred_pairs_of_ten_kinds() -> None:
         by_kind[pair.kind] += 1
     assert len(PAIRS) >= 300
     assert len(by_kind) >= 10
+
+
+STATEMENTS = 666
+"""Of `rewards/math`, which is frozen (docs/adr/0038): this number may only fall."""
+
+
+def test_the_judge_gets_no_further_special_case() -> None:
+    sources = [path.read_text() for path in Path(shoal.rewards.math.__file__).parent.glob("*.py")]
+    statements = sum(isinstance(node, ast.stmt) for source in sources for node in ast.walk(ast.parse(source)))
+    assert statements <= STATEMENTS, "a new form of answer is a row of math_pairs.tsv, and a fix in math-verify"
 
 
 def test_an_answer_that_is_none_is_wrong_and_not_an_error(judge: MathJudge) -> None:
