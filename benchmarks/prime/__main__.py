@@ -11,6 +11,7 @@ import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = 0.75
@@ -48,7 +49,7 @@ def main() -> None:
     draw(found, asked.out / "prime.svg" if asked.out else ROOT / "docs" / "images" / "prime.svg")
 
 
-def summary(curves: dict, target: float) -> dict:
+def summary(curves: dict[str, Any], target: float) -> dict[str, Any]:
     """The figures over the seeds that are done, and every curve."""
 
     def steps(arm: str) -> float | None:
@@ -67,7 +68,7 @@ def summary(curves: dict, target: float) -> dict:
     }
 
 
-def _read(path: Path) -> dict:
+def _read(path: Path) -> dict[str, Any]:
     import json
 
     return json.loads(path.read_text())

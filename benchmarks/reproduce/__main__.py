@@ -16,6 +16,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.arms import ARMS, RECIPE, SEEDS, Arm, needed
 
@@ -58,7 +59,7 @@ def digest(arm: Arm) -> str:
     return hashlib.sha256(json.dumps([RECIPE, asdict(arm)], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def compact(records: list[dict]) -> dict[str, list]:
+def compact(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Columns by name with four significant digits, None where a step has no value."""
     names = dict.fromkeys(name for record in records for name in record)
     return {name: [_rounded(record.get(name)) for record in records] for name in names}
@@ -68,7 +69,7 @@ def _rounded(value: float | int | None) -> float | int | None:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list] | None:
+def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list[Any]] | None:
     """The columns of one arm with one seed, from the cache or by running it; None when it is not there and shall not `run`."""
     place = cache / f"{name}-{seed}-{digest(arm)}.json"
     if not place.exists() and not run:
@@ -84,7 +85,7 @@ def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str,
     return json.loads(place.read_text())
 
 
-def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict]:
+def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
     """Committed runs of arms that have not changed."""
     if not result.exists():
         return {}
@@ -92,7 +93,7 @@ def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict]:
     return {name: run for name, run in runs.items() if name in arms and run["digest"] == digest(arms[name])}
 
 
-def _write(path: Path, value: dict) -> None:
+def _write(path: Path, value: dict[str, Any]) -> None:
     partial = path.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(json.dumps(value, separators=(",", ":")) + "\n")
     partial.replace(path)

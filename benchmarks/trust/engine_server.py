@@ -72,7 +72,7 @@ def count_preemptions() -> None:
         preemptions += 1
         return preempt(*args, **named)
 
-    Scheduler._preempt_request = counted  # type: ignore[method-assign]
+    Scheduler._preempt_request = counted
 
 
 def generate(engine: "Engine", requests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 from kube_client import Kube, Refused, path_of
@@ -168,7 +169,7 @@ class Node:
             images.ctr(self.layout, "containers", "delete", container, check=False)
 
 
-def _condition(found: dict | None, name: str) -> bool:
+def _condition(found: dict[str, Any] | None, name: str) -> bool:
     conditions = ((found or {}).get("status") or {}).get("conditions") or []
     return any(each["type"] == name and each["status"] == "True" for each in conditions)
 

@@ -52,7 +52,7 @@ def base_for(
         return None
     if (candidate.files, candidate.shard_size) != (record.files, record.shard_size):
         return None
-    return DeltaBase(version=candidate.version, sha256=sha256, item_size=item_size)  # type: ignore[arg-type]
+    return DeltaBase(version=candidate.version, sha256=sha256, item_size=item_size)
 
 
 def as_delta(record: VersionOpen, base: DeltaBase) -> VersionOpen:

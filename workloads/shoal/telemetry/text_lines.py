@@ -72,7 +72,7 @@ def text_becomes_events() -> None:
     """Put `TextLines` in the place of `sys.stderr`, once."""
     if not isinstance(sys.stderr, TextLines):
         lines = TextLines(sys.stderr)
-        sys.stderr = lines  # type: ignore[assignment] # it writes and flushes, which is all that is asked of it
+        sys.stderr = lines  # it writes and flushes, which is all that is asked of it
         atexit.register(lines.finish)
 
 

@@ -23,7 +23,7 @@ redis.call('SET', KEYS[1], string.format('%.17g', credit))
 
 def credit(state: RunState) -> float:
     """Evaluation leases that training has earned and nobody has taken."""
-    return float(state.redis.get(_key(state)) or 0.0)  # type: ignore[arg-type]
+    return float(state.redis.get(_key(state)) or 0.0)
 
 
 def note_lease(state: RunState, record: LeaseRecord, *, new: bool, training_needs_work: bool) -> None:

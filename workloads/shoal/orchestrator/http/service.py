@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -128,7 +128,7 @@ def make_app(
     return app
 
 
-def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..., Any]) -> None:
     """The run in aggregates, what the trainer's pod says, and what relays ask for."""
 
     aggregates = SharedAnswer(lambda: call(lambda: progress.run_progress(state).to_json()))
@@ -161,7 +161,7 @@ def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -
         return Response(status_code=204)
 
 
-def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..., Any]) -> None:
     """What nodes ask for, in the order in which they do."""
 
     @app.post("/v1/heartbeats")
@@ -244,7 +244,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) 
         return json_answer(receipt)
 
 
-def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable) -> None:
+def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..., Any]) -> None:
     """Claims by long poll, their renewals, and verdicts."""
 
     @app.post("/v1/claims")

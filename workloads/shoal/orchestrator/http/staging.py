@@ -46,7 +46,7 @@ class StagingForm:
         self._ended = False
         self._parser = MultipartParser(
             options[b"boundary"],
-            callbacks={  # type: ignore[arg-type]
+            callbacks={
                 "on_part_begin": self._part_begins,
                 "on_header_field": lambda data, start, end: self._grow(self._header, data[start:end], MAX_HEADER_BYTES),
                 "on_header_value": lambda data, start, end: self._grow(

@@ -95,7 +95,7 @@ def require_quota(state: RunState, node: str, open_leases: int, now_unix: float)
 
     What is leased can be handed in then: the hour that follows has a count of its own.
     """
-    taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)  # type: ignore[arg-type]
+    taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)
     if taken + open_leases >= FILES_AN_HOUR:
         raise _too_many(409, now_unix)  # not 429, which clients wait out: a worker does other things meanwhile
 

@@ -114,7 +114,7 @@ def named_function(name: str) -> Callable[..., Any]:
     found = getattr(loaded, attribute, None)
     if not callable(found):
         raise NotScored(f"the installed lm_eval has no function {name!r:.120}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _filtered(steps: list[Mapping[str, Any]], answer: str, document: Any) -> Any:
@@ -137,7 +137,7 @@ def _filter(name: str) -> Callable[..., Any]:
     import lm_eval.filters  # noqa: F401 - fills the registry
     from lm_eval.api.registry import get_filter
 
-    return get_filter(name)  # type: ignore[no-any-return]
+    return get_filter(name)
 
 
 @cache
@@ -147,7 +147,7 @@ def _metric(name: str) -> Callable[..., Any]:
 
     if name not in METRIC_REGISTRY:  # asked for an unknown one, get_metric would look on a hub
         raise NotScored(f"the installed lm_eval has no metric {name!r}")
-    return METRIC_REGISTRY[name]  # type: ignore[no-any-return]
+    return METRIC_REGISTRY[name]
 
 
 def _measured(terms: Mapping[str, Any], result: Any) -> Any:
