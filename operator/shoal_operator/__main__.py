@@ -1,9 +1,10 @@
-"""The operator: `python -m shoal_operator`, the entry point of its image. Reads the command line and the connection, runs kopf until told to stop.
+"""The operator: `python -m shoal_operator`, the entry point of its image. Reads the command line and the connection, runs until told to stop.
 
-Exit codes: 0 stopped on SIGTERM or SIGINT, 1 kopf gave up, 2 the command line or the connection is wrong, 3 the Lease was lost.
+Exit codes: 0 stopped on SIGTERM or SIGINT, 2 the command line or the connection is wrong, 3 the Lease was lost.
 """
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -15,12 +16,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import kopf
-
-from shoal_operator import handlers
 from shoal_operator.engine.connection import NoApiServer, context_namespace, load_configuration
 from shoal_operator.engine.election import ElectionTiming
 from shoal_operator.engine.manager import Manager, Options
+from shoal_operator.kopf_loop import KopfLoop
 from shoal_operator.reconcile import reconcile
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -154,18 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoApiServer, ValueError, OSError) as error:
         print(f"shoal_operator: {error}", file=sys.stderr)
         return 2
-    try:
-        kopf.run(
-            registry=handlers.registry(manager, configuration),
-            standalone=True,
-            # Otherwise kopf asks the system for the name of the user, and that of an image has none.
-            identity=chosen.identity,  # type: ignore[arg-type]  # a NewType that kopf does not export
-            clusterwide=not chosen.namespaces,
-            namespaces=chosen.namespaces,
-        )
-    except Exception:
-        logging.getLogger("shoal_operator").exception("kopf gave up")
-        return 1
+    asyncio.run(KopfLoop(manager, configuration, chosen).run())
     return 0
 
 

@@ -1,10 +1,9 @@
-"""kopf's part: it watches our four kinds, and each event is passed to the engine, which queues what it concerns. Nothing else is done here.
+"""kopf's handlers: it alone watches our four kinds, and each event is passed to the engine, which queues what it concerns. Nothing else is done here.
 
 No create, update or delete handlers, no timers, daemons or indexes: those write finalizers and annotations to every object. kopf posts no
-Events, has no peers (the Lease decides who leads) and scans no CRDs or namespaces. Used by `__main__.py`.
+Events, has no peers (the Lease decides who leads) and scans no CRDs or namespaces. Used by `kopf_loop.py`.
 """
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,21 +19,12 @@ TOKEN_LIFE = timedelta(minutes=5)
 """Projected tokens are rotated long before they end; kopf asks for ours again as often as this."""
 
 RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13) + (20,) * 1000
-"""kopf ends the process when it runs out of retries. An API server may be away for an hour without that."""
+"""kopf ends when it runs out of retries. An API server may be away for an hour without that."""
 
 
 def registry(manager: Manager, configuration: Configuration) -> kopf.OperatorRegistry:
-    """Handlers that start, feed and stop the engine."""
+    """Handlers that feed the engine."""
     made = kopf.OperatorRegistry()
-
-    @kopf.on.startup(registry=made)
-    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings)
-        manager.start()
-
-    @kopf.on.cleanup(registry=made)
-    async def stop(**_: Any) -> None:
-        await asyncio.to_thread(manager.stop)
 
     @kopf.on.login(registry=made)
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -55,6 +45,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True
     settings.networking.error_backoffs = RETRY_SECONDS
     settings.networking.trust_env = False
+    # Otherwise kopf kills the process when an end of its own takes ten minutes.
+    settings.process.ultimate_exiting_timeout = None
 
 
 def connection(configuration: Configuration) -> kopf.ConnectionInfo:

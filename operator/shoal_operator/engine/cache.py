@@ -1,6 +1,6 @@
 """What is known of the cluster: every object of the watched kinds, and whom a change concerns.
 
-In come events of watches (and of kopf), whole lists, and what our own writes returned; whatever is newest by resourceVersion stays. Out go objects to
+In come events of informers and of kopf, whole lists, and what our own writes returned; whatever is newest by resourceVersion stays. Out go objects to
 reconcile, without a request, and keys to the work queue. Objects are kept as compact JSON: a tenth of the memory of dicts, and each reader
 gets a copy of its own.
 """
@@ -125,6 +125,11 @@ class Cache:
     def entry(self, key: Key) -> Entry | None:
         """An object as it is kept, which is cheaper."""
         return self._entries.get(key)
+
+    def knows(self, key: Key, version: int) -> bool:
+        """Whether this version of an object, or a later one, or its deletion came."""
+        entry = self._entries.get(key)
+        return (entry is not None and entry.version >= version) or self._graves.get(key, 0) >= version
 
     def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
         """Objects that carry all these labels, by name."""

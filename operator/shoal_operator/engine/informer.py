@@ -1,4 +1,4 @@
-"""Keeps the cache of one kind right: one list, then one watch after the other, for ever.
+"""Keeps the cache of one kind of children right: one list, then one watch after the other, for ever.
 
 A list is taken in pages; a watch goes on from its resourceVersion, with bookmarks. When the server no longer has that version (410 Gone), or
 a watch fell silent, the list is taken again, and what is not on it any more is gone. Everything else that goes wrong is tried again with
@@ -9,14 +9,16 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import orjson
 
 from shoal_operator.engine.api_server import ApiError, ApiServer, Silence, Stream
 from shoal_operator.engine.backoff import Backoff
 from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.kinds import Key, Resource
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,20 @@ class Timing:
     silence: float = SILENCE_SECONDS
     first_retry: float = 0.2
     max_retry: float = 15.0
+
+
+def pages(
+    api: ApiServer, resource: Resource, namespace: str | None, selector: Mapping[str, str | int] = MappingProxyType({})
+) -> Iterator[Object]:
+    """The list of a resource, page by page; raises ApiError, with 410 when the pages expired while they were read."""
+    token = ""
+    while True:
+        query = {**selector, "limit": PAGE} | ({"continue": token} if token else {})
+        page = api.call("list", resource, namespace, query=query)
+        yield page
+        token = page["metadata"].get("continue") or ""
+        if not token:
+            return
 
 
 class _Relist(Exception):
@@ -140,26 +156,22 @@ class Informer:
 
     def _list(self) -> str:
         """Take the whole list into the cache; returns the version that it is of."""
-        self._version = ""
+        version = ""
         listed: set[Key] = set()
-        token = ""
-        while True:
-            query: dict[str, str | int] = {**self._selector, "limit": PAGE} | ({"continue": token} if token else {})
-            try:
-                page = self._api.call("list", self.resource, self.namespace, query=query)
-            except ApiError as error:
-                if error.status == 410:
-                    raise _Relist("its pages expired while they were read") from error
-                raise
-            for found in page.get("items") or ():
-                # Items of a list carry neither kind nor version of the API.
-                found["kind"], found["apiVersion"] = self.resource.kind, self.resource.api_version
-                listed.add(Key(self.resource.kind, found["metadata"]["namespace"], found["metadata"]["name"]))
-                self._cache.observe("LISTED", found)
-            token = page["metadata"].get("continue") or ""
-            if not token:
-                break
-        self._version = str(page["metadata"]["resourceVersion"])
+        try:
+            for page in pages(self._api, self.resource, self.namespace, self._selector):
+                for found in page.get("items") or ():
+                    # Items of a list carry neither kind nor version of the API.
+                    found["kind"], found["apiVersion"] = self.resource.kind, self.resource.api_version
+                    listed.add(Key(self.resource.kind, found["metadata"]["namespace"], found["metadata"]["name"]))
+                    self._cache.observe("LISTED", found)
+                version = str(page["metadata"]["resourceVersion"])
+        except ApiError as error:
+            self._version = ""
+            if error.status == 410:
+                raise _Relist("its pages expired while they were read") from error
+            raise
+        self._version = version
         self._cache.retain(self.resource.kind, self.namespace, listed, int(self._version))
         return self._version
 

@@ -1,6 +1,6 @@
-"""The engine as a whole: informers fill the cache, changes fill the queue, workers reconcile while this replica leads.
+"""The engine as a whole: kopf and informers fill the cache, changes fill the queue, workers reconcile while this replica leads.
 
-`handlers.py` starts and stops it and passes on what kopf sees; `__main__.py` makes it. Every replica keeps its cache warm and serves health and
+`kopf_loop.py` starts and stops it, `handlers.py` passes on what kopf sees of our own kinds. Every replica keeps its cache warm and serves health and
 metrics; only the leader's workers run, and only once every kind has been listed: a reconcile of half a world would make what is there already.
 """
 
@@ -22,12 +22,14 @@ from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.health import HealthServer
 from shoal_operator.engine.informer import DEAF_SECONDS, Informer
 from shoal_operator.engine.informer import Timing as WatchTiming
-from shoal_operator.engine.kinds import CACHED, MANAGED_SELECTOR, OWN_KINDS, Key
+from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, OWN, POD, Key
 from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
 from shoal_operator.engine.progress import ProgressReader
 from shoal_operator.engine.queue import WorkQueue
+from shoal_operator.engine.relist import Place, Relister
+from shoal_operator.engine.relist import Timing as RelistTiming
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Options:
     bind: str = ""
     port: int = 8080
     watch: WatchTiming = field(default_factory=WatchTiming)
+    relist: RelistTiming = field(default_factory=RelistTiming)
     election: ElectionTiming = field(default_factory=ElectionTiming)
 
 
@@ -86,22 +89,24 @@ class Manager:
         # A watch holds a connection, and lists and calls need some beside them.
         self.api = ApiServer(
             configuration,
-            connections=len(CACHED) * len(namespaces) + options.workers + 4,
+            connections=(len(CHILDREN) + 1) * len(namespaces) + options.workers + 5,
             counted=self.metrics.requested,
         )
         self.cache = Cache(self.queue)
         self._informers = [
-            Informer(
-                self.api,
-                self.cache,
-                resource,
-                namespace,
-                "" if resource.kind in OWN_KINDS else MANAGED_SELECTOR,
-                timing=options.watch,
-            )
+            Informer(self.api, self.cache, resource, namespace, MANAGED_SELECTOR, timing=options.watch)
             for namespace in namespaces
-            for resource in CACHED.values()
+            for resource in (*CHILDREN.values(), POD)
         ]
+        self.restart_kopf: Callable[[str], None] = lambda why: None
+        """Starts kopf again, for a reason in words, and returns at once; set by `kopf_loop.py`."""
+        self._relister = Relister(
+            self.api,
+            self.cache,
+            [(resource, namespace) for namespace in namespaces for resource in OWN.values()],
+            lambda why: self.restart_kopf(why),
+            timing=options.relist,
+        )
         self._lease = LeaseHolder(
             self.api,
             options.lease_namespace,
@@ -113,7 +118,9 @@ class Manager:
         self.api.may_write = self._lease.leads
         self._events = EventRecorder(self.api, options.identity)
         self._parts = Parts(self.api, self.cache, ProgressReader(self.queue.add), self._events)
-        self.metrics.registry.register(Gauges(self.queue, self._informers, self._lease.leads, time.monotonic))
+        self.metrics.registry.register(
+            Gauges(self.queue, self._informers, self._relister.places, self._lease.leads, time.monotonic)
+        )
         self._health = HealthServer(options.bind, options.port, self.metrics.registry, self.unhealthy, self.unready)
         self._workers = [
             threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
@@ -133,6 +140,7 @@ class Manager:
         self._events.start()
         for informer in self._informers:
             informer.start()
+        self._relister.start()
         self._lease.start()
 
     def stop(self) -> None:
@@ -145,6 +153,7 @@ class Manager:
         self._lease.release()
         self.api.stop()
         self._parts.progress.close()
+        self._relister.stop()
         for informer in self._informers:
             informer.stop()
         for informer in self._informers:
@@ -152,8 +161,14 @@ class Manager:
         self._health.stop()
 
     def seen(self, event: str, found: Object) -> None:
-        """An event of one of our own kinds that kopf's watch saw. One that our own watch saw before is no news, and the other way round."""
+        """An event of one of our own kinds that kopf's watch saw: ADDED, MODIFIED, DELETED, or LISTED."""
         self.cache.observe(event, found)
+        self._relister.passed(event, Key(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"]))
+
+    def kopf_restarted(self) -> None:
+        """kopf had ended and is started again: what it missed is looked for."""
+        self.metrics.kopf_restarted()
+        self._relister.all_soon()
 
     def unhealthy(self) -> str:
         """What a restart would heal."""
@@ -164,6 +179,7 @@ class Manager:
             for each in self._informers
             if now - each.heard_at > DEAF_SECONDS
         ]
+        wrong += self._relister.unhealthy()
         if (longest := max(self.queue.running_seconds(), default=0.0)) > STUCK_SECONDS:
             wrong.append(f"a reconcile has run for {longest:.0f} s")
         if not self._lease.alive and not self._stopping.is_set():
@@ -172,16 +188,19 @@ class Manager:
 
     def unready(self) -> str:
         """What this replica waits for before it could lead."""
-        missing = [str(each) for each in self._informers if not each.synced.is_set()]
+        missing = [str(each) for each in self._watched() if not each.synced.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
+
+    def _watched(self) -> list[Informer | Place]:
+        return [*self._relister.places, *self._informers]
 
     def _elected(self) -> None:
         threading.Thread(target=self._begin, name="begin", daemon=True).start()
 
     def _begin(self) -> None:
         """Start the workers once every kind is listed. All our objects are in the queue then: each was news to the cache."""
-        for informer in self._informers:
-            while not informer.synced.wait(1.0):
+        for each in self._watched():
+            while not each.synced.wait(1.0):
                 if self._stopping.is_set():
                     return
         log.info("every kind is listed; %d objects to look at", self.queue.depth())

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from shoal_operator.engine.informer import Informer
 from shoal_operator.engine.kinds import Key
 from shoal_operator.engine.queue import WorkQueue
+from shoal_operator.engine.relist import Place
 
 QUEUE = "shoal"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -63,6 +64,14 @@ class Metrics:
             ("method", "code"),
             registry=registry,
         )
+        self._kopf_restarts = Counter(
+            "shoal_operator_kopf_restarts_total",
+            "Times that kopf, the watcher of our own kinds, ended or fell silent and was started again.",
+            registry=registry,
+        )
+
+    def kopf_restarted(self) -> None:
+        self._kopf_restarts.inc()
 
     def reconciled(self, key: Key, result: str, seconds: float) -> None:
         controller = key.kind.lower()
@@ -91,9 +100,15 @@ class Gauges(Collector):
     """What is looked up when it is scraped: the queue, the watches, who leads."""
 
     def __init__(
-        self, queue: WorkQueue, informers: Iterable[Informer], leads: Callable[[], bool], clock: Callable[[], float]
+        self,
+        queue: WorkQueue,
+        informers: Iterable[Informer],
+        own: Iterable[Place],
+        leads: Callable[[], bool],
+        clock: Callable[[], float],
     ) -> None:
-        self._queue, self._informers, self._leads, self._clock = queue, list(informers), leads, clock
+        self._queue, self._informers, self._own = queue, list(informers), list(own)
+        self._leads, self._clock = leads, clock
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is read when the collector is registered."""
@@ -111,17 +126,27 @@ class Gauges(Collector):
             yield gauge
         ages: dict[str, float] = {}
         now = self._clock()
-        for informer in self._informers:
-            kind = informer.resource.kind
-            ages[kind] = max(ages.get(kind, 0.0), now - informer.event_at)
+        missing: dict[str, float] = {}
+        watches: list[Informer | Place] = [*self._informers, *self._own]
+        for watch in watches:
+            kind = watch.resource.kind
+            ages[kind] = max(ages.get(kind, 0.0), now - watch.event_at)
+        for place in self._own:
+            missing[place.resource.kind] = max(missing.get(place.resource.kind, 0.0), float(place.missing))
         age = GaugeMetricFamily(
             "shoal_operator_watch_last_event_age_seconds",
-            "Time since an event or bookmark of a watch.",
+            "Time since an event or bookmark of a watch; for our own kinds since an event or a list that agreed.",
             labels=("kind",),
         )
         for kind, seconds in ages.items():
             age.add_metric((kind,), seconds)
         yield age
+        absent = GaugeMetricFamily(
+            "shoal_operator_crd_missing", "1 where the CRD of the kind is missing.", labels=("kind",)
+        )
+        for kind, value in missing.items():
+            absent.add_metric((kind,), value)
+        yield absent
         master = GaugeMetricFamily("leader_election_master_status", "1 where this replica leads.", labels=("name",))
         master.add_metric(("shoal-operator",), 1.0 if self._leads() else 0.0)
         yield master

@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes.client import Configuration
 
+from shoal_operator.engine.kinds import Resource
+
 Piece = bytes | float
 """Bytes to send at once, or seconds to say nothing."""
 
@@ -70,6 +72,7 @@ class ScriptedApi:
 
             def _answer(self, answer: Answer) -> None:
                 self.send_response(answer.status)
+                self.send_header("Content-Type", "application/json")
                 for key, value in answer.headers.items():
                     self.send_header(key, value)
                 if isinstance(answer.body, bytes):
@@ -152,6 +155,32 @@ def listed(version: int, *items: dict[str, Any], more: str = "") -> Answer:
     metadata = {"resourceVersion": str(version)} | ({"continue": more} if more else {})
     bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
     return Answer(body=json.dumps({"kind": "List", "metadata": metadata, "items": bare}).encode())
+
+
+def listed_whole(kind: str, version: int, *items: dict[str, Any]) -> Answer:
+    """A list of custom objects: each item has its kind and version of the API."""
+    body = {"kind": f"{kind}List", "apiVersion": "shoal.dev/v1alpha1", "metadata": {"resourceVersion": str(version)}}
+    return Answer(body=json.dumps({**body, "items": items}).encode())
+
+
+def discovery(*resources: Resource) -> dict[str, Answer]:
+    """What the API server says of the kinds of our group, by path: kopf looks there for what it may watch."""
+    version = {"groupVersion": "shoal.dev/v1alpha1", "version": "v1alpha1"}
+    group = {"name": "shoal.dev", "versions": [version], "preferredVersion": version}
+
+    def named(kind: str, plural: str) -> dict[str, Any]:
+        verbs = ["list", "watch", "patch"]
+        return {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": verbs}
+
+    kinds = [named(each.kind, each.plural) for each in resources]
+    return {
+        "/api": Answer(body=json.dumps({"versions": ["v1"]}).encode()),
+        "/api/v1": Answer(
+            body=json.dumps({"resources": [named("Namespace", "namespaces"), named("Event", "events")]}).encode()
+        ),
+        "/apis": Answer(body=json.dumps({"groups": [group]}).encode()),
+        "/apis/shoal.dev/v1alpha1": Answer(body=json.dumps({"resources": kinds}).encode()),
+    }
 
 
 def event(kind: str, found: dict[str, Any]) -> bytes:

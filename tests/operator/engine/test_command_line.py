@@ -96,8 +96,12 @@ def test_kopf_is_told_who_we_are_and_does_not_ask_the_system_for_a_user_that_an_
         "users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
     )
     code = (
-        "import kopf, sys\n"
-        "kopf.run = lambda **given: print(given['identity'])\n"
+        "import kopf, os, signal, sys\n"
+        "async def spawn_tasks(**given):\n"
+        "    print(given['identity'])\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    raise RuntimeError('the end')\n"
+        "kopf.spawn_tasks = spawn_tasks\n"
         "from shoal_operator.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )

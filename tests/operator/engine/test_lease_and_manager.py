@@ -1,5 +1,6 @@
 """The Lease's edge and the whole engine of one replica, against an API server that does as the test says."""
 
+import asyncio
 import json
 import threading
 import time
@@ -7,17 +8,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import kopf
 import pytest
-from hostile_api import Answer, Asked, ScriptedApi, listed, refusal
+from hostile_api import Answer, Asked, ScriptedApi, discovery, listed, listed_whole, refusal
 
 from servers import Loopback, wait_until
+from shoal_operator import handlers
 from shoal_operator.engine.api_server import ApiServer
 from shoal_operator.engine.cluster import Cluster, ClusterError
 from shoal_operator.engine.election import ElectionTiming
 from shoal_operator.engine.informer import DEAF_SECONDS
-from shoal_operator.engine.kinds import CACHED, Key
+from shoal_operator.engine.kinds import CACHED, OWN, Key, Resource
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.manager import STUCK_SECONDS, Manager, Options
+from shoal_operator.engine.relist import Timing as RelistTiming
+from shoal_operator.kopf_loop import KopfLoop
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/ops/leases"
 LEASE = f"{LEASES}/shoal-operator"
@@ -152,7 +157,10 @@ def test_a_leader_whose_lease_was_taken_is_told_that_it_lost(hostile: ScriptedAp
     replica.holder.release()
 
 
-# The whole engine.
+# The whole engine, with kopf.
+
+
+POOLS = CACHED["InferencePool"].path("a")
 
 
 class Engine:
@@ -166,15 +174,35 @@ class Engine:
         self.store = LeaseStore(hostile)
         for resource in CACHED.values():
             self.script(resource.path("a"))
-        self.manager = Manager(
-            hostile.configuration,
-            Options(
-                namespaces=["a"], lease_namespace="ops", identity="me", workers=2, bind=address, port=0, election=QUICK
-            ),
-            self.reconcile,
-            lost=self.lost.append,
+        self.discover(*OWN.values())
+        options = Options(
+            namespaces=["a"],
+            lease_namespace="ops",
+            identity="me",
+            workers=2,
+            bind=address,
+            port=0,
+            relist=RelistTiming(period=0.5, after_kopf=0.1, look=0.02, silence=1.0, retry=0.2),
+            election=QUICK,
         )
+        self.manager = Manager(hostile.configuration, options, self.reconcile, lost=self.lost.append)
+        self.kopf = KopfLoop(self.manager, hostile.configuration, options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self.kopf.run(),), daemon=True)
         self.url = f"http://{address}:{self.manager.port}"
+
+    def start(self) -> None:
+        """Start engine and kopf, as the operator does."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self.kopf.stop)
+        self._thread.join(30)
+
+    def discover(self, *resources: Resource) -> None:
+        """The kinds of ours that the API server has."""
+        for path, answer in discovery(*resources).items():
+            self.hostile.script(path, answer)
 
     def script(self, path: str, first: Answer | None = None, *items: dict[str, Any]) -> None:
         """Answer lists with these items (after one other answer), and watches with nothing for a minute."""
@@ -183,7 +211,10 @@ class Engine:
         def answer(asked: Asked) -> Answer:
             if asked.query.get("watch"):
                 return Answer(body=[60.0])
-            return answers.pop() if answers else listed(10, *items)
+            if answers:
+                return answers.pop()
+            [kind] = [each.kind for each in CACHED.values() if each.path("a") == path]
+            return listed_whole(kind, 10, *items) if kind in OWN else listed(10, *items)
 
         self.hostile.script(path, answer)
 
@@ -199,6 +230,10 @@ class Engine:
         self.calls.append(name)
         return self.react(name)
 
+    def metric(self, name: str) -> float:
+        [line] = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"{name} ")]
+        return float(line.split()[-1])
+
     def get(self, path: str) -> tuple[int, str]:
         answer = httpx.get(self.url + path, trust_env=False, timeout=10)
         return answer.status_code, answer.text
@@ -209,7 +244,7 @@ def engine(hostile: ScriptedApi, loopback: Loopback) -> Iterator[Engine]:
     made = Engine(hostile, loopback.address())
     yield made
     hostile.ended.set()
-    made.manager.stop()
+    made.stop()
 
 
 def test_nothing_is_reconciled_before_every_kind_is_listed(engine: Engine) -> None:
@@ -223,7 +258,7 @@ def test_nothing_is_reconciled_before_every_kind_is_listed(engine: Engine) -> No
         return listed(10)
 
     engine.hostile.script(CACHED["Job"].path("a"), slow)
-    engine.manager.start()
+    engine.start()
     wait_until("it to lead", lambda: engine.store.holder == "me")
     wait_until("only Jobs to be missing", lambda: engine.get("/readyz") == (503, "not listed yet: Job in a\n"))
     assert engine.calls == []
@@ -244,7 +279,7 @@ def test_a_failure_is_tried_again_and_does_not_hold_up_others(engine: Engine) ->
         return 3600.0
 
     engine.react = react
-    engine.manager.start()
+    engine.start()
     wait_until(
         "all to succeed",
         lambda: {name: engine.calls.count(name) for name in set(engine.calls)} == {"bad": 3, "good": 1, "worse": 3},
@@ -282,7 +317,7 @@ def test_the_same_failure_is_logged_once(engine: Engine, caplog: pytest.LogCaptu
 
     engine.react = react
     with caplog.at_level("WARNING"):
-        engine.manager.start()
+        engine.start()
         wait_until("success", lambda: len(engine.calls) >= 4)
     said = [record for record in caplog.records if "a defect" in record.getMessage()]
     assert len(said) == 1
@@ -292,18 +327,88 @@ def test_the_same_failure_is_logged_once(engine: Engine, caplog: pytest.LogCaptu
 def test_a_reconcile_that_wants_to_be_called_again_is(engine: Engine) -> None:
     engine.script(CACHED["InferencePool"].path("a"), None, engine.pool("p"))
     engine.react = lambda name: 0.05
-    engine.manager.start()
+    engine.start()
     wait_until("several calls", lambda: len(engine.calls) >= 3)
 
 
-def test_what_kopf_sees_is_reconciled_too(engine: Engine) -> None:
-    engine.manager.start()
+def test_the_same_event_again_is_no_work(engine: Engine) -> None:
+    engine.start()
     wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
     engine.manager.seen("ADDED", engine.pool("new", 50))
     wait_until("the pool to be reconciled", lambda: engine.calls == ["new"])
     engine.manager.seen("MODIFIED", engine.pool("new", 50))
     time.sleep(0.2)
-    assert engine.calls == ["new"], "the same event again is no work"
+    assert engine.calls == ["new"]
+
+
+def test_without_kopf_s_handlers_nothing_of_our_own_is_reconciled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "registry", lambda manager, configuration: kopf.OperatorRegistry())
+    engine.script(POOLS, None, engine.pool("p"))
+    engine.start()
+    wait_until("kopf to be started again", lambda: engine.metric("shoal_operator_kopf_restarts_total") > 0)
+    assert engine.calls == []
+    assert engine.get("/readyz") == (503, "not listed yet: InferencePool in a\n")
+
+
+def test_what_was_deleted_behind_kopf_s_back_leaves_the_cache(engine: Engine) -> None:
+    engine.script(POOLS, None, engine.pool("p"))
+    engine.start()
+    wait_until("the pool to be reconciled", lambda: engine.calls == ["p"])
+    engine.script(POOLS)  # its watch says nothing
+    wait_until("the pool to be known as gone", lambda: engine.manager.cache.get(Key("InferencePool", "a", "p")) is None)
+    assert engine.metric("shoal_operator_kopf_restarts_total") == 0
+
+
+def test_kopf_is_started_again_when_it_keeps_something_back(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.start()
+    wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
+    engine.script(POOLS, None, engine.pool("p"))  # its watch says nothing, but a list has it
+    wait_until("the pool to be reconciled", lambda: engine.calls == ["p"])
+    assert engine.metric("shoal_operator_kopf_restarts_total") == 1
+    assert "though InferencePool a/p is there" in caplog.text
+
+
+def test_kopf_that_ended_is_started_again_while_children_are_reconciled(engine: Engine) -> None:
+    """A watch that ends with an error is the end of kopf."""
+    broken = threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        if not asked.query.get("watch"):
+            return listed_whole("Validator", 10)
+        return refusal(422, "Invalid") if broken.is_set() else Answer(body=[0.2])
+
+    engine.hostile.script(CACHED["Validator"].path("a"), answer)
+    engine.start()
+    wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
+    broken.set()
+    wait_until("kopf to have ended twice", lambda: engine.metric("shoal_operator_kopf_restarts_total") >= 2)
+    engine.manager.queue.add(Key("InferencePool", "a", "x"))
+    wait_until("a key to be worked on", lambda: engine.calls == ["x"])
+    assert engine.get("/healthz") == (200, "ok\n")
+    assert engine.store.holder == "me"
+    broken.clear()
+    engine.script(POOLS, None, engine.pool("p"))
+    wait_until("the pool to be reconciled", lambda: "p" in engine.calls)
+
+
+def test_a_kind_without_its_crd_holds_up_no_other_and_is_served_when_it_is_back(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = OWN["InferencePool"]
+    engine.discover(*(each for each in OWN.values() if each is not missing))
+    engine.hostile.script(POOLS, refusal(404, "NotFound"))
+    engine.start()
+    wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
+    assert engine.metric('shoal_operator_crd_missing{kind="InferencePool"}') == 1
+    assert engine.metric('shoal_operator_crd_missing{kind="Validator"}') == 0
+    assert "the CRD inferencepools.shoal.dev is missing" in caplog.text
+    assert "kubectl apply --server-side -f crds/" in caplog.text
+    engine.discover(*OWN.values())
+    engine.script(POOLS, None, engine.pool("p"))
+    wait_until("the pool to be reconciled", lambda: engine.calls == ["p"])
+    assert engine.metric('shoal_operator_crd_missing{kind="InferencePool"}') == 0
 
 
 def test_a_stop_finishes_what_is_in_hand_and_gives_the_lease_back(engine: Engine) -> None:
@@ -317,9 +422,9 @@ def test_a_stop_finishes_what_is_in_hand_and_gives_the_lease_back(engine: Engine
         return None
 
     engine.react = react
-    engine.manager.start()
+    engine.start()
     assert begun.wait(20)
-    engine.manager.stop()
+    engine.stop()
     assert ended.is_set()
     assert engine.store.holder == ""
     assert engine.lost == []
@@ -328,7 +433,7 @@ def test_a_stop_finishes_what_is_in_hand_and_gives_the_lease_back(engine: Engine
 def test_liveness_notices_a_dead_watch_and_a_reconcile_that_hangs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.manager.start()
+    engine.start()
     wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
     assert engine.get("/healthz") == (200, "ok\n")
     [informer] = [each for each in engine.manager._informers if each.resource.kind == "Job"]
@@ -342,13 +447,13 @@ def test_liveness_notices_a_dead_watch_and_a_reconcile_that_hangs(
 
 
 def test_other_paths_say_what_there_is(engine: Engine) -> None:
-    engine.manager.start()
+    engine.start()
     assert engine.get("/")[0] == 404
     assert "/healthz" in engine.get("/x")[1]
 
 
 def test_an_object_that_is_gone_is_not_looked_at_again(engine: Engine) -> None:
-    engine.manager.start()
+    engine.start()
     wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
     engine.manager.queue.add(Key("InferencePool", "a", "gone"))
     wait_until("one look", lambda: engine.calls == ["gone"])
