@@ -15,6 +15,7 @@ from benchmarks.operator.cluster import (
     pool_name,
     wait,
 )
+from shoal_operator.engine.kinds import CHILDREN, OWN
 
 MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
 CHILD_KINDS = ("ConfigMap", "Service", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget")
@@ -104,8 +105,7 @@ def failover_seconds(bench: Bench, seen: Seen, leader: OperatorProcess) -> float
 
 def recorded(kube: Kube) -> list[Object]:
     """All objects of our kinds and their children, for the replayed stream."""
-    own = ("TrainingRun", "InferencePool", "RelayServer", "Validator")
-    found = [each for kind in own for each in kube.list(kind, NAMESPACE)]
-    for kind in (*CHILD_KINDS, "Secret", "PersistentVolumeClaim"):
+    found = [each for kind in OWN for each in kube.list(kind, NAMESPACE)]
+    for kind in CHILDREN:
         found += kube.list(kind, NAMESPACE, MANAGED)
     return found

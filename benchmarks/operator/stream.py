@@ -1,76 +1,99 @@
-"""How many child events a second the operator absorbs: a recorded watch stream is replayed into the engine's own informer, cache and queue.
+"""How many events a second the operator absorbs, its children's and its own kinds' apart: a recorded watch stream is replayed into the engine.
 
-The stream comes from a process of its own over HTTP, as from an API server, but made before: only the operator's side is measured. Every
-event is a status change of a StatefulSet as its controller writes them, and the workers run the real reconcile for what they are told,
-from the cache. A reconcile that wanted to write would fail, and be counted.
+The stream comes from a process of its own over HTTP, as from an API server, but made before: only the operator's side is measured. Children's
+events come by the engine's informer: status changes of StatefulSets, as their controller writes them. Events of own kinds come by kopf: an
+annotation of an InferencePool. The workers run the real reconcile from the cache. A reconcile that wanted to write would fail, and be counted.
 """
 
+import asyncio
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 Object = dict[str, Any]
 WORKERS = 4
 
 
-def events(sets: Sequence[Object], count: int) -> bytes:
-    """The body of a watch with `count` events: each StatefulSet in turn, with what changes when its pods do."""
-    version = 1 + max(int(each["metadata"]["resourceVersion"]) for each in sets)
+def events(objects: Sequence[Object], count: int) -> bytes:
+    """The body of a watch with `count` events: each object in turn, with a change that nobody reads."""
+    version = 1 + newest(objects)
     lines = []
     for number in range(count):
-        found = sets[number % len(sets)]
+        found = objects[number % len(objects)]
         metadata = {**found["metadata"], "resourceVersion": str(version + number)}
-        status = {**found.get("status", {}), "collisionCount": number, "availableReplicas": number // len(sets) % 2}
-        lines.append(
-            json.dumps(
-                {
-                    "type": "MODIFIED",
-                    "object": {
-                        **found,
-                        "apiVersion": "apps/v1",
-                        "kind": "StatefulSet",
-                        "metadata": metadata,
-                        "status": status,
-                    },
-                },
-                separators=(",", ":"),
-            )
-        )
+        status = found.get("status", {})
+        if found["kind"] == "StatefulSet":
+            status = {**status, "collisionCount": number, "availableReplicas": number // len(objects) % 2}
+        else:
+            metadata["annotations"] = {"bench": str(number)}
+        changed = {**found, "metadata": metadata, "status": status}
+        lines.append(json.dumps({"type": "MODIFIED", "object": changed}, separators=(",", ":")))
     # Each event is a chunk of its own, as an API server sends them.
     return b"".join(b"%x\r\n%s\n\r\n" % (len(line) + 1, line) for line in (each.encode() for each in lines))
 
 
+def newest(objects: Sequence[Object]) -> int:
+    """The latest version of any."""
+    return max(int(each["metadata"]["resourceVersion"]) for each in objects)
+
+
+def discovery() -> dict[str, Object]:
+    """What kopf asks for before it watches, by path."""
+    from shoal_operator.api.base import GROUP, VERSION
+    from shoal_operator.engine.kinds import OWN
+
+    def named(kind: str, plural: str) -> Object:
+        verbs = ["list", "watch"]
+        return {"kind": kind, "name": plural, "singularName": kind.lower(), "namespaced": True, "verbs": verbs}
+
+    version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
+    return {
+        "/api": {"versions": ["v1"]},
+        "/api/v1": {"resources": [named("Namespace", "namespaces"), named("Event", "events")]},
+        "/apis": {"groups": [{"name": GROUP, "versions": [version], "preferredVersion": version}]},
+        f"/apis/{GROUP}/{VERSION}": {"resources": [named(each.kind, each.plural) for each in OWN.values()]},
+    }
+
+
 def serve() -> None:
-    """The process with the stream: list and watch lines come on stdin as JSON, the port goes to stdout."""
+    """The process with the stream: objects, their plural and a count come on stdin as JSON, the port goes to stdout."""
     given = json.loads(sys.stdin.readline())
-    sets: list[Object] = given["sets"]
-    lines = events(sets, given["count"])
-    metadata = {"resourceVersion": str(max(int(each["metadata"]["resourceVersion"]) for each in sets))}
-    listed = json.dumps(
-        {"kind": "StatefulSetList", "apiVersion": "apps/v1", "metadata": metadata, "items": sets}
-    ).encode()
+    objects: list[Object] = given["objects"]
+    lines = events(objects, given["count"])
+    metadata = {"resourceVersion": str(newest(objects))}
+    known = {path: json.dumps(found).encode() for path, found in discovery().items()}
+
+    def listed(items: Sequence[Object]) -> bytes:
+        return json.dumps({"kind": "AnyList", "apiVersion": "v1", "metadata": metadata, "items": items}).encode()
+
+    full, empty = listed(objects), listed([])
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            watched = "watch=1" in self.path
+            place = urlsplit(self.path)
+            wanted = place.path.endswith(f"/{given['plural']}")
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
-            if watched:
-                self.send_header("Transfer-Encoding", "chunked")
-            else:
-                self.send_header("Content-Length", str(len(listed)))
+            if "watch=" not in place.query:
+                body = known.get(place.path) or (full if wanted else empty)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                return
+            self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self.wfile.write(lines if watched else listed)
-            if watched:
-                self.wfile.flush()
-                time.sleep(600)  # as a watch: it stays open; the process is ended from outside
+            if wanted:
+                self.wfile.write(lines)
+            self.wfile.flush()
+            time.sleep(600)  # as a watch: it stays open; the process is ended from outside
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -81,11 +104,12 @@ def serve() -> None:
     server.serve_forever()
 
 
-def absorb(objects: Sequence[Object], count: int) -> dict[str, float]:
-    """Replay `count` events over the objects of a real namespace.
+def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]:
+    """Replay `count` events of a kind over the objects of a real namespace.
 
     Args:
         objects: live objects of our kinds and their children, with `kind` and `apiVersion`.
+        kind: `StatefulSet`, by an informer, or one of our own, by kopf.
 
     Returns:
         `events_per_second`, the same by CPU time, which other work on the machine does not change,
@@ -98,20 +122,21 @@ def absorb(objects: Sequence[Object], count: int) -> dict[str, float]:
     from shoal_operator.engine.cluster import ClusterError
     from shoal_operator.engine.events import EventRecorder
     from shoal_operator.engine.informer import Informer
-    from shoal_operator.engine.kinds import CACHED, Key
+    from shoal_operator.engine.kinds import CACHED, OWN, Key
     from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
     from shoal_operator.engine.progress import ProgressReader
     from shoal_operator.engine.queue import WorkQueue
     from shoal_operator.reconcile import reconcile
 
-    sets = [each for each in objects if each["kind"] == "StatefulSet"]
+    replayed = [each for each in objects if each["kind"] == kind]
+    resource = CACHED[kind]
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.operator.stream"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdin is not None
     assert server.stdout is not None
     try:
-        server.stdin.write(json.dumps({"sets": sets, "count": count}) + "\n")
+        server.stdin.write(json.dumps({"objects": replayed, "plural": resource.plural, "count": count}) + "\n")
         server.stdin.flush()
         port = int(server.stdout.readline())
         configuration = type.__call__(Configuration)
@@ -143,21 +168,31 @@ def absorb(objects: Sequence[Object], count: int) -> dict[str, float]:
         while queue.depth() or queue.running_seconds():
             time.sleep(0.05)  # all were news; what is measured begins with the stream
         done.update(reconciles=0, writes=0)
-        informer = Informer(api, cache, CACHED["StatefulSet"], None)
-        last = Key(
-            "StatefulSet",
-            sets[(count - 1) % len(sets)]["metadata"]["namespace"],
-            sets[(count - 1) % len(sets)]["metadata"]["name"],
-        )
-        final = max(int(each["metadata"]["resourceVersion"]) for each in sets) + count
+        final = newest(replayed) + count
+        metadata = replayed[(count - 1) % len(replayed)]["metadata"]
+        last = Key(kind, metadata["namespace"], metadata["name"])
         began, cpu = time.monotonic(), time.process_time()
-        informer.start()
-        while (entry := cache.entry(last)) is None or entry.version < final or queue.depth() or queue.running_seconds():
+        if kind in OWN:
+            first = threading.Event()
+
+            def seen(event: str, found: Object) -> None:
+                if event == "MODIFIED":
+                    first.set()
+                cache.observe(event, found)
+
+            stop = watch_by_kopf(configuration, seen)
+            first.wait(60)  # kopf needs a second to start
+            began, cpu = time.monotonic(), time.process_time()
+        else:
+            informer = Informer(api, cache, resource, None)
+            stop = informer.stop
+            informer.start()
+        while not cache.knows(last, final) or queue.depth() or queue.running_seconds():
             if time.monotonic() - began > 120:
-                raise RuntimeError("the stream was not absorbed within 120 s")
+                raise RuntimeError(f"the stream of {kind} was not absorbed within 120 s")
             time.sleep(0.01)
         seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-        informer.stop()
+        stop()
         queue.close()
         return {
             "events_per_second": round(count / seconds, 1),
@@ -167,6 +202,33 @@ def absorb(objects: Sequence[Object], count: int) -> dict[str, float]:
     finally:
         server.kill()
         server.wait()
+
+
+def watch_by_kopf(configuration: Any, seen: Callable[[str, Object], None]) -> Callable[[], None]:
+    """Run the operator's kopf loop in a thread; returns what ends it."""
+    from shoal_operator.engine.manager import Options
+    from shoal_operator.kopf_loop import KopfLoop
+
+    class Engine:
+        """In place of the manager, whose cache and workers this benchmark has itself."""
+
+        def __init__(self) -> None:
+            self.seen = seen
+
+        def start(self) -> None: ...
+        def stop(self) -> None: ...
+        def kopf_restarted(self) -> None: ...
+
+    running = KopfLoop(Engine(), configuration, Options())  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(running.run(),), daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(running.stop)
+        thread.join(30)
+
+    return stop
 
 
 if __name__ == "__main__":

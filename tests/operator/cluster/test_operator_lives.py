@@ -4,7 +4,7 @@ import itertools
 import random
 
 from cluster_story import Story
-from control_plane import ControlPlane
+from control_plane import ControlPlane, install, shipped_crds
 from fault_proxy import Asked, FaultProxy
 from kube_audit import AuditLog
 from kube_client import Kube
@@ -172,3 +172,33 @@ def test_watches_that_are_cut_again_and_again_lose_nothing(
         proxy.cut()
         story.edit(validator={"replicas": number})
         story.wait_field("Deployment", "sums-validator", "spec.replicas", number)
+
+
+def test_a_crd_that_is_deleted_ends_nothing_and_is_served_again_when_it_is_back(
+    story: Story, start_operator: StartOperator, kube: Kube
+) -> None:
+    operator = start_operator()
+    story.running()
+    [crd] = [each for each in shipped_crds() if each["spec"]["names"]["kind"] == "Validator"]
+    name = crd["metadata"]["name"]
+    try:
+        kube.delete("CustomResourceDefinition", name)
+        story.wait_for("kopf to have ended", lambda: operator.metrics()["shoal_operator_kopf_restarts_total"] > 0)
+        story.wait_for(
+            "the CRD to be missed",
+            lambda: operator.metrics()['shoal_operator_crd_missing{kind="Validator"}'] == 1.0,
+        )
+        assert f"the CRD {name} is missing" in operator.log
+        story.edit("sums-relay", "RelayServer", replicas=2)
+        kube.delete("Service", "sums-discovery", story.namespace)
+        story.create("second")
+        story.wait_there("Service", "sums-discovery")
+        story.wait_there("ConfigMap", "second-join")
+        assert operator.is_leader()
+        assert operator.is_healthy()
+    finally:
+        install(kube, [crd])
+    story.wait_there("Validator", "sums-validator")
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+    story.wait_condition("TrainingRun", "second", "Ready", "True")
+    survived(story, operator, 3)

@@ -97,7 +97,12 @@ class ScriptedApi:
 
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
             setattr(Handler, f"do_{method}", Handler._serve)
-        self._server = ThreadingHTTPServer((address, 0), Handler)
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Clients that hang up are part of what is tested."""
+
+        self._server = Server((address, 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
