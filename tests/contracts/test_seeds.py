@@ -1,6 +1,6 @@
 """Fixed data sampling: the stream is the written-down one for ever, it is uniform, and nothing but its public values moves it.
 
-`tests/golden/draw.json` was written by the slow generator in this file, which shares no code with the product and follows the description only.
+`tests/golden/seeds.json` was written by the slow generator in this file, which shares no code with the product and follows the description only.
 `python tests/contracts/test_seeds.py` writes it anew.
 """
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shoal.sampling import draw
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "draw.json"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seeds.json"
 
 CASES: list[dict[str, Any]] = [
     {"beacon": "00" * 32, "run": "a", "step": 0, "node": "00" * 32, "submission": 0, "task_count": 1, "groups": 1,
@@ -75,7 +75,7 @@ def slow_draw(case: dict[str, Any]) -> list[dict[str, Any]]:
     return drawn
 
 
-def draw(**changes: Any) -> list[draw.DrawnGroup]:
+def drawn_groups(**changes: Any) -> list[draw.DrawnGroup]:
     case = CASES[1] | changes
     beacon = case.pop("beacon")
     return draw.draw_submission(beacon=bytes.fromhex(beacon), **case)
@@ -89,7 +89,7 @@ def as_json(groups: list[draw.DrawnGroup]) -> list[dict[str, Any]]:
 def test_the_stream_is_the_golden_one(number: int) -> None:
     golden = json.loads(GOLDEN.read_text())[number]
     assert golden["case"] == CASES[number]
-    assert as_json(draw(**CASES[number])) == golden["groups"]
+    assert as_json(drawn_groups(**CASES[number])) == golden["groups"]
     assert slow_draw(CASES[number]) == golden["groups"]
 
 
@@ -104,20 +104,20 @@ def test_the_stream_is_that_of_the_description(
         "task_count": task_count, "groups": data.draw(st.integers(0, task_count)), "group_size": 2,
         "targets": data.draw(st.none() | st.lists(st.integers(1, 99), min_size=1, max_size=5)),
     }  # fmt: skip
-    assert as_json(draw(**case)) == slow_draw(case)
+    assert as_json(drawn_groups(**case)) == slow_draw(case)
 
 
 def test_every_public_value_changes_the_draw_and_nothing_is_shared_between_neighbours() -> None:
     changes: list[dict[str, Any]] = [
         {}, {"beacon": "ac" + "ab" * 31}, {"run": "arithmetid"}, {"step": 8}, {"node": "0e" + "0f" * 31}, {"submission": 3}
     ]  # fmt: skip
-    found = [{seed for group in draw(**change) for seed in group.seeds} for change in changes]
+    found = [{seed for group in drawn_groups(**change) for seed in group.seeds} for change in changes]
     assert len(set.union(*found)) == sum(map(len, found))
 
 
 def test_the_length_prefix_keeps_neighbouring_values_apart() -> None:
     # Without it run "a", step 1 and run "a\0...\1" could hash the same bytes.
-    assert draw(run="a") != draw(run="a\0")
+    assert drawn_groups(run="a") != drawn_groups(run="a\0")
     assert draw.beacon(b"s", "a", 1) != draw.beacon(b"s", "a\0", 1)
 
 
@@ -161,13 +161,13 @@ def test_distinct_draws_are_distinct_and_in_range(count: int, more: int, key: by
 
 def test_impossible_draws_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot draw 5 different numbers below 4"):
-        draw(groups=5, task_count=4)
+        drawn_groups(groups=5, task_count=4)
     with pytest.raises(ValueError, match="a beacon has 32 bytes, got 31"):
-        draw(beacon="ab" * 31)
+        drawn_groups(beacon="ab" * 31)
 
 
 def test_seeds_fit_a_signed_64_bit_integer() -> None:
-    assert all(0 <= seed < 1 << 63 for group in draw(groups=50, group_size=20) for seed in group.seeds)
+    assert all(0 <= seed < 1 << 63 for group in drawn_groups(groups=50, group_size=20) for seed in group.seeds)
 
 
 def test_the_beacon_is_the_hmac_of_the_run_secret_and_its_commitment_hides_it() -> None:

@@ -164,7 +164,7 @@ def families(module_name: str) -> list[tuple[str, str, tuple[str, ...], str]]:
             for metric in vars(metrics).values()
             if isinstance(metric, MetricWrapperBase)
         ]
-        made = list(Gauges(WorkQueue(metrics), [], lambda: True, lambda: 0.0).collect())
+        made = list(Gauges(WorkQueue(metrics), [], [], lambda: True, lambda: 0.0).collect())
     return found + [
         (family.name, str(family.type), tuple(family._labelnames), family.documentation)  # type: ignore[attr-defined]
         for family in made
