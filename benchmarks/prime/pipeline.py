@@ -27,9 +27,10 @@ from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import make_model
 from shoal.training.batches import plan_step
+from shoal.training.extensions.prime.extension import outcome_advantages
+from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
-from shoal.training.process_rewards import ProcessRewards, told_of
 from shoal.training.rollouts import Group, Sample
 from shoal.training.sft.update import batch_of, learn
 from shoal.training.update import plan_logprobs, train
@@ -98,7 +99,7 @@ def reinforce(folder: Path, begun: Start, seed: int, target: float, most_steps: 
     """PRIME from the checkpoint until the target is reached or the steps are spent; synchronous, so that steps alone are compared."""
     torch.manual_seed(seed)
     policy, reference, prm = load_policy(folder), load_reference(folder), load_policy(folder)
-    optimizer, process = Optimizer(policy.parameters(), RECIPE), ProcessRewards(prm, RECIPE, SETTINGS)
+    optimizer, process = Optimizer(policy.parameters(), RECIPE), RewardModel(prm, RECIPE, SETTINGS)
     answers, chance = answers_of(folder), random.Random(f"prime {seed}")
     steps: list[int] = []
     rates: list[float] = []
@@ -112,14 +113,14 @@ def reinforce(folder: Path, begun: Start, seed: int, target: float, most_steps: 
             if rates[-1] >= target or step == most_steps:
                 break
         rows = sampled(answers, begun.tasks, chance, seed * 10_000 + step)
-        plan = plan_step(rows, RECIPE, seed=seed, step=step)
+        plan = plan_step(rows, RECIPE, seed=seed, step=step, advantages=outcome_advantages)
         clock = time.process_time()
         old, base = plan_logprobs(policy, plan, _nothing), plan_logprobs(reference, plan, _nothing)
         seconds["other"] += time.process_time() - clock
         clock = time.process_time()
-        told = told_of(rows)
-        plan = process.complete(plan, base, told, _nothing)
-        process.learn(plan, base, told, _nothing)
+        outcomes = outcomes_of(rows)
+        plan = process.complete(plan, base, outcomes, _nothing)
+        process.learn(plan, base, outcomes, _nothing)
         seconds["reward_model"] += time.process_time() - clock
         clock = time.process_time()
         train(policy, optimizer, plan, old, base, RECIPE, _nothing)

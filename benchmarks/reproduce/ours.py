@@ -12,6 +12,8 @@ import torch
 from shoal.contracts.recipe import Recipe, TrainerSettings
 from shoal.contracts.verdicts import RowReward
 from shoal.training.batches import plan_step
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.rollouts import Group, Sample
@@ -51,6 +53,7 @@ class Learner:
 
     def __init__(self, base: Path, recipe: Recipe, *, seed: int, compiled: bool = False) -> None:
         self._recipe, self._seed = recipe, seed
+        self._advantages = Extensions(*recipe_extensions(recipe)).advantages
         self.policy = load_policy(base, TrainerSettings(compile=compiled))
         self._reference = load_reference(base)
         self._optimizer = Optimizer(self.policy.parameters(), recipe)
@@ -65,7 +68,7 @@ class Learner:
 
     def learn_rows(self, rows: list[Group], step: int) -> Measured:
         """The same of the trainer's own rows."""
-        plan = plan_step(rows, self._recipe, seed=self._seed, step=step)
+        plan = plan_step(rows, self._recipe, seed=self._seed, step=step, advantages=self._advantages)
         old = plan_logprobs(self.policy, plan, _nothing)
         reference = plan_logprobs(self._reference, plan, _nothing)
         done = train(self.policy, self._optimizer, plan, old, reference, self._recipe, _nothing)

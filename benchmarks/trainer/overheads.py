@@ -32,14 +32,10 @@ def main(quick: bool) -> None:
 def _measure(folder: Path, quick: bool) -> dict[str, Any]:
     import tiny_run
 
-    from samples import ROLE_KEYS, RUN
-    from shoal import telemetry
     from shoal.contracts import keys
     from shoal.contracts.steps import StepMetrics
+    from shoal.training.extensions.base import Extension, Extensions
     from shoal.training.handover import BLOCKED_SECONDS
-    from shoal.training.loop import Trainer
-    from shoal.training.progress import Progress
-    from shoal.transport import SignedClient
 
     steps = 3 if quick else STEPS
     # Both copying and computing grow with the weights: what sets their proportion is the number of tokens in a step, 25,000 here. In the
@@ -61,20 +57,16 @@ def _measure(folder: Path, quick: bool) -> dict[str, Any]:
     )
     blocked: list[float] = []
 
-    class Watched(Trainer):
+    class Watch(Extension):
         """Notes after each step for how long it was held up by the delivery before it."""
 
-        def next_step(self) -> None:
-            super().next_step()
+        def after_step(self, version: int) -> int:
             blocked.append(float(BLOCKED_SECONDS._value.get()))
+            return version
 
     try:
-        trainer = Watched(
-            tiny_run.config(orchestrator.url, steps, recipe=recipe), store, base, folder / "outbox", folder / "tmp",
-            Progress(RUN, SignedClient(orchestrator.url, ROLE_KEYS["trainer"]), store), "benchmark",
-            telemetry.Liveness(600.0), tiny_run.ranks(),
-        )  # fmt: skip
-        trainer.run()
+        run = tiny_run.config(orchestrator.url, steps, recipe=recipe)
+        tiny_run.make_trainer(folder, base, store, orchestrator, run, Extensions(Watch())).run()
     finally:
         orchestrator.close()
     reports = [StepMetrics.from_json(store.get(keys.step_metrics(step))) for step in range(steps)]

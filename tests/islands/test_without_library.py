@@ -13,15 +13,14 @@ def run(program: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_trainer_without_islands_starts_without_the_library() -> None:
-    done = run(
-        "import shoal.training.loop; from shoal.training.islands import own_island as o; assert 'torch' in sys.modules"
-    )
+    done = run("import shoal.training.loop; import shoal.training.extensions.enabled; assert 'torch' in sys.modules")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_trainer_that_is_an_island_says_what_is_missing_and_where_it_is_not() -> None:
     done = run(
-        "from types import SimpleNamespace as N; from shoal.training.islands import own_island; own_island(N(islands=N()), None, None)"
+        "from types import SimpleNamespace as N; from shoal.training.extensions.islands import membership;"
+        "membership.own_island(N(islands=N()), None, None)"
     )
     assert done.returncode == 1
     assert "NoLibrary: islands meet through torchft, which is not installed here" in done.stderr

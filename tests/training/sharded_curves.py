@@ -19,10 +19,11 @@ from tiny_run import recipe
 from shoal.contracts.algorithm import Prime
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.training.batches import plan_step
+from shoal.training.extensions.prime.extension import outcome_advantages
+from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks, start_ranks
-from shoal.training.process_rewards import ProcessRewards, told_of
 from shoal.training.sft.order import Schedule
 from shoal.training.sft.update import batch_of, held_out_loss, learn
 from shoal.training.update import behaviour_logprobs, mismatch, plan_logprobs, train
@@ -107,14 +108,16 @@ def run_prime(base: Path, ranks: Ranks) -> dict[str, Any]:
         load_reference(base, None, ranks),
         load_policy(base, None, ranks),
     )
-    process, optimizer = ProcessRewards(prm, chosen, settings), Optimizer(policy.parameters(), chosen)
+    process, optimizer = RewardModel(prm, chosen, settings), Optimizer(policy.parameters(), chosen)
     given = groups()
     found: dict[str, Any] = {"loss": [], "prm_loss": [], "accuracy": [], "norms": []}
     for step in range(STEPS):
-        plan = plan_step(given, chosen, seed=0, step=step, rank=ranks.rank, world=ranks.world)
+        plan = plan_step(
+            given, chosen, seed=0, step=step, rank=ranks.rank, world=ranks.world, advantages=outcome_advantages
+        )
         old, base_logprobs = (plan_logprobs(one, plan, lambda: None) for one in (policy, reference))
-        plan = process.complete(plan, base_logprobs, told_of(given), lambda: None)
-        learnt = process.learn(plan, base_logprobs, told_of(given), lambda: None)
+        plan = process.complete(plan, base_logprobs, outcomes_of(given), lambda: None)
+        learnt = process.learn(plan, base_logprobs, outcomes_of(given), lambda: None)
         updates = train(policy, optimizer, plan, old, base_logprobs, chosen, lambda: None)
         found["loss"].append(updates.loss)
         found["prm_loss"].append(learnt.loss)

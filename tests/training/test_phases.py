@@ -13,6 +13,7 @@ from tiny_run import RUN, make_store
 
 from samples import METRICS
 from shoal import telemetry
+from shoal.training.extensions.base import Extension
 from shoal.training.metrics import StepTimes, bare_metrics, untrained_metrics
 from shoal.training.progress import Progress
 
@@ -36,8 +37,15 @@ def busy_seconds(phase: str) -> float:
     return float(telemetry.BUSY_SECONDS.labels(phase)._value.get())
 
 
+class Waiting(Extension):
+    """Waits for others in a phase of its own."""
+
+    idle_phases = ("exchange",)
+
+
 def test_an_exchange_between_updates_is_a_wait_and_no_part_of_the_updates(tmp_path: Path) -> None:
     progress = Progress(RUN, None, make_store(tmp_path))
+    progress.listeners = (Waiting(),)
     before = busy_seconds("update"), busy_seconds("exchange")
     progress.begin(3)
     started = time.monotonic()

@@ -34,6 +34,9 @@ from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.crypto.http_signatures import verify_request
 from shoal.storage import Store
 from shoal.storage.store import open_folder
+from shoal.training.context import TrainerContext
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.enabled import enabled_extensions
 from shoal.training.loop import Trainer
 from shoal.training.parallel import Ranks, start_ranks
 from shoal.training.progress import Progress
@@ -210,13 +213,21 @@ def fill_step(store: Store, step: int, like: int | None = None) -> StepBatch:
     return batch
 
 
-def make_trainer(folder: Path, base: Path, store: Any, orchestrator: "Orchestrator", run: RunConfig) -> Trainer:
-    """A trainer in this process; `folder` is its pod's."""
+def make_trainer(
+    folder: Path,
+    base: Path,
+    store: Any,
+    orchestrator: "Orchestrator",
+    run: RunConfig,
+    extensions: Extensions | None = None,
+) -> Trainer:
+    """A trainer in this process, by default with the extensions of the run; `folder` is its pod's."""
     client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
-    return Trainer(
-        run, store, base, folder / "outbox", folder / "tmp",
-        Progress(RUN, client, store), "arithmetic-trainer-0", telemetry.Liveness(60.0), ranks(),
+    context = TrainerContext(
+        run, store, store, base, folder / "outbox", folder / "tmp", "arithmetic-trainer-0",
+        Progress(RUN, client, store), telemetry.Liveness(60.0), ranks(),
     )  # fmt: skip
+    return Trainer(context, enabled_extensions(run, store, 5.0) if extensions is None else extensions)
 
 
 def publish(store: Store, outbox: Path, www: Path, run: RunConfig, version: int) -> None:

@@ -25,7 +25,8 @@ from shoal_operator.engine.queue import WorkQueue
 EVERYWHERE = ("shoal.telemetry.metrics", "shoal.telemetry.disk")
 PARTS: dict[str, tuple[str, ...]] = {
     "trainer": (
-        *EVERYWHERE, "shoal.training.progress", "shoal.training.handover", "shoal.training.optimizer", "shoal.training.islands",
+        *EVERYWHERE, "shoal.training.progress", "shoal.training.handover", "shoal.training.optimizer",
+        "shoal.training.extensions.islands.membership", "shoal.training.extensions.prime.extension", "shoal.training.extensions.vine.extension",
     ),
     "publisher": (
         *EVERYWHERE, "shoal.broadcast.origin", "shoal.broadcast.encoding", "shoal.broadcast.gate", "shoal.broadcast.nginx_status",

@@ -1,6 +1,6 @@
 """Settings of PRIME, process reinforcement through implicit rewards (arXiv:2502.01456), and which groups it learns from.
 
-Part of `Algorithm`, and so of the CRD and of `config/run.json`. Read by the trainer (`training/process_rewards.py`) and, for the accuracy
+Part of `Algorithm`, and so of the CRD and of `config/run.json`. Read by the trainer (`training/extensions/prime`) and, for the accuracy
 filter, by the orchestrator's step counter.
 """
 

@@ -37,9 +37,10 @@ def main() -> None:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # without an accelerator the cores are shared with workers and validators
-    from shoal.storage import open_island_store, open_store  # what follows imports torch, which reads the environment
+    from shoal.storage import open_store  # what follows imports torch, which reads the environment
     from shoal.training.base_model import fetch_base_model
-    from shoal.training.islands import own_island
+    from shoal.training.context import TrainerContext
+    from shoal.training.extensions.enabled import enabled_extensions
     from shoal.training.loop import Trainer
     from shoal.training.parallel import start_ranks
     from shoal.training.progress import Progress
@@ -55,12 +56,13 @@ def main() -> None:
     if ranks.world > 1:
         telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
-    island = own_island(config, store, lambda name: open_island_store(config, name, STORE_DEADLINE_SECONDS))
+    extensions = enabled_extensions(config, store, STORE_DEADLINE_SECONDS)
+    state_store = extensions.state_store(store)
     orchestrator = None
-    if ranks.leader and (island is None or island.publishes):
+    if ranks.leader and extensions.publishes:
         key = PrivateKey.load(home() / "secrets" / "role.pem")
         orchestrator = SignedClient(config.addresses.orchestrator, key)
-    progress = Progress(config.run, orchestrator, store if island is None else island.store)
+    progress = Progress(config.run, orchestrator, state_store)
     base = home() / "tmp" / "base"
     try:
         ranks.each_does(
@@ -69,18 +71,19 @@ def main() -> None:
             liveness.progress,
             first_of_node=True,
         )
-        trainer = Trainer(
-            config,
-            store,
-            base,
-            home() / "outbox",
-            home() / "tmp" / "state",
-            progress,
-            pod_name(),
-            liveness,
-            ranks,
-            island,
+        context = TrainerContext(
+            config=config,
+            store=store,
+            state_store=state_store,
+            base=base,
+            outbox=home() / "outbox",
+            scratch=home() / "tmp" / "state",
+            attempt=pod_name(),
+            progress=progress,
+            liveness=liveness,
+            ranks=ranks,
         )
+        trainer = Trainer(context, extensions)
         starting.clear()
         log.info("trainer started", steps=config.steps, ranks=ranks.world, device=str(ranks.device))
         trainer.live()

@@ -5,7 +5,7 @@ of samples is drawn from (seed, step) alone, and what is packed together does no
 step on any number of them. Pure; called by `loop`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +20,6 @@ from shoal.training.objectives import objective_of
 from shoal.training.objectives.dapo import overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import Group, Sample
-from shoal.training.values import token_advantages, values_of, whitened
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,13 @@ class StepPlan:
 
 Scored = tuple[Sample, float | Float[np.ndarray, " completion"]]
 """A sample with its advantage: one for all of its tokens, or one for each token of the completion."""
+AdvantageEstimator = Callable[[Sequence[Group], Recipe, int | None], list[Scored]]
+"""All samples of a step in their order, each with its advantage. The number is the most tokens that a completion may have."""
+
+
+def group_relative(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+    """The objective's own advantages: each sample's reward against those of its group."""
+    return [pair for group in groups for pair in score(group, recipe, completion_limit)]
 
 
 def plan_step(
@@ -119,13 +125,14 @@ def plan_step(
     completion_limit: int | None = None,
     rank: int = 0,
     world: int = 1,
+    advantages: AdvantageEstimator = group_relative,
 ) -> StepPlan:
     """Advantages, samples shuffled over groups, cut into `optimizer_steps` parts, each packed and dealt out.
 
     `completion_limit` is the most tokens that a completion may have (`sampling.maxCompletionTokens`). Raises ValueError when the step has
     fewer samples than optimizer steps.
     """
-    scored = scored_groups(groups, recipe, completion_limit)
+    scored = advantages(groups, recipe, completion_limit)
     if len(scored) < recipe.optimizer_steps:
         raise ValueError(
             f"step {step} has {len(scored)} samples for {recipe.optimizer_steps} optimizer steps; lower optimizerSteps"
@@ -146,43 +153,29 @@ def plan_step(
     return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
 
 
-def scored_groups(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
-    """All samples of a step in their order, each with its advantage: within its group, or with VinePPO from its values."""
-    if recipe.vine is None:
-        return [pair for group in groups for pair in score(group, recipe, completion_limit)]
-
-    def shaped(sample: Sample, reward: float, length: int) -> float:
-        return reward - _overlong(sample, length, recipe, completion_limit)
-
-    samples = [sample for group in groups for sample in group.samples]
-    advantages = [token_advantages(values) for group in groups for values in values_of(group, shaped)]
-    if recipe.normalizes_advantages:
-        advantages = whitened(advantages, samples)
-    return list(zip(samples, advantages, strict=True))
-
-
-def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[tuple[Sample, float]]:
-    """Each sample of a group with its advantage under the recipe's objective, overlong completions penalised if it says so.
-
-    With PRIME it is the outcome's advantage alone, which `process_rewards` completes.
-    """
+def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+    """Each sample of a group with its advantage under the recipe's objective."""
     objective = objective_of(recipe)
-    rewards = np.array(
-        [
-            sample.reward - _overlong(sample, sample.completion_length, recipe, completion_limit)
-            for sample in group.samples
-        ]
-    )
     advantages = group_advantages(
-        rewards,
+        shaped_rewards(group, recipe, completion_limit),
         normalize=recipe.normalizes_advantages,
-        leave_one_out=objective.advantages == "leave_one_out" or recipe.process_rewards is not None,
+        leave_one_out=objective.advantages == "leave_one_out",
     )
     return list(zip(group.samples, advantages.tolist(), strict=True))
 
 
-def _overlong(sample: Sample, length: int, recipe: Recipe, completion_limit: int | None) -> float:
-    """What the recipe takes from the reward of an answer of so many tokens to a sample's prompt for coming near the limit."""
+def shaped_rewards(group: Group, recipe: Recipe, completion_limit: int | None) -> Float[np.ndarray, " samples"]:
+    """The rewards of a group's samples, overlong completions penalised if the recipe says so. float64."""
+    return np.array(
+        [
+            sample.reward - overlong(sample, sample.completion_length, recipe, completion_limit)
+            for sample in group.samples
+        ]
+    )
+
+
+def overlong(sample: Sample, length: int, recipe: Recipe, completion_limit: int | None) -> float:
+    """What the recipe takes from the reward of an answer of `length` tokens to a sample's prompt for coming near the limit."""
     if recipe.overlong_shaping is None:
         return 0.0
     limit = recipe.max_sequence_length - sample.prompt_length

@@ -41,7 +41,7 @@ from shoal.training.state import States
 
 
 @dataclass(frozen=True)
-class Made:
+class VersionArtifacts:
     """A version: host copies of all that is trained, the report of its step (None for version 0), and whether its state is still to be saved."""
 
     version: int
@@ -66,7 +66,7 @@ class Delivery:
         *,
         publishes: bool = True,
     ) -> None:
-        """Without `publishes` (an island beside the one that makes the run's versions) only states and reports are kept."""
+        """Without `publishes` (another trainer announces the run's versions) only states and reports are kept."""
         self._publishes = publishes
         self._config = config
         self._store = store
@@ -77,37 +77,39 @@ class Delivery:
         self._ranks = ranks.in_background
         self._trainer_key = config.trusted_roster().keys["trainer"]
 
-    def deliver(self, made: Made) -> None:
+    def deliver(self, artifacts: VersionArtifacts) -> None:
         """Do what is still to be done for a version; all ranks call this. Whatever was done before a stop is not done again."""
         if self._ranks.device.type == "cuda":
             # A new thread begins on device 0: each rank's would take some hundred megabytes of the leader's device.
             torch.cuda.set_device(self._ranks.device)
-        if made.save:
-            self._states.save(made.version, made.tensors, made.updates, made.metrics, made.history)
+        if artifacts.save:
+            self._states.save(
+                artifacts.version, artifacts.tensors, artifacts.updates, artifacts.metrics, artifacts.history
+            )
         if self._publishes:
-            self._publish(made)
+            self._publish(artifacts)
         if self._ranks.leader:
-            if made.metrics is not None:
-                self._progress.report(made.metrics)
-            self._delete_old(made.history)
+            if artifacts.metrics is not None:
+                self._progress.report(artifacts.metrics)
+            self._delete_old(artifacts.history)
 
-    def _publish(self, made: Made) -> None:
-        if made.version == self._config.steps:
-            self._final.put(made.tensors, made.version)
-        published = self._ranks.leader and self._store.exists(keys.version_weights(made.version))
+    def _publish(self, artifacts: VersionArtifacts) -> None:
+        if artifacts.version == self._config.steps:
+            self._final.put(artifacts.tensors, artifacts.version)
+        published = self._ranks.leader and self._store.exists(keys.version_weights(artifacts.version))
         if not self._ranks.broadcast(published, "whether a version is published"):
-            self._outbox.put(made.tensors, made.version)
-        elif made.save:
-            self._compare(made)
+            self._outbox.put(artifacts.tensors, artifacts.version)
+        elif artifacts.save:
+            self._compare(artifacts)
 
-    def _compare(self, made: Made) -> None:
+    def _compare(self, artifacts: VersionArtifacts) -> None:
         """A version was made again that the world has already: say whether it came out the same."""
-        digest = self._outbox.digest(made.tensors, made.version)
+        digest = self._outbox.digest(artifacts.tensors, artifacts.version)
         if not self._ranks.leader:
             return
-        log = telemetry.get_logger().bind(version=made.version)
+        log = telemetry.get_logger().bind(version=artifacts.version)
         try:
-            published = read_sealed_manifest(self._store, made.version, self._trainer_key).sha256
+            published = read_sealed_manifest(self._store, artifacts.version, self._trainer_key).sha256
         except (ValueError, BadSignature) as error:
             log.error("the seal of a published version is not the trainer's, it is left as it is", reason=str(error))
             return

@@ -5,8 +5,9 @@ when a state was read into them. One set of buffers is used again for every vers
 `loop` and `state`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -22,8 +23,8 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What torch's AdamW keeps for a parameter."""
 
 
-class Beside(Protocol):
-    """State that is neither weights nor moments of a model, by key; each rank has its own."""
+class ExtraState(Protocol):
+    """State that is neither weights nor moments of a model, by key; each rank has its own. It may be empty."""
 
     def tensors(self) -> dict[str, Tensor]:
         """As it is now. The tensors are not changed later."""
@@ -36,10 +37,6 @@ class Beside(Protocol):
 
     def take_up(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what was read; called when all of `empty` was."""
-
-
-COMPANION = "beside."
-"""Before the kinds of keys that belong to a model which is trained beside the policy."""
 
 
 def trained(policy: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -62,7 +59,7 @@ class Learner:
 
 
 class _Part:
-    """One learner's share of a copy. `prefix` stands before the kinds of its keys."""
+    """One learner's part of a copy. `prefix` stands before the kinds of its keys."""
 
     def __init__(self, prefix: str, learner: Learner) -> None:
         self.prefix = prefix
@@ -114,7 +111,7 @@ class _Part:
 class HostCopy:
     """Host copies of the weights `weights/<parameter>`, AdamW's moments `<moment>/<parameter>` and random states `random/<kind>/<rank>`.
 
-    A `companion` is what a method trains beside the policy: its kinds begin with `beside.`, and it is copied and given back together with it.
+    `learners` are trained beside the policy, and copied and given back together with it: their kinds begin with name and dot. `extra` is other state.
     """
 
     def __init__(
@@ -122,12 +119,12 @@ class HostCopy:
         policy: torch.nn.Module,
         optimizer: Optimizer,
         ranks: Ranks,
-        companion: Learner | None = None,
-        beside: Beside | None = None,
+        learners: Mapping[str, Learner] = MappingProxyType({}),
+        extra: Iterable[ExtraState] = (),
     ) -> None:
-        self._beside = beside
+        self._extra = tuple(extra)
         self._policy = _Part("", Learner(policy, optimizer))
-        self._parts = [self._policy] + ([] if companion is None else [_Part(COMPANION, companion)])
+        self._parts = [self._policy, *(_Part(f"{name}.", learner) for name, learner in learners.items())]
         self._ranks = ranks
         self._buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -138,26 +135,27 @@ class HostCopy:
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize()
         self.tensors |= self._random_states()
-        if self._beside is not None:
-            self.tensors |= self._beside.tensors()
+        for extra in self._extra:
+            self.tensors |= extra.tensors()
 
     def expect(self, keys: set[str]) -> dict[str, Tensor]:
         """Tensors to read a state with these keys into. Random states of ranks that are no more are left out. Raises WrongState for what lies
         beside the model and is not of this rank count."""
-        if self._beside is not None:
-            self._beside.check(keys)
+        for extra in self._extra:
+            extra.check(keys)
         for key in keys:
             for part in self._parts:
                 if (like := part.like(key)) is not None:
                     self.tensors[key] = self._host_like(key, like)
         self.tensors = {key: tensor for key, tensor in self.tensors.items() if key in keys}
         self.tensors |= {key: state for key, state in self._random_states().items() if key in keys}
-        if self._beside is not None and keys >= (empty := self._beside.empty()).keys():
-            self.tensors |= empty
+        for extra in self._extra:
+            if keys >= (empty := extra.empty()).keys():
+                self.tensors |= empty
         return self.tensors
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Global shapes of the weights by key, the companion's too."""
+        """Global shapes of the weights by key, those of the learners beside the policy too."""
         return {
             part.key(WEIGHTS, name): parameter.shape for part in self._parts for name, parameter in part.trained.items()
         }
@@ -179,8 +177,9 @@ class HostCopy:
                 torch.set_rng_state(state_bytes)
             elif key == self._random("cuda"):
                 torch.cuda.set_rng_state(state_bytes, self._ranks.device)
-        if self._beside is not None and self.tensors.keys() >= self._beside.empty().keys():
-            self._beside.take_up(self.tensors)
+        for extra in self._extra:
+            if self.tensors.keys() >= extra.empty().keys():
+                extra.take_up(self.tensors)
 
     def give_weights(self) -> None:
         """Put the policy's weights alone back; bit for bit, after others were tried out in their place."""

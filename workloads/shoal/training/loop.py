@@ -1,12 +1,11 @@
 """The step loop: train on what the run's method has for the step, copy the result aside, go on; until the run's last step.
 
-In: `RunConfig`, the store, the orchestrator, the ranks. Out: one policy version a step. While step `s+1` trains, version `s+1` is made
+In: a `TrainerContext` and the run's extensions. Out: one policy version a step. While step `s+1` trains, version `s+1` is made
 durable and handed over in the background, in an order that makes a stop at any point harmless: state first (it holds all that is needed to
 do the rest again), then the outbox, then the report. Every rank runs this, in step with the others. Called by `__main__`.
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +15,18 @@ from transformers.utils.logging import disable_progress_bar
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
-from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
-from shoal.storage import NotFound, Store
-from shoal.training.delivery import Delivery, Made
+from shoal.storage import NotFound
+from shoal.training.context import TrainerContext
+from shoal.training.delivery import Delivery, VersionArtifacts
 from shoal.training.export import Export
+from shoal.training.extensions.base import Extensions
 from shoal.training.handover import BLOCKED_SECONDS, Handover
 from shoal.training.host_copy import HostCopy
-from shoal.training.islands import Membership, OwnIsland
-from shoal.training.method import Method, Tools, Untrained, Workplace
+from shoal.training.method import Method, Tools, Untrained
 from shoal.training.metrics import StepTimes, untrained_metrics
-from shoal.training.model import load_policy
+from shoal.training.model import Policy, load_policy
 from shoal.training.outbox import Outbox
-from shoal.training.parallel import Ranks
-from shoal.training.progress import Progress
 from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
 from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe
@@ -38,9 +35,9 @@ from shoal.training.utilisation import utilisation_of
 from shoal.training.waits import Waits
 
 ANNOUNCE_DEADLINE_SECONDS = 3600.0
-SCORED_GRACE_SECONDS = 300.0
-"""The orchestrator ends the wait for the last version's scores by itself; so much longer without it ends the trainer too."""
 """The publisher needs minutes for tens of gigabytes; after an hour something is broken."""
+SCORED_GRACE_SECONDS = 300.0
+"""The orchestrator ends the wait for the last version's scores by itself; this much longer without it ends the trainer too."""
 PAUSE_DEADLINE_SECONDS = 7 * 24 * 3600.0
 """A person must look; after a week without one the attempt fails, and the next one pauses again."""
 DONE = "the run has its result; to be stopped"
@@ -48,62 +45,45 @@ STOP_GRACE_SECONDS = 10.0
 """What a version in flight is given when the process is asked to stop; a pod is given 60 s."""
 
 
-def method_of(place: Workplace) -> Method:
+def method_of(context: TrainerContext, policy: Policy, extensions: Extensions) -> Method:
     """How the run learns."""
-    return SupervisedFineTuning(place) if place.config.mode == "SFT" else Reinforcement(place)
+    kind = SupervisedFineTuning if context.config.mode == "SFT" else Reinforcement
+    return kind(context, policy, extensions)
 
 
 class Trainer:
-    """One attempt at a run's training. `base` is the folder of the base checkpoint."""
+    """One attempt at a run's training."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        store: Store,
-        base: Path,
-        outbox: Path,
-        scratch: Path,
-        progress: Progress,
-        attempt: str,
-        liveness: telemetry.Liveness,
-        ranks: Ranks,
-        island: OwnIsland | None = None,
-    ) -> None:
-        """`outbox` is where versions go, `scratch` a folder for files on their way to and from the store. `island` is there where several islands
-        train: which of them this is."""
+    def __init__(self, context: TrainerContext, extensions: Extensions) -> None:
+        config, ranks, progress = context.config, context.ranks, context.progress
         self._config = config
-        self._store = store
+        self._store = context.store
         self._progress = progress
-        self._attempt = attempt
-        self._liveness = liveness
+        self._attempt = context.attempt
+        self._liveness = context.liveness
         self._ranks = ranks
+        self._extensions = extensions
         disable_progress_bar()  # the log is for lines that somebody reads
-        self._policy = load_policy(base, config.trainer, ranks, liveness.progress)
+        self._policy = load_policy(context.base, config.trainer, ranks, context.liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
         progress.environment = config.tasks.environment
-        # What the islands share at the beginning are the base model's weights, which the policy has now.
-        self._member = None if island is None else Membership(config, island, ranks, self._policy, self._alive)
-        if self._member is not None:
-            progress.islands = self._member.progress
-        self._method = method_of(
-            Workplace(config, store, base, scratch, attempt, progress, liveness, ranks, self._policy, self._member)
-        )
+        extensions.attach(context, self._policy)
+        progress.listeners = tuple(extensions)
+        self._method = method_of(context, self._policy, extensions)
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = self._method.optimizer
-        self._copy = HostCopy(self._policy, self._optimizer, ranks, self._method.companion, self._member)
-        own = store if island is None else island.store
-        self._states = States(own, config.run, scratch, ranks, self._method.data)
+        self._copy = HostCopy(self._policy, self._optimizer, ranks, extensions.learners(), extensions)
+        self._states = States(context.state_store, config.run, context.scratch, ranks, self._method.data)
         self._handover = Handover()
-        self._waits = Waits(ranks, self._handover, progress, liveness)
-        self._publishes = self._member is None or self._member.publishes
+        self._waits = Waits(ranks, self._handover, progress, context.liveness)
         self._delivery = Delivery(
             config,
-            own,
+            context.state_store,
             self._states,
-            Outbox(outbox, Export(self._policy, base, ranks), ranks),
+            Outbox(context.outbox, Export(self._policy, context.base, ranks), ranks),
             progress,
             ranks,
-            publishes=self._publishes,
+            publishes=extensions.publishes,
         )
         self._method.begin(Tools(self._copy, self._states, self._waits))
         self._history = History()
@@ -113,40 +93,33 @@ class Trainer:
         """Train until the last step, and return when its version is announced. Raises `telemetry.Stopped` on SIGTERM."""
         try:
             self.resume()
-            self._meet_islands()
+            self.version = self._extensions.before_run(self.version)
             while self.version < self._config.steps:
                 self.next_step()
-                self._catch_up()
+                self.version = self._extensions.after_step(self.version)
             with self._progress.phase("wait"):
                 self._waits.idle()
-                if self._publishes:
+                if self._extensions.publishes:
                     self._waits.leader(
                         "the last version to be announced",
                         self._last_is_announced,
                         deadline_seconds=ANNOUNCE_DEADLINE_SECONDS,
                     )
                     self._serve_while_scored()
-                elif self._member is not None:
-                    self._member.linger(self._result_is_there, self._waits)
+                self._extensions.after_run(self._result_is_there, self._waits)
         except telemetry.Stopped:
             self._handover.settle(STOP_GRACE_SECONDS)
             raise
         finally:
             self._method.stop()
-            if self._member is not None:
-                self._member.close()
+            self._extensions.close()
         telemetry.get_logger().info("run trained", version=self.version)
 
-    def _alive(self) -> None:
-        """While other islands are waited for: for hours, so that the orchestrator is told now and then, too."""
-        self._liveness.progress()
-        self._progress.beat()
-
     def live(self) -> None:
-        """`run`, for a pod: an island that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done, and
-        ends with `telemetry.Stopped` on SIGTERM."""
+        """`run`, for a pod: a trainer that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done,
+        and ends with `telemetry.Stopped` on SIGTERM."""
         self.run()
-        if self._publishes or not self._ranks.broadcast(
+        if self._extensions.publishes or not self._ranks.broadcast(
             self._ranks.leader and self._result_is_there(), "whether the run has its result"
         ):
             return
@@ -167,22 +140,6 @@ class Trainer:
         self._warn_of_a_roll_back_that_came_too_late()
         self._deliver(self.version, sealed.metrics, save=False)
         self._progress.taken_up(self.version, sealed.metrics)
-
-    def _meet_islands(self) -> None:
-        """Before the first step: take up what the islands share."""
-        if self._member is not None and self.version < self._config.steps:
-            with self._progress.phase("join", "for the other islands"):
-                self._member.join(self.version)
-            self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Steps that the other islands made without this one are not made again; the last one is, since it ends with the run's result. A run of a
-        group has steps of its own, which nobody else makes."""
-        if self._member is not None and not self._member.federated and self.version < self._config.steps:
-            ahead = min(self._member.position, self._config.steps - 1)
-            if ahead > self.version:
-                telemetry.get_logger().info("the islands are further", version=self.version, theirs=ahead)
-                self.version = ahead
 
     def _result_is_there(self) -> bool:
         """Whether the run has the result of its last step: one of fewer steps is of before `spec.steps` was raised."""
@@ -238,10 +195,11 @@ class Trainer:
         """Make version `step + 1` from version `step`."""
         started = time.time()
         self._progress.begin(step)
+        self._extensions.before_step(step)
         report = self._method.train(step)
         if isinstance(report, Untrained):
-            if self._member is not None:
-                self._take_copy()  # of what was copied from other islands since the version before
+            if self._extensions.weights_owner:
+                self._take_copy()  # others may have changed the weights since the version before
             self._finish_untrained(step, started, warnings=[report.warning], rows_left_out=report.rows_left_out)
             return
         with self._progress.phase("save"):
@@ -300,8 +258,8 @@ class Trainer:
         """Start the delivery of the version that the host copy holds."""
         self._waits.idle()
         self._method.keep(version)
-        made = Made(version, self._copy.tensors, self._optimizer.updates, metrics, self._history, save)
-        self._handover.start(f"delivery of version {version}", lambda: self._delivery.deliver(made))
+        artifacts = VersionArtifacts(version, self._copy.tensors, self._optimizer.updates, metrics, self._history, save)
+        self._handover.start(f"delivery of version {version}", lambda: self._delivery.deliver(artifacts))
 
     def _serve_while_scored(self) -> None:
         """Keep this pod, and with it the origin, until the run's workers have scored the last version; the orchestrator says when that is."""

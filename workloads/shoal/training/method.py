@@ -6,39 +6,14 @@ batches of rollouts, `sft` on rows of a data set. Made by `loop`, and called by 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from shoal import telemetry
-from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
-from shoal.storage import Store
-from shoal.training.host_copy import HostCopy, Learner
-from shoal.training.islands import Membership
+from shoal.training.host_copy import HostCopy
 from shoal.training.metrics import StepTimes
-from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
-from shoal.training.parallel import Ranks
-from shoal.training.progress import Progress
 from shoal.training.state import States
 from shoal.training.waits import Waits
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """Where a method works. `base` is the folder of the base checkpoint, `scratch` one for files on their way; `attempt` names the pod;
-    `membership` is there where the trainer is one of several islands."""
-
-    config: RunConfig
-    store: Store
-    base: Path
-    scratch: Path
-    attempt: str
-    progress: Progress
-    liveness: telemetry.Liveness
-    ranks: Ranks
-    policy: Policy
-    membership: Membership | None = None
 
 
 @dataclass(frozen=True)
@@ -63,13 +38,9 @@ Report = Callable[[StepTimes], StepMetrics]
 
 
 class Method(Protocol):
-    """One kind of training. `data` is the digest of what all of its steps train on, or None where that is decided step by step.
-
-    `companion` is a model that is trained beside the policy, and so a part of every training state; None where there is none.
-    """
+    """One kind of training. `data` is the digest of what all of its steps train on, or None where that is decided step by step."""
 
     optimizer: Optimizer
-    companion: Learner | None
     data: str | None
 
     def begin(self, tools: Tools) -> None:

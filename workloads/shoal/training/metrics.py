@@ -3,9 +3,10 @@
 In: groups, plan, updates, times. Out: `StepMetrics`. Pure; called by `loop`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from shoal.contracts.steps import StepMetrics
 from shoal.training.batches import StepPlan
 from shoal.training.rollouts import Group
-from shoal.training.update import RewardModelUpdates, Updates
+from shoal.training.update import Updates
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,11 @@ def step_metrics(
     mismatch_kl: float,
     times: StepTimes,
     rows_left_out: int = 0,
-    reward_model: RewardModelUpdates | None = None,
-    values: Sequence[float] = (),
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> StepMetrics:
     """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so.
 
-    `values`: mean value at each boundary, with algorithm `vineppo`.
+    `extra`: further fields, which extensions measured.
     """
     samples = list(chain.from_iterable(group.samples for group in groups))
     lags = np.array([step - sample.policy_version for sample in samples])
@@ -75,20 +75,9 @@ def step_metrics(
         packing_density=plan.packing_density,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
-        value_by_boundary=list(values),
         phase_seconds=times.phase_seconds,
-        **({} if reward_model is None else reward_model_metrics(reward_model)),
+        **extra,
     )
-
-
-def reward_model_metrics(learnt: RewardModelUpdates) -> dict[str, Any]:
-    """What the report says of PRIME's reward model."""
-    return {
-        "prm_loss": finite(learnt.loss),
-        "prm_accuracy": learnt.accuracy,
-        "prm_gradient_norm": float(np.mean(learnt.norms or [0.0])),
-        "prm_skipped_updates": learnt.skipped,
-    }
 
 
 def untrained_metrics(

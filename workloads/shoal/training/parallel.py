@@ -186,7 +186,7 @@ def start_ranks(
 
 @contextmanager
 def _gloo_on_loopback() -> Iterator[None]:
-    """Groups of the ranks of one machine listen on loopback: they unpickle what they get. Groups made later, with other islands, do not."""
+    """Groups of the ranks of one machine listen on loopback: they unpickle what they get. Groups made later, with other trainers, do not."""
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:

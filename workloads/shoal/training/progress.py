@@ -6,15 +6,15 @@ orchestrator that is away is told again with the next phase. Of several ranks th
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from typing import Any, Protocol
 
 from prometheus_client import Counter, Gauge
 
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.protocol import RunProgress, TrainerProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
@@ -28,8 +28,8 @@ TELL_DEADLINE_SECONDS = 2.0
 TELL_AGAIN_SECONDS = 15.0
 """In a long wait the phase is repeated, so that an orchestrator that restarted knows it too."""
 
-IDLE_PHASES = ("wait", "paused", "join", "exchange")
-"""Phases in which the trainer waits for others, other islands too; all others count as busy."""
+IDLE_PHASES = ("wait", "paused")
+"""Phases in which the trainer waits for others; all others count as busy, but for those of `Listener.idle_phases`."""
 NOTE_LENGTH = 500
 
 STEP = unmeasured(Gauge("shoal_trainer_step", "Step that the trainer is at; NaN while it starts."))
@@ -105,37 +105,20 @@ HELD_OUT_LOSS = unmeasured(
         "Mean loss of rows that are not learnt, after the last step; NaN: there are none.",
     )
 )
-REWARD_MODEL = {
-    "prm_loss": unmeasured(
-        Gauge(
-            "shoal_trainer_prm_loss",
-            "Mean loss of PRIME's reward model in the last step (nats a row); NaN: there is none.",
-        )
-    ),
-    "prm_accuracy": unmeasured(
-        Gauge(
-            "shoal_trainer_prm_accuracy",
-            "Share of rows on whose outcome PRIME's reward model was right; NaN: there is none.",
-        )
-    ),
-    "prm_gradient_norm": unmeasured(
-        Gauge(
-            "shoal_trainer_prm_gradient_norm",
-            "Gradient norm of PRIME's reward model before the clip; NaN: there is none.",
-        )
-    ),
-}
-PRM_SKIPPED = Counter(
-    "shoal_trainer_prm_skipped_updates_total",
-    "Updates of PRIME's reward model left out because the gradient norm was not finite.",
-)
-VALUE = Gauge(
-    "shoal_trainer_value",
-    "Mean Monte-Carlo value of the last step at each boundary of a completion, the prompt's first (algorithm vineppo).",
-    ["boundary"],
-)
 WARNED = Gauge("shoal_trainer_warnings", "Signs of instability that the last step showed.")
 LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that could not be trained on.")
+
+
+class Listener(Protocol):
+    """An extension's part in what is told and shown."""
+
+    idle_phases: Collection[str]
+
+    def progress(self) -> dict[str, Any]:
+        """Fields of `TrainerProgress`."""
+
+    def show(self, metrics: StepMetrics, *, finished: bool) -> None:
+        """Put a step into gauges, and into counters where it is `finished`."""
 
 
 class Progress:
@@ -155,8 +138,8 @@ class Progress:
         self.last: StepMetrics | None = None
         self.environment = ""
         """Whose rewards steps report; the manifest names it. Set by the loop."""
-        self.islands: Callable[[], IslandsProgress | None] = lambda: None
-        """What to say of exchanges with other islands; set by whoever makes the membership."""
+        self.listeners: Sequence[Listener] = ()
+        """Who has more to tell and to show; set by the loop."""
         self.utilisation = Utilisation()
 
     def taken_up(self, version: int, metrics: StepMetrics | None) -> None:
@@ -164,7 +147,7 @@ class Progress:
         self._step = version
         STEP.set(version)
         if metrics is not None:
-            self._show(metrics, None)
+            self._show(metrics, None, finished=False)
         self._tell()
 
     def begin(self, step: int) -> None:
@@ -194,7 +177,7 @@ class Progress:
             spent = time.monotonic() - started
             own = spent - self._inner_seconds.pop()
             self._seconds[name] = self._seconds.get(name, 0.0) + own
-            if name not in IDLE_PHASES:
+            if name not in self._idle_phases():
                 telemetry.BUSY_SECONDS.labels(name).inc(own)
             if self._inner_seconds:
                 self._inner_seconds[-1] += spent
@@ -216,8 +199,7 @@ class Progress:
 
     def finished(self, metrics: StepMetrics, signals: Signals | None = None) -> None:
         """Tell of a finished step, and of the trends that it shows."""
-        self._show(metrics, signals)
-        PRM_SKIPPED.inc(metrics.prm_skipped_updates)
+        self._show(metrics, signals, finished=True)
         LEFT_OUT.inc(metrics.rows_left_out)
         TOKENS.inc(metrics.completion_tokens)
         SKIPPED.inc(metrics.skipped_updates)
@@ -242,19 +224,15 @@ class Progress:
             rows_left_out=metrics.rows_left_out,
         )
 
-    def _show(self, metrics: StepMetrics, signals: Signals | None) -> None:
+    def _show(self, metrics: StepMetrics, signals: Signals | None, *, finished: bool) -> None:
         """Put the step into the gauges. What it has not measured is NaN there, never 0."""
         self.last = metrics
         for signal in fields(Signals):
             value = None if signals is None else getattr(signals, signal.name)
             SIGNALS[signal.name].set(math.nan if value is None else value)
         HELD_OUT_LOSS.set(math.nan if metrics.held_out_loss is None else metrics.held_out_loss)
-        for name, gauge in REWARD_MODEL.items():
-            value = getattr(metrics, name)
-            gauge.set(math.nan if value is None else value)
-        VALUE.clear()
-        for boundary, value in enumerate(metrics.value_by_boundary):
-            VALUE.labels(str(boundary)).set(value)
+        for listener in self.listeners:
+            listener.show(metrics, finished=finished)
         WARNED.set(len(metrics.warnings))
         for name, gauge in LAST.items():
             measured = metrics.trained and not (metrics.supervised and name in OF_ROLLOUTS)
@@ -271,10 +249,14 @@ class Progress:
         for name, spent in phases.items():
             PHASE_SECONDS.labels(name).set(spent)
         STEP_SECONDS.set(seconds)
-        IDLE.set(min(1.0, sum(phases.get(name, 0.0) for name in IDLE_PHASES) / seconds) if seconds > 0 else math.nan)
+        idle = sum(phases.get(name, 0.0) for name in self._idle_phases())
+        IDLE.set(min(1.0, idle / seconds) if seconds > 0 else math.nan)
         TOKEN_RATE.set(tokens / seconds if seconds > 0 else math.nan)
         FLOPS.set(self.utilisation.flops_per_second(tokens, phases.get("update", 0.0)))
         MFU.set(self.utilisation.share(tokens, phases.get("update", 0.0)))
+
+    def _idle_phases(self) -> set[str]:
+        return {*IDLE_PHASES, *(name for listener in self.listeners for name in listener.idle_phases)}
 
     def announced_version(self) -> int | None:
         """The newest version that the orchestrator knows of; None while there is none or it is away."""
@@ -301,7 +283,7 @@ class Progress:
             phase=self._phase,
             note=self._note[:NOTE_LENGTH],
             metrics=self.last,
-            islands=self.islands(),
+            **{name: value for listener in self.listeners for name, value in listener.progress().items()},
         )
         try:
             self._orchestrator.call("POST", "/v1/progress", said, deadline_seconds=TELL_DEADLINE_SECONDS)

@@ -9,6 +9,7 @@ ends the step, as the failure policy says; nothing else of the batch is lost by 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,7 +20,6 @@ from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.vine import VineSettings, continuations
 from shoal.storage import NotFound, Store
 
 SMALLEST_GROUP = 2
@@ -45,7 +45,7 @@ class Estimate:
 class Sample:
     """One completion. `mask` and `logprobs` (the worker's, natural logarithms) are over its completion tokens.
 
-    `estimates` are what its values are made of (`values`), in the file's order; continuations are not trained on.
+    `estimates` are what came of its continuations, in the file's order; those are not trained on.
     """
 
     name: str
@@ -92,23 +92,31 @@ class StepRows:
         return running.hexdigest()
 
 
-def sampled_after(rows: StepRows, version: int) -> StepRows:
-    """Without the groups that a version up to this one had a hand in."""
-    kept = [group for group in rows.groups if all(sample.policy_version > version for sample in group.samples)]
-    gone = sum(len(group.samples) for group in rows.groups) - sum(len(group.samples) for group in kept)
-    if gone == 0:
-        return rows
-    why = f"{gone} rows are of version {version} or older, before the weights of other islands were copied"
-    return StepRows(kept, rows.left_out + gone, [*rows.problems, why])
+class Continuations(Protocol):
+    """How a file's rows that continue its completions are read; they lie behind the completions."""
+
+    rows_each: int
+    """Rows of a file for each completion: itself and its continuations."""
+
+    def estimates(
+        self, rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int
+    ) -> list[list[Estimate]]:
+        """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
+
+        Raises BadBatch when one does not go on from where it must: the file would not be one that a validator of this run accepts.
+        """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together. `vine`: which continuations files hold."""
+    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together.
+
+    `continuations`: how files hold such; None: they hold completions only.
+    """
 
     vocabulary: int
     max_length: int
-    vine: VineSettings | None = None
+    continuations: Continuations | None = None
 
 
 def read_batch(store: Store, run: str, step: int) -> StepBatch:
@@ -183,12 +191,13 @@ def _group_rows(
     key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: Limits
 ) -> StepRows:
     """The used groups of a file's rows. A row that the validator could not score is left out without being a problem."""
-    rows_each = 1 if limits.vine is None else limits.vine.rows_each
+    continuations = limits.continuations
+    rows_each = 1 if continuations is None else continuations.rows_each
     if len(rows) % rows_each:
         raise BadBatch(f"{key} has {len(rows)} rows; allowed: a multiple of {rows_each}, completions and continuations")
     completions = len(rows) // rows_each
     try:
-        estimates = _estimates(rows, rewards, completions, limits.vine)
+        estimates = [[]] * completions if continuations is None else continuations.estimates(rows, rewards, completions)
     except BadBatch as error:
         raise BadBatch(f"{key} {error}") from error
     used: dict[int, list[Sample]] = {index: [] for index in file.prompt_indices}
@@ -219,26 +228,6 @@ def _group_rows(
         )
         problems.append(f"{key}: prompt_index {index} is in batch.json, {what}")
     return StepRows(groups, left_out, problems)
-
-
-def _estimates(
-    rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int, vine: VineSettings | None
-) -> list[list[Estimate]]:
-    """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
-
-    Raises BadBatch when one does not go on from where it must: the file would not be one that a validator of this run accepts.
-    """
-    found: list[list[Estimate]] = [[] for _ in range(completions)]
-    for each in continuations(completions, vine):
-        assert vine is not None
-        row, parent, reward = rows[each.row], rows[each.parent], rewards[each.row].reward
-        position = vine.positions(len(parent.completion_tokens))[each.boundary - 1]
-        if list(row.prompt_tokens) != [*parent.prompt_tokens, *parent.completion_tokens[:position]]:
-            raise BadBatch(f"row {each.row} does not continue the first {position} tokens of row {each.parent}")
-        if reward is not None:
-            length = position + len(row.completion_tokens)
-            found[each.parent].append(Estimate(each.boundary, position, reward, length))
-    return found
 
 
 def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> Verdict:

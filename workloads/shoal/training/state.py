@@ -24,7 +24,7 @@ from shoal.contracts.base import Contract, RunName, Sha256Hex
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 from shoal.storage import NotFound, Store
-from shoal.training.host_copy import COMPANION, WEIGHTS, HostCopy
+from shoal.training.host_copy import WEIGHTS, HostCopy
 from shoal.training.parallel import Ranks, waiting_for
 from shoal.training.stability import History
 
@@ -256,7 +256,7 @@ def _check_names(prefix: str, reader: Any, wanted: dict[str, torch.Size]) -> Non
     found = {
         key: metadata.size
         for key, metadata in reader.read_metadata().state_dict_metadata.items()
-        if key.startswith((f"{WEIGHTS}/", f"{COMPANION}{WEIGHTS}/"))
+        if key.partition("/")[0].rpartition(".")[2] == WEIGHTS
     }
     if found != wanted:
         different = sorted(found.keys() ^ wanted.keys()) or [key for key in wanted if found[key] != wanted[key]]

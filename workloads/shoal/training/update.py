@@ -55,14 +55,6 @@ class Updates(Steps):
     importance_capped: float
 
 
-@dataclass(frozen=True)
-class RewardModelUpdates(Steps):
-    """What the updates of PRIME's reward model did: mean loss over rows (nats) and share of rows judged right, each before its update."""
-
-    loss: float
-    accuracy: float
-
-
 LogProbs = list[list[Float[Tensor, " completion"]]]
 """One tensor a micro-batch of this rank, in the order of the plan, on the policy's device."""
 
@@ -126,6 +118,7 @@ def train(
     recipe: Recipe,
     beat: Beat,
     behaviour: LogProbs | None = None,
+    after_update: Beat = lambda: None,
 ) -> Updates:
     """Make the optimizer steps of the plan. An update whose gradient norm is not finite is left out and counted.
 
@@ -138,6 +131,7 @@ def train(
         fixed = (old[index], reference[index], None if behaviour is None else behaviour[index])
         sums += accumulate(policy, batch, *fixed, objective, weights, beat).cpu()
         applied.append(optimizer.step())
+        after_update()
     means = [total / plan.token_count for total in over_ranks(sums, policy, "the sums of a step")]
     of = LossSums(*means)
     return Updates(

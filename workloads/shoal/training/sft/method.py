@@ -12,9 +12,11 @@ from jaxtyping import Int
 from shoal import telemetry
 from shoal.contracts.sft import SftSettings
 from shoal.contracts.steps import StepMetrics
-from shoal.training.host_copy import Learner
-from shoal.training.method import Report, Tools, Untrained, Workplace
+from shoal.training.context import TrainerContext
+from shoal.training.extensions.base import Extensions
+from shoal.training.method import Report, Tools, Untrained
 from shoal.training.metrics import bare_metrics, finite
+from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer, cosine_rate
 from shoal.training.sft.order import Schedule
 from shoal.training.sft.rows import Limits, TokenRows, fetch_rows, read_manifest
@@ -22,29 +24,28 @@ from shoal.training.sft.update import Batch, Learnt, batch_of, held_out_loss, le
 
 
 class SupervisedFineTuning:
-    """The method of `mode: SFT`. Nothing is trained beside the policy."""
+    """The method of `mode: SFT`."""
 
-    companion: Learner | None = None
-
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
-        config, policy, ranks = place.config, place.policy, place.ranks
+    def __init__(self, context: TrainerContext, policy: Policy, extensions: Extensions) -> None:
+        self._context, self._policy, self._extensions = context, policy, extensions
+        config, ranks = context.config, context.ranks
         if config.sft is None:
             raise ValueError("run.json has mode SFT and no sft; the operator's builders write both")
         settings: SftSettings = config.sft
         self._capacity = settings.pack_length or settings.max_sequence_length
-        manifest = read_manifest(place.store, config.run)
+        manifest = read_manifest(context.store, config.run)
         self.data: str | None = manifest.digest
         limits = Limits(policy.vocabulary, settings.max_sequence_length)
         learnt, held_out = (
-            fetch_rows(place.store, manifest, place.scratch / "rows", limits, ranks, place.liveness, held_out=which)
+            fetch_rows(
+                context.store, manifest, context.scratch / "rows", limits, ranks, context.liveness, held_out=which
+            )
             for which in (False, True)
         )
         self._rows: TokenRows = learnt
         self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
-        # Islands of one run share the rows out: the same number each, so that all have the same updates.
-        self._member = place.membership
-        self._stride = 1 if self._member is None else self._member.shares
+        # Trainers of one run share the rows out: the same number each, so that all have the same updates.
+        self._first, self._stride = extensions.share
         self._schedule = Schedule(settings, len(learnt) // self._stride, config.steps, config.seed)
         total = self._schedule.updates
         cosine = settings.schedule == "Cosine"
@@ -59,29 +60,21 @@ class SupervisedFineTuning:
         self._beat = tools.waits.beat
 
     def train(self, step: int) -> Report | Untrained:
-        place, progress = self._place, self._place.progress
+        context, extensions, progress = self._context, self._extensions, self._context.progress
         chosen = [self._schedule.rows_of(update) for update in self._schedule.of_step(step)]
-        member = self._member
-        if member is not None:
-            # Steps that others made while this island was away count for the learning rate.
+        if extensions.weights_owner:
+            # Steps that others made without this trainer count for the learning rate.
             self.optimizer.updates = max(self.optimizer.updates, self._schedule.of_step(step).start)
-
-        def exchange_when_due() -> None:
-            if member is not None and member.due():
-                with progress.phase("exchange", "with the other islands"):
-                    member.exchange(step)
-
         with progress.phase("update"):
-            first = 0 if member is None else member.share
-            batches = (self._batch(self._rows, indices * self._stride + first) for indices in chosen)
-            learnt = learn(place.policy, self.optimizer, batches, self._capacity, self._beat, exchange_when_due)
-        if member is not None and step + 1 == place.config.steps:
-            with progress.phase("exchange", "what was learnt last, with the other islands"):
-                member.finish(step + 1)
+            batches = (self._batch(self._rows, indices * self._stride + self._first) for indices in chosen)
+            learnt = learn(
+                self._policy, self.optimizer, batches, self._capacity, self._beat, lambda: extensions.after_update(step)
+            )
+        extensions.after_updates(step)
         loss = None
         if self._held_out is not None:
             with progress.phase("held_out"):
-                loss = held_out_loss(place.policy, self._held_out, self._beat)
+                loss = held_out_loss(self._policy, self._held_out, self._beat)
         epoch = self._schedule.of_step(step).stop / self._schedule.per_epoch
         rows = sum(len(indices) for indices in chosen)
         return lambda times: report(
@@ -89,9 +82,9 @@ class SupervisedFineTuning:
             rows=rows,
             epoch=epoch,
             held_out_loss=loss,
-            run=place.config.run,
+            run=context.config.run,
             step=step,
-            attempt=place.attempt,
+            attempt=context.attempt,
             times=times,
         )
 
@@ -102,7 +95,7 @@ class SupervisedFineTuning:
         """Nothing runs beside the loop."""
 
     def _batch(self, rows: TokenRows, indices: Int[np.ndarray, " some"]) -> Batch:
-        return batch_of(rows.samples(indices), self._capacity, self._place.ranks.rank, self._place.ranks.world)
+        return batch_of(rows.samples(indices), self._capacity, self._context.ranks.rank, self._context.ranks.world)
 
 
 def report(learnt: Learnt, *, rows: int, epoch: float, held_out_loss: float | None, **step: Any) -> StepMetrics:

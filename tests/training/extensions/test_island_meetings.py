@@ -15,8 +15,8 @@ from shoal import telemetry
 from shoal.islands import members as island_members
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandSettings
-from shoal.training import islands
-from shoal.training.islands import Membership
+from shoal.training.extensions.islands import membership as islands
+from shoal.training.extensions.islands.membership import Membership
 
 WAITS_ON_SECONDS = 4.0
 """A meeting of some takes a fraction of this."""

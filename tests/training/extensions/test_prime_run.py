@@ -16,7 +16,6 @@ from shoal.contracts.recipe import RollBack
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
-from shoal.training.reinforcement import Reinforcement
 from shoal.training.state import WrongState
 
 STEPS = 2
@@ -95,9 +94,8 @@ def test_the_report_says_how_the_reward_model_does_and_a_stop_at_any_write_chang
 
 def reward_model(trainer: Any) -> torch.Tensor:
     """All weights of a trainer's reward model."""
-    assert isinstance(trainer._method, Reinforcement)
-    assert trainer._method.companion is not None
-    return torch.cat([parameter.detach().flatten() for parameter in trainer._method.companion.model.parameters()])
+    learner = trainer._extensions.learners()["beside"]
+    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
 
 
 def test_going_back_takes_the_reward_model_back_too(tmp_path: Path, base: Path, orchestrator: Orchestrator) -> None:

@@ -31,12 +31,15 @@ from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import RowReward
 from shoal.storage import Store
-from shoal.training.batches import plan_step, scored_groups
+from shoal.training.batches import plan_step
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.enabled import recipe_extensions
+from shoal.training.extensions.vine.extension import VineContinuations, value_advantages
+from shoal.training.extensions.vine.values import boundary_means, token_advantages, values_of, whitened
 from shoal.training.objectives.dapo import overlong_penalty
 from shoal.training.rollouts import BadBatch, Estimate, Group, Limits, Sample, read_groups
-from shoal.training.values import boundary_means, token_advantages, values_of, whitened
 
-LIMITS = Limits(VOCABULARY, MAX_LENGTH, VINE)
+LIMITS = Limits(VOCABULARY, MAX_LENGTH, VineContinuations(VINE))
 UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
@@ -105,7 +108,7 @@ def test_an_example_by_hand() -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_advantages_are_the_papers_in_float64(normalize: bool) -> None:
     given = with_estimates(groups())
-    found = scored_groups(given, recipe(normalize_advantages=normalize))
+    found = value_advantages(given, recipe(normalize_advantages=normalize))
     wanted = reference.advantages(as_reference(given))
     if normalize:
         wanted = reference.whitened(wanted, [sample.mask.tolist() for sample in samples_of(given)])
@@ -124,7 +127,7 @@ def test_without_discount_the_advantages_of_a_completion_add_up_to_its_reward_le
 def test_a_completion_of_fewer_tokens_than_parts_takes_all_continuations_from_a_position_together() -> None:
     given = with_estimates([Group(shortened(group.samples)) for group in groups()])
     wanted = reference.advantages(as_reference(given))
-    same([advantage for _, advantage in scored_groups(given, recipe(normalize_advantages=False))], wanted)
+    same([advantage for _, advantage in value_advantages(given, recipe(normalize_advantages=False))], wanted)
     lone = values_of(given[0])[0]
     assert [position for position, _ in lone] == [0, 1]
     fresh = [each.reward for each in given[0].samples[0].estimates]
@@ -149,7 +152,7 @@ def test_a_boundary_without_a_scored_continuation_is_none_and_its_parts_are_one(
     given[0] = Group([replace(first, estimates=kept), *given[0].samples[1:]])
     assert [place for place, _ in values_of(given[0])[0]] == [0, kept[0].position, first.completion_length]
     same(
-        [advantage for _, advantage in scored_groups(given, recipe(normalize_advantages=False))],
+        [advantage for _, advantage in value_advantages(given, recipe(normalize_advantages=False))],
         reference.advantages(as_reference(given)),
     )
 
@@ -162,10 +165,10 @@ def test_overlong_answers_lose_reward_in_every_value() -> None:
         return reward - overlong_penalty(length, min(12, MAX_LENGTH - sample.prompt_length), shaping)
 
     chosen = recipe(normalize_advantages=False, overlong_shaping=shaping)
-    found = [advantage for _, advantage in scored_groups(given, chosen, completion_limit=12)]
+    found = [advantage for _, advantage in value_advantages(given, chosen, completion_limit=12)]
     wanted = reference.advantages(as_reference(given, shaped))
     same(found, wanted)
-    plain = scored_groups(given, recipe(normalize_advantages=False))
+    plain = value_advantages(given, recipe(normalize_advantages=False))
     assert any(not np.allclose(ours, theirs) for ours, (_, theirs) in zip(found, plain, strict=True))
 
 
@@ -174,7 +177,7 @@ def test_a_step_in_which_nothing_differs_has_no_signal() -> None:
         Group([replace(sample, reward=1.0, estimates=(Estimate(1, 1, 1.0, 3),)) for sample in group.samples])
         for group in groups()
     ]
-    assert all(not np.any(advantage) for _, advantage in scored_groups(given, recipe()))
+    assert all(not np.any(advantage) for _, advantage in value_advantages(given, recipe()))
     assert all(not np.any(each) for each in whitened([np.zeros(3)], [replace(groups()[0].samples[0], mask=np.zeros(3, dtype=np.bool_))]))  # fmt: skip
 
 
@@ -186,12 +189,12 @@ def test_a_completion_alone_in_its_group_is_refused() -> None:
 def test_each_token_is_trained_with_its_own_advantage_however_it_is_packed() -> None:
     given = with_estimates(groups())
     by_token = {}
-    for sample, advantage in scored_groups(given, recipe()):
+    for sample, advantage in value_advantages(given, recipe()):
         assert isinstance(advantage, np.ndarray)
         by_token[tuple(sample.tokens.tolist())] = advantage.astype(np.float32)
     for pack_length in (40, 128):
         seen = 0
-        plan = plan_step(given, recipe(pack_length=pack_length), seed=0, step=5)
+        plan = plan_step(given, recipe(pack_length=pack_length), seed=0, step=5, advantages=value_advantages)
         for packed in (packed for batch in plan.optimizer_batches for packed in batch.micro_batches):
             start = 0
             for begin, end in zip(packed.segments.bounds, packed.segments.bounds[1:], strict=False):
@@ -211,8 +214,8 @@ def test_tokens_that_nobody_sampled_are_no_part_of_the_whitening_and_not_trained
     wanted = reference.whitened(
         reference.advantages(as_reference(given)), [sample.mask.tolist() for sample in samples_of(given)]
     )
-    same([advantage for _, advantage in scored_groups(given, recipe())], wanted)
-    plan = plan_step(given, recipe(), seed=0, step=5)
+    same([advantage for _, advantage in value_advantages(given, recipe())], wanted)
+    plan = plan_step(given, recipe(), seed=0, step=5, advantages=value_advantages)
     assert plan.token_count == sum(int(sample.mask.sum()) for sample in samples_of(given))
 
 
@@ -262,15 +265,16 @@ def test_a_file_whose_continuations_are_not_those_of_its_completions_is_not_trai
 
 def test_the_report_has_the_mean_value_at_each_boundary() -> None:
     given = with_estimates(groups())
-    found = boundary_means(given, recipe())
+    found = boundary_means(given, VINE.segments)
     everyone = samples_of(given)
     assert len(found) == 4
     assert found[0] == found[3] == pytest.approx(np.mean([sample.reward for sample in everyone]))
     for boundary in (1, 2):
         rewards = [each.reward for sample in everyone for each in sample.estimates if each.boundary == boundary]
         assert found[boundary] == pytest.approx(np.mean(rewards))
-    assert boundary_means(groups(), recipe()) == [found[0]] * 4
-    assert boundary_means(given, base_recipe()) == []
+    assert boundary_means(groups(), VINE.segments) == [found[0]] * 4
+    assert Extensions(*recipe_extensions(recipe())).measured(given) == {"value_by_boundary": found}
+    assert Extensions(*recipe_extensions(base_recipe())).measured(given) == {}
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,17 @@ from torch import Tensor
 from shoal.contracts.algorithm import Prime
 from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.training.batches import StepPlan, plan_step
+from shoal.training.extensions.prime.extension import outcome_advantages
+from shoal.training.extensions.prime.formulas import (
+    Packed,
+    outcome_losses,
+    process_baselines,
+    process_returns,
+    whitened,
+)
+from shoal.training.extensions.prime.reward_model import OutcomeLoss, RewardModel, outcomes_of, packed_of
 from shoal.training.model import Policy
 from shoal.training.objectives.dapo import overlong_penalty
-from shoal.training.objectives.prime import Packed, outcome_losses, process_baselines, process_returns, whitened
-from shoal.training.process_rewards import OutcomeLoss, ProcessRewards, Told, packed_of, told_of
 from shoal.training.rollouts import Group
 from shoal.training.update import LogProbs, plan_logprobs
 
@@ -54,14 +61,14 @@ class Step:
         chosen = chosen if pack_length is None else chosen.model_copy(update={"pack_length": pack_length})
         assert chosen.process_rewards is not None
         self.groups = given
-        self.plan = plan_step(given, chosen, seed=0, step=5)
+        self.plan = plan_step(given, chosen, seed=0, step=5, advantages=outcome_advantages)
         self.base, self.prm = Policy(make_model(seed=0)), Policy(make_model(seed=1))
-        self.process = ProcessRewards(self.prm, chosen, chosen.process_rewards)
+        self.process = RewardModel(self.prm, chosen, chosen.process_rewards)
         self.reference = plan_logprobs(self.base, self.plan, nothing)
-        self.told = told_of(given)
+        self.outcomes = outcomes_of(given)
 
     def complete(self) -> StepPlan:
-        return self.process.complete(self.plan, self.reference, self.told, nothing)
+        return self.process.complete(self.plan, self.reference, self.outcomes, nothing)
 
 
 def by_sample(plan: StepPlan, values: list[list[Tensor]]) -> dict[int, list[float]]:
@@ -176,7 +183,7 @@ def model_gradient(step: Step, plan: StepPlan) -> Tensor:
         kept.append(torch.cat([parameter.grad.flatten() for parameter in step.prm.parameters()]))
 
     step.process.learner.optimizer.adamw.register_step_pre_hook(keep)
-    step.process.learn(plan, step.reference, step.told, nothing)
+    step.process.learn(plan, step.reference, step.outcomes, nothing)
     assert len(kept) == len(plan.optimizer_batches)
     return kept[0]
 
@@ -219,7 +226,7 @@ def test_a_reward_model_that_is_still_the_base_model_leaves_the_outcomes_advanta
 def test_it_learns_to_tell_outcomes_apart_and_its_rewards_follow() -> None:
     step = Step(groups(), prime_recipe(prime=SETTINGS.model_copy(update={"learning_rate": 3e-3})))
     step.prm.load_state_dict(step.base.state_dict())
-    seen = [step.process.learn(step.plan, step.reference, step.told, nothing) for _ in range(12)]
+    seen = [step.process.learn(step.plan, step.reference, step.outcomes, nothing) for _ in range(12)]
     assert seen[0].loss == pytest.approx(np.log(2), abs=0.1)
     assert seen[-1].loss < 0.5 * seen[0].loss
     assert seen[-1].accuracy == 1.0
@@ -235,7 +242,7 @@ def test_it_learns_to_tell_outcomes_apart_and_its_rewards_follow() -> None:
             ],
         ).items()
     }
-    assert all((scores[number] > 0) == bool(step.told.outcomes[number]) for number in range(16))
+    assert all((scores[number] > 0) == bool(step.outcomes.values[number]) for number in range(16))
 
 
 def test_a_step_without_any_signal_gives_zeros_and_not_numbers_that_are_none() -> None:
@@ -271,6 +278,6 @@ def test_whitening_leaves_equal_values_at_nothing() -> None:
 
 def test_an_outcome_beyond_its_range_counts_as_the_nearest() -> None:
     sample = groups()[0].samples[0]
-    told: Told = told_of([Group([replace(sample, task_reward=-2.0), replace(sample, task_reward=3.0)])])
-    assert told.outcomes.tolist() == [0.0, 1.0]
-    assert told.groups.tolist() == [0, 0]
+    outcomes = outcomes_of([Group([replace(sample, task_reward=-2.0), replace(sample, task_reward=3.0)])])
+    assert outcomes.values.tolist() == [0.0, 1.0]
+    assert outcomes.groups.tolist() == [0, 0]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from island_reef import membership
 from safetensors.torch import load_file
 from sft_rows import put_rows, sft_config, sft_rows
 from tiny_run import RUN, Orchestrator, make_store, ranks, write_base
@@ -24,7 +25,10 @@ from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.storage import Store
 from shoal.storage.store import open_folder
-from shoal.training.islands import OwnIsland, own_island
+from shoal.training.context import TrainerContext
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.islands.extension import Islands
+from shoal.training.extensions.islands.membership import OwnIsland, own_island
 from shoal.training.loop import DONE, Trainer
 from shoal.training.progress import Progress
 from shoal.training.state import WrongState
@@ -65,10 +69,11 @@ class Sea:
         own = OwnIsland(name, ISLAND_KEYS[name], run.islands, self.store if index == 0 else self.own_store(name))
         client = SignedClient(self.orchestrator.url, ROLE_KEYS["trainer"]) if index == 0 else None
         pod = self.folder / name
-        return Trainer(
-            run, self.store, self.base, pod / "outbox", pod / "tmp", Progress(RUN, client, own.store),
-            name, telemetry.Liveness(60.0), ranks(), own,
+        context = TrainerContext(
+            run, self.store, own.store, self.base, pod / "outbox", pod / "tmp", name,
+            Progress(RUN, client, own.store), telemetry.Liveness(60.0), ranks(),
         )  # fmt: skip
+        return Trainer(context, Extensions(Islands(own)))
 
     def run(self, *trainers: Trainer) -> None:
         """As pods: the publisher comes to its end, and the other stays with what it has until it is asked to stop."""
@@ -147,14 +152,15 @@ def test_an_island_that_comes_back_takes_up_its_state_and_skips_what_the_others_
     both = [sea.trainer(0, 2), sea.trainer(1, 2)]
     sea.run(*both)
     alone = sea.trainer(0)
-    shared = both[0]._member._island.shared
+    shared = membership(both[0])._island.shared
     alone.resume()
     assert alone.version == 2
-    assert alone._member is not None
-    assert alone._member._island.shared.digest() == shared.digest(), "the outer state is not part of the training state"
-    assert [len(link.signatures) for link in alone._member._island.certificate] == [2]
+    assert membership(alone)._island.shared.digest() == shared.digest(), (
+        "the outer state is not part of the training state"
+    )
+    assert [len(link.signatures) for link in membership(alone)._island.certificate] == [2]
     alone._method.stop()
-    alone._member.close()
+    membership(alone).close()
     fresh = sea.trainer(1, 6)  # has version 2 of its own; the other is asked to go on to 6
     other = sea.trainer(0, 6)
     sea.orchestrator.latest_version = 6
@@ -170,21 +176,19 @@ def test_a_result_of_fewer_steps_is_not_the_result_that_an_island_waits_for(sea:
         sea.store.put(keys.FINAL_SEAL, sealed.to_json())
         assert trainer._result_is_there() is there
     trainer._method.stop()
-    assert trainer._member is not None
-    trainer._member.close()
+    membership(trainer).close()
 
 
 def test_a_state_of_another_number_of_ranks_is_refused_in_words(sea: Sea) -> None:
     trainer = sea.trainer(0)
-    assert trainer._member is not None
-    own = set(trainer._copy.expect(set(trainer._member.empty())))
-    assert own == set(trainer._member.empty())
+    own = set(trainer._copy.expect(set(membership(trainer).empty())))
+    assert own == set(membership(trainer).empty())
     other = {key.replace("of-00001", "of-00002") for key in own}
     with pytest.raises(WrongState, match=r"in parts of \[2\] ranks; this trainer has 1: give every island as many"):
         trainer._copy.expect(other)
     assert not trainer._copy.expect(set()), "a state that has no such part is no state of another number"
     trainer._method.stop()
-    trainer._member.close()
+    membership(trainer).close()
 
 
 def test_a_key_that_no_island_has_is_refused(sea: Sea, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 In: the plan of a step, whose advantages are those of the outcome alone, and the base model's log-probabilities. Out: the plan with PRIME's
 advantages; the reward model after one update for each optimizer batch. Rewards come from the weights at the start of the step (algorithm 1 of
-the paper: one forward pass, then the update), so the order of the two is fixed. Formulas are in `objectives/prime.py`. All ranks call
-everything here alike: what a group's baseline and the whitening need of other ranks is summed over them. Called by `reinforcement`.
+the paper: one forward pass, then the update), so the order of the two is fixed. Formulas are in `formulas`. All ranks call
+everything here alike: what a group's baseline and the whitening need of other ranks is summed over them. Called by `extension`.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,7 @@ from torch import Tensor
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Recipe
 from shoal.training.batches import MicroBatch, OptimizerBatch, StepPlan
-from shoal.training.host_copy import Learner
-from shoal.training.method import Workplace
-from shoal.training.model import Policy, load_policy
-from shoal.training.objectives.prime import (
+from shoal.training.extensions.prime.formulas import (
     Packed,
     loss_slopes,
     outcome_losses,
@@ -28,17 +25,27 @@ from shoal.training.objectives.prime import (
     token_rewards,
     whitened,
 )
+from shoal.training.host_copy import Learner
+from shoal.training.model import Policy
 from shoal.training.optimizer import Applied, Optimizer
 from shoal.training.rollouts import Group
-from shoal.training.update import Beat, LogProbs, RewardModelUpdates, over_ranks, plan_logprobs
+from shoal.training.update import Beat, LogProbs, Steps, over_ranks, plan_logprobs
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcomes:
     """What the verdicts say of each sample of a step, counted through its groups: the group's number, and the outcome (0 to 1)."""
 
     groups: Int[Tensor, " step"]
-    outcomes: Float[Tensor, " step"]
+    values: Float[Tensor, " step"]
+
+
+@dataclass(frozen=True)
+class RewardModelUpdates(Steps):
+    """What the updates of the reward model did: mean loss over rows (nats) and share of rows judged right, each before its update."""
+
+    loss: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,11 @@ class RewardModelRecipe:
         )
 
 
-def told_of(groups: Sequence[Group]) -> Told:
+def outcomes_of(groups: Sequence[Group]) -> Outcomes:
     """The samples' groups and outcomes, in the order in which `batches.plan_step` counts them. An outcome beyond 0 to 1 counts as the nearest."""
     numbers = [number for number, group in enumerate(groups) for _ in group.samples]
-    outcomes = [sample.task_reward for group in groups for sample in group.samples]
-    return Told(torch.tensor(numbers), torch.tensor(outcomes, dtype=torch.float64).clamp(0.0, 1.0))
+    values = [sample.task_reward for group in groups for sample in group.samples]
+    return Outcomes(torch.tensor(numbers), torch.tensor(values, dtype=torch.float64).clamp(0.0, 1.0))
 
 
 class OutcomeLoss:
@@ -108,24 +115,14 @@ class OutcomeLoss:
         return (self._slopes[here] * logprobs).sum()
 
 
-class ProcessRewards:
-    """The reward model of a run with algorithm `prime`, with its optimizer. It begins as the base model; states bring it back."""
+class RewardModel:
+    """The reward model of a run with algorithm `prime`, with its optimizer."""
 
     def __init__(self, model: Policy, recipe: Recipe, settings: PrimeSettings) -> None:
         self._model, self._settings = model, settings
         self.learner = Learner(model, Optimizer(model.parameters(), RewardModelRecipe.of(recipe, settings)))
 
-    @classmethod
-    def of(cls, place: Workplace) -> "ProcessRewards | None":
-        """That of the run; None with another algorithm."""
-        config = place.config
-        settings = config.recipe.process_rewards
-        if settings is None:
-            return None
-        model = load_policy(place.base, config.trainer, place.ranks, place.liveness.progress)
-        return cls(model, config.recipe, settings)
-
-    def complete(self, plan: StepPlan, reference: LogProbs, told: Told, beat: Beat) -> StepPlan:
+    def complete(self, plan: StepPlan, reference: LogProbs, outcomes: Outcomes, beat: Beat) -> StepPlan:
         """The plan with PRIME's advantages in place of the outcome's alone."""
         settings = self._settings
         logprobs = plan_logprobs(self._model, plan, beat)
@@ -133,7 +130,7 @@ class ProcessRewards:
             [token_rewards(ours, base, settings.beta).cpu() for ours, base in zip(*pair, strict=True)]
             for pair in zip(logprobs, reference, strict=True)
         ]
-        baselines = self._baselines(plan, rewards, told)
+        baselines = self._baselines(plan, rewards, outcomes)
         mixed: list[list[Float[Tensor, " tokens"]]] = []
         for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
             mixed.append([])
@@ -151,15 +148,15 @@ class ProcessRewards:
             ],
         )
 
-    def learn(self, plan: StepPlan, reference: LogProbs, told: Told, beat: Beat) -> RewardModelUpdates:
+    def learn(self, plan: StepPlan, reference: LogProbs, outcomes: Outcomes, beat: Beat) -> RewardModelUpdates:
         """One update for each optimizer batch of the plan. An update whose gradient norm is not finite is left out and counted."""
         sums = torch.zeros(2, dtype=torch.float64)
         applied: list[Applied] = []
         for batch, parts in zip(plan.optimizer_batches, reference, strict=True):
             for packed, numbers, base in zip(batch.micro_batches, batch.numbers, parts, strict=True):
                 here = packed.to(self._model.device)
-                outcomes = told.outcomes[places(numbers)].to(here.tokens.device)
-                loss = OutcomeLoss(packed_of(here, numbers), base, outcomes, self._settings.beta, batch.rows)
+                here_outcomes = outcomes.values[places(numbers)].to(here.tokens.device)
+                loss = OutcomeLoss(packed_of(here, numbers), base, here_outcomes, self._settings.beta, batch.rows)
                 value, _, _ = self._model(here, loss, loss.look)
                 value.backward()
                 sums += loss.sums.cpu()
@@ -170,10 +167,10 @@ class ProcessRewards:
         return RewardModelUpdates(applied=applied, loss=loss_sum / rows, accuracy=right / rows)
 
     def _baselines(
-        self, plan: StepPlan, rewards: list[list[Float[Tensor, " tokens"]]], told: Told
+        self, plan: StepPlan, rewards: list[list[Float[Tensor, " tokens"]]], outcomes: Outcomes
     ) -> Float[Tensor, " step"]:
         """Of every sample of the step, whichever rank has it."""
-        count = len(told.groups)
+        count = len(outcomes.groups)
         found = torch.zeros(2, count, dtype=torch.float64)
         for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
             for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
@@ -181,7 +178,7 @@ class ProcessRewards:
                 found[0, here], found[1, here] = whose.sums(rewarded), whose.counts()
         sums = torch.tensor(over_ranks(found.flatten(), self._model, "process rewards of a step"), dtype=torch.float64)
         totals, tokens = sums[:count], sums[count:]
-        return process_baselines(totals / tokens.clamp(min=1), tokens > 0, told.groups)
+        return process_baselines(totals / tokens.clamp(min=1), tokens > 0, outcomes.groups)
 
     def _spread(self, values: list[list[Float[Tensor, " tokens"]]], count: int) -> tuple[float, float]:
         """Mean and deviation (the population's) over all tokens of the step, of all ranks."""

@@ -2,7 +2,7 @@
 
 In: the run's `islands`, this island's key, the policy. Out: the policy changed at every round, metrics of rounds, and how far the islands are. A
 restarted island joins: it copies the state that the others share. An island of one run goes on from where they are; one of a group is a run of its
-own, and keeps its own steps. Made by `loop`; `method` tells it of every update.
+own, and keeps its own steps. Made by `extension`, which tells it of every update.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ def own_island(
 class Membership:
     """This trainer's place among the islands. All ranks call its methods alike. `sign_of_life` is called while it waits.
 
-    It is also what a training state holds beside the model (`host_copy.Beside`): the shared state, each rank its part.
+    A training state also holds the shared state, each rank its part: `tensors`, `empty`, `check` and `take_up` are those of `host_copy.ExtraState`.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ A completion is no part of any value that its own tokens are compared with, so t
 those that the online filter keeps, V(0) and V(n) are not (docs/vineppo.md). Equal positions are one boundary with
 all of their continuations; a boundary none of whose continuations could be scored is none, and the parts beside it become one. Penalties of length
 are part of every reward here, those of overlong answers too. The policy is trained on completions alone: continuations give values. Pure; called by
-`batches` and `reinforcement`.
+`extension`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from shoal.contracts.recipe import Recipe
 from shoal.training.advantages import SMALLEST_DEVIATION
 from shoal.training.rollouts import Group, Sample
 
@@ -68,17 +67,15 @@ def whitened(
     return [(each - sampled.mean()) / sampled.std() for each in advantages]
 
 
-def boundary_means(groups: Sequence[Group], recipe: Recipe) -> list[float]:
-    """For the report: the mean value at each boundary, the first over prompts and the last the mean reward; empty with another algorithm.
+def boundary_means(groups: Sequence[Group], segments: int) -> list[float]:
+    """For the report: the mean value at each boundary, the first over prompts and the last the mean reward.
 
     Each boundary is over the completions that have an estimate there. One that nowhere has any is given the value before it.
     """
-    if recipe.vine is None:
-        return []
     samples = [sample for group in groups for sample in group.samples]
     inner: list[float] = []
     last = first = float(np.mean([sample.reward for sample in samples]))
-    for boundary in range(1, recipe.vine.segments):
+    for boundary in range(1, segments):
         means = [
             float(np.mean(found))
             for sample in samples

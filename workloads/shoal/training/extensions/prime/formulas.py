@@ -11,7 +11,7 @@ reward R_i (the same less penalties of length, where the run has such), q_t = lo
     advantage                  A_t = whiten( w_p * P_t + w_o * O_i )            over all sampled tokens of the step     (equation 5)
 
 Only tokens that the model sampled count: tool output has no reward and no return. The policy's loss is the recipe's objective with these
-advantages. Pure; called by `process_rewards`.
+advantages. Pure; called by `reward_model`.
 """
 
 from dataclasses import dataclass

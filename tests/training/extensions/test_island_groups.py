@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from island_reef import membership
 from safetensors.torch import load_file
 from tiny_run import Orchestrator, config, fill_step, make_store, ranks, recipe, rows_of, write_base
 
@@ -20,12 +21,15 @@ from shoal.contracts.steps import StepMetrics
 from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.storage import Store
-from shoal.training import islands
-from shoal.training.islands import OwnIsland, frozen_digest
+from shoal.training.context import TrainerContext
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.islands import membership as islands
+from shoal.training.extensions.islands.extension import Islands, sampled_after
+from shoal.training.extensions.islands.membership import OwnIsland, frozen_digest
 from shoal.training.loop import Trainer
 from shoal.training.model import load_policy
 from shoal.training.progress import Progress
-from shoal.training.rollouts import Group, Sample, StepRows, sampled_after
+from shoal.training.rollouts import Group, Sample, StepRows
 from shoal.transport import SignedClient
 
 RUN_KEYS = {name: PrivateKey.from_seed(bytes([index + 55] * 32)) for index, name in enumerate(("north", "south"))}
@@ -55,10 +59,11 @@ class Archipelago:
         orchestrator.latest_version = steps
         run = config(orchestrator.url, steps, islands=terms, recipe=recipe(optimizer_steps=2))
         client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
-        return Trainer(
-            run, store, self.base, self.folder / name / "outbox", self.folder / name / "tmp", Progress(RUN, client, store),
-            name, telemetry.Liveness(60.0), ranks(), OwnIsland(name, RUN_KEYS[name], terms, store),
+        context = TrainerContext(
+            run, store, store, self.base, self.folder / name / "outbox", self.folder / name / "tmp", name,
+            Progress(RUN, client, store), telemetry.Liveness(60.0), ranks(),
         )  # fmt: skip
+        return Trainer(context, Extensions(Islands(OwnIsland(name, RUN_KEYS[name], terms, store))))
 
     def start(self, trainer: Trainer) -> None:
         def act() -> None:
@@ -157,7 +162,7 @@ def test_a_run_that_comes_late_copies_the_weights_and_begins_with_its_own_first_
     late = archipelago.trainer("south", steps=3, inner_steps=2)
     archipelago.start(late)
     archipelago.until(
-        "the other joins", lambda: late._progress._phase == "join" and late._member._island._members.heard
+        "the other joins", lambda: late._progress._phase == "join" and membership(late)._island._members.heard
     )
     for step in (2, 3):
         fill_step(north, step)
@@ -184,7 +189,7 @@ def test_rows_of_before_a_copy_are_left_out_after_a_restart_too(
     late = archipelago.trainer("south", steps=3, inner_steps=2)
     archipelago.start(late)
     archipelago.until(
-        "the other joins", lambda: late._progress._phase == "join" and late._member._island._members.heard
+        "the other joins", lambda: late._progress._phase == "join" and membership(late)._island._members.heard
     )
     fill_step(north, 2)
     archipelago.until("both have made their steps", lambda: _saved(south, 1) and _saved(north, 3))

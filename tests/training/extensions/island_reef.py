@@ -12,7 +12,9 @@ from tiny_run import make_store, ranks, write_base
 from shoal.contracts.islands import IslandsSettings, IslandTerms
 from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
-from shoal.training.islands import Membership, OwnIsland
+from shoal.training.extensions.islands.extension import Islands
+from shoal.training.extensions.islands.membership import Membership, OwnIsland
+from shoal.training.loop import Trainer
 from shoal.training.model import load_policy
 
 NAMES = ("island-0", "island-1", "island-2")
@@ -73,6 +75,11 @@ class Reef:
             thread.join(60)
         assert not self.problems
         assert not any(thread.is_alive() for thread in threads)
+
+
+def membership(trainer: Trainer) -> Membership:
+    """That of a trainer which is an island."""
+    return next(each for each in trainer._extensions if isinstance(each, Islands)).membership
 
 
 def learnt(member: Membership) -> None:

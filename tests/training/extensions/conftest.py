@@ -1,0 +1,6 @@
+"""The trainer's helpers, which lie one folder up."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))

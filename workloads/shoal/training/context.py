@@ -1,0 +1,38 @@
+"""What one attempt at a run's training works with: settings, store, folders, ranks, signs of life.
+
+Made by `__main__`; given to the loop, its method and its extensions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.contracts.run import RunConfig
+from shoal.storage import Store
+from shoal.telemetry import Liveness
+from shoal.training.parallel import Ranks
+from shoal.training.progress import Progress
+
+
+@dataclass(frozen=True)
+class TrainerContext:
+    """`store` holds the run's data; `state_store` takes this trainer's states and reports, most often the same one.
+
+    Folders: `base` has the base checkpoint, `outbox` takes versions, `scratch` has files on their way to and from the store.
+    `attempt` names the pod.
+    """
+
+    config: RunConfig
+    store: Store
+    state_store: Store
+    base: Path
+    outbox: Path
+    scratch: Path
+    attempt: str
+    progress: Progress
+    liveness: Liveness
+    ranks: Ranks
+
+    def alive(self) -> None:
+        """A sign of life in a long wait: to the kubelet at once, to the orchestrator now and then."""
+        self.liveness.progress()
+        self.progress.beat()

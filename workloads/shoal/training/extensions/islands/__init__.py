@@ -1,0 +1,1 @@
+"""Islands: several trainers that exchange weights between updates (docs/diloco.md)."""

@@ -1,0 +1,1 @@
+"""VinePPO: advantages from Monte-Carlo values of continuations (docs/vineppo.md)."""
