@@ -15,7 +15,7 @@ import shoal.training
 from servers import Loopback
 from shoal.contracts import keys
 from shoal.contracts.recipe import RollBack
-from shoal.contracts.steps import StepBatch, StepMetrics
+from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.batches import StepPlan
 from shoal.training.context import TrainerContext
@@ -168,12 +168,15 @@ def test_hooks_are_called_in_the_documented_order(tmp_path: Path, base: Path, or
 def test_a_step_with_nothing_to_train_on_ends_its_updates_without_one(
     tmp_path: Path, base: Path, orchestrator: Orchestrator
 ) -> None:
-    store, diary = make_store(tmp_path / "store"), Diary()
-    empty = StepBatch(run=config().run, step=0, beacon="0" * 64, groups=0, groups_dropped=0, files=[])
-    store.put(keys.step_batch(0), empty.to_json())
+    class Dropping(Diary):
+        def keep_rows(self, rows: StepRows) -> StepRows:
+            return StepRows([], rows.left_out + 16, super().keep_rows(rows).problems)
+
+    store, diary = filled(tmp_path / "store", 1), Dropping()
     trainer(tmp_path, base, store, orchestrator, diary, steps=1).run()
     middle = ["before_step 0", "keep_rows", "after_updates 0", "after_step 1"]
     assert diary.calls == ["attach", "before_run 0", *middle, "after_run", "close"]
+    assert StepMetrics.from_json(store.get(keys.step_metrics(0))).rows_left_out == 16
 
 
 def test_a_roll_back_restores_the_state_and_calls_no_hook_of_training(
