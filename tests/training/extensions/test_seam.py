@@ -69,7 +69,7 @@ class Diary(Extension):
     def attach(self, context: TrainerContext, policy: Policy) -> None:
         self.calls.append("attach")
         model = Momentum()
-        self.learner = Learner(model, Optimizer(model.parameters(), recipe()))
+        self.learner = Learner(model, Optimizer(model.parameters(), recipe(warmup_steps=0)))
 
     def learners(self) -> Mapping[str, Learner]:
         return {"diary": self.learner}

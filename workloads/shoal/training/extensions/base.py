@@ -52,7 +52,10 @@ class Extension:
         """The policy is loaded, with the base model's weights. Called once."""
 
     def learners(self) -> Mapping[str, Learner]:
-        """Models trained beside the policy. Their names begin their keys in training states, followed by a dot."""
+        """Models trained beside the policy. Their names begin their keys in training states, followed by a dot.
+
+        States hold weights and moments, and no count of updates: a learner's rate must be constant.
+        """
         return {}
 
     def before_run(self, version: int) -> int:
