@@ -22,7 +22,7 @@ from typing import cast
 
 from shoal.environments.math import Math
 from shoal.rewards.math import MathJudge, Undecided
-from shoal.rewards.sandbox import Program, SandboxPool, choose
+from shoal.rewards.sandbox import Program, SandboxPool, choose, trial
 
 RESULT = Path(__file__).parents[1] / "results" / "rewards.json"
 PROGRAM = "values = list(map(int, input().split()))\nprint(sum(values), max(values), sorted(values)[0])"
@@ -138,7 +138,7 @@ def main() -> None:
     given = options.parse_args()
     threads = len(os.sched_getaffinity(0))
     pairs = answer_pairs(given.answers)
-    pool = SandboxPool(choose(), slots=threads)
+    pool = SandboxPool(choose(trial), slots=threads)
     try:
         programs = our_programs(given.programs, pool)
     finally:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import samples
 from shoal.collection.dataset import DatasetState
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
+from shoal.contracts.algorithm import Algorithm, Clip, Dapo, Prime, VinePpo
 from shoal.contracts.base import Contract
 from shoal.contracts.compute import Compute
 from shoal.contracts.datasets import DatasetColumns, DatasetSource, GenerateSettings
@@ -33,7 +34,6 @@ from shoal.contracts.islands import (
     IslandTerms,
 )
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
-from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
 from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile, ProofTerms
 from shoal.contracts.protocol import (
@@ -108,7 +108,6 @@ from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
-from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery.uplink_check import GivenTest
@@ -317,7 +316,7 @@ DOCUMENTS: dict[str, Contract] = {
         S3Storage(endpoint="http://127.0.0.1:9000", public_endpoint="https://s3.example.com", bucket="shoal", credentials_secret="store"),
         model=ModelSource(hugging_face="owner/model", revision="main"),
         tasks=TaskSource(environment="math", count=100, dataset=DATASET, offline_filter=OfflineFilter()),
-        recipe=Recipe(objective="DAPO", clip_epsilon_high=0.28, importance_cap=2.0, overlong_shaping=OverlongShaping(), pack_length=40000),
+        recipe=Recipe(algorithm=Algorithm(dapo=Dapo(importance_cap=2.0)), overlong_shaping=OverlongShaping(), pack_length=40000),
         evaluation=EvaluationSettings(
             benchmarks=[Benchmark(name="sums", tasks=BenchmarkTasks(environment="arithmetic", count=64), target_length=4000)]
         ),
@@ -327,8 +326,9 @@ DOCUMENTS: dict[str, Contract] = {
         validation=Validation(thresholds=ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1)), slash_votes=2),
         pools=[POOL],
     ),
-    "run-config-prime": samples.run_config(recipe=Recipe(algorithm="prime", prime=PrimeSettings())),
-    "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm="vineppo", vineppo=VineSettings())),
+    "run-config-prime": samples.run_config(recipe=Recipe(algorithm=Algorithm(prime=Prime()))),
+    "run-config-dr-grpo": samples.run_config(recipe=Recipe(algorithm=Algorithm(dr_grpo=Clip()))),
+    "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()))),
     "run-config-generate": samples.run_config(mode="Generate", steps=0, generate=GenerateSettings(max_completion_tokens=100)),
     "run-config-sft": samples.run_config(mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"))),
     "relay-config": RelayConfig(sources=["http://127.0.0.2:8090"], disk_bytes=1 << 30, trusted_proxies=["10.0.0.0/8"]),

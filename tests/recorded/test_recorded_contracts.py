@@ -85,7 +85,8 @@ def test_every_class_of_document_has_recorded_bytes() -> None:
     for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    there = {kind for document in DOCUMENTS.values() for kind in contained(document)}
+    # A base of a recorded document is recorded with it: its fields are among the document's.
+    there = {base for document in DOCUMENTS.values() for kind in contained(document) for base in kind.mro()}
     classes = {kind for kind in defined(Contract) if not issubclass(kind, Signed)} - {SpecModel}
     missing = sorted(kind.__name__ for kind in classes - there)
     assert not missing, f"add to tests/recorded/recorded_documents.py and run record_contracts.py: {missing}"

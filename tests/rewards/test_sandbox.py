@@ -25,6 +25,7 @@ from shoal.rewards.sandbox import (
 from shoal.rewards.sandbox import isolation as isolation_module
 from shoal.rewards.sandbox import pool as pool_module
 from shoal.rewards.sandbox import process as process_module
+from shoal.rewards.sandbox.pool import trial
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=60.0)
 LONG = Limits(cpu_seconds=20, wall_seconds=60.0)
@@ -34,7 +35,7 @@ LONG = Limits(cpu_seconds=20, wall_seconds=60.0)
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
 def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
     try:
-        made = SandboxPool(choose(request.param), slots=2)
+        made = SandboxPool(choose(trial, request.param), slots=2)
     except NoIsolation as error:
         pytest.skip(f"{error}")
     yield made
@@ -221,7 +222,7 @@ def test_a_sandbox_that_dies_before_it_has_its_program_says_nothing_about_the_pr
 
 
 def test_a_closed_pool_says_so_and_leaves_no_process_and_no_folder() -> None:
-    pool = SandboxPool(choose(), slots=1)
+    pool = SandboxPool(choose(trial), slots=1)
     assert run(pool, "print(1)").succeeded
     folder = pool._folder
     pool.close()
@@ -236,8 +237,8 @@ def test_the_best_isolation_that_works_is_chosen_and_says_why_not_a_better_one()
     def only(kind: str):  # type: ignore[no-untyped-def]
         return lambda isolation: None if isolation.kind == kind else "refused here"
 
-    assert choose("auto", only("bubblewrap")).kind == "bubblewrap"
-    weaker = choose("auto", only("landlock"))
+    assert choose(only("bubblewrap"), "auto").kind == "bubblewrap"
+    weaker = choose(only("landlock"), "auto")
     assert weaker.kind == "landlock"
     assert weaker.weaker_because == ("bubblewrap: refused here",)
     assert "Landlock + seccomp + rlimits" in weaker.describe()
@@ -250,16 +251,16 @@ def test_no_isolation_at_all_is_refused_unless_the_admin_says_so(monkeypatch: py
     with pytest.raises(
         NoIsolation, match=r"cannot be isolated .*bubblewrap: not on this machine; landlock: .*set SHOAL_SANDBOX=none"
     ):
-        choose("auto", none_works)
+        choose(none_works, "auto")
     monkeypatch.setenv("SHOAL_SANDBOX", "none")
-    assert "NOT isolated" in choose(None, none_works).describe()
+    assert "NOT isolated" in choose(none_works).describe()
     monkeypatch.setenv("SHOAL_SANDBOX", "gvisor")
     with pytest.raises(NoIsolation, match="SHOAL_SANDBOX is 'gvisor'; allowed: auto, bubblewrap, landlock, none"):
-        choose(None, none_works)
+        choose(none_works)
 
 
 def test_without_isolation_limits_still_hold() -> None:
-    pool = SandboxPool(choose("none"), slots=1)
+    pool = SandboxPool(choose(trial, "none"), slots=1)
     try:
         assert run(pool, "print(1)").stdout == b"1\n"
         assert run(pool, "x = bytearray(10 << 30)").exit_code == 1
@@ -285,7 +286,8 @@ PACKAGES = [Path(pool_module.__file__).parents[3], Path(pytest.__file__).parents
 AS_NOBODY = """
 import sys
 from shoal.rewards.sandbox import Program, SandboxPool, choose
-pool = SandboxPool(choose(sys.argv[1]), slots=1)
+from shoal.rewards.sandbox.pool import trial
+pool = SandboxPool(choose(trial, sys.argv[1]), slots=1)
 done = [pool.run(Program(source)) for source in (
     "print(1)", "import os; os.fork()", "open('/etc/passwd')", "import os; os.mkdir('d'); open('d/a', 'w'); os.chmod('d', 0)")]
 pool.close()

@@ -1,10 +1,5 @@
-"""Writes the CRDs and the reference page of the four kinds: `python -m shoal_operator.api.crd crds/ docs/reference.md` (`make crds`).
+"""The CRDs of the four kinds, from the models in `api`. Pure; `generate` writes them."""
 
-A test fails when the files drift.
-"""
-
-import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -154,18 +149,3 @@ def crd_yaml(kind: str) -> str:
 
 def file_name(kind: str) -> str:
     return f"{GROUP}_{PLURALS[kind]}.yaml"
-
-
-def main(folder: Path, reference: Path) -> None:
-    from shoal_operator.api.reference import reference_page
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
-        (folder / file_name(kind)).write_text(crd_yaml(kind), encoding="utf-8")
-    reference.write_text(reference_page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python -m shoal_operator.api.crd FOLDER REFERENCE.md")
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""The reference page of the four kinds, `docs/reference.md`: every field with its type, default, range and description. Pure; written by `crd.py`.
+"""The reference page of the four kinds, `docs/reference.md`: every field with its type, default, range and description. Pure; written by `generate`.
 
 It is made from the same schemas as the CRDs. A part that several kinds have (resources, exposure) is described once, under its own name.
 """

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.printing import print_line
 from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
@@ -78,7 +79,6 @@ def show(
 
     Example: shoal ledger show arithmetic --totals
     """
-    from shoal.cli.main import _print
     from shoal.ledger.reading import read_ledger
     from shoal.ledger.text import chosen, entry_line, totals_lines, totals_records
     from shoal.report.ledger_sources import open_source
@@ -87,13 +87,13 @@ def show(
     audit = read_ledger(opened, _say)
     if totals:
         if as_json:
-            _print(json.dumps(totals_records(audit.report, probation)))
+            print_line(json.dumps(totals_records(audit.report, probation)))
         else:
             for line in totals_lines(audit.report, probation):
-                _print(line)
+                print_line(line)
     else:
         for entry in chosen(audit.entries, node, kind, last):
-            _print(json.dumps(entry.model_dump(mode="json")) if as_json else entry_line(entry))
+            print_line(json.dumps(entry.model_dump(mode="json")) if as_json else entry_line(entry))
     _fail_if_wrong(audit.report.problems)
 
 
@@ -131,7 +131,6 @@ def verify(
 
     Example: shoal ledger verify s3://shoal/shoal/arithmetic --endpoint https://store.example --join node.json --kept checkpoint.json
     """
-    from shoal.cli.main import _print
     from shoal.ledger.reading import read_ledger
     from shoal.ledger.text import report_lines, report_record, votes_words
     from shoal.report.ledger_proofs import newest_checkpoint, read_kept
@@ -144,11 +143,11 @@ def verify(
     before = [read_kept(kept, opened.trust)] if kept is not None else []
     audit = read_ledger(opened, _say, kept=before, documents=documents)
     if as_json:
-        _print(json.dumps(report_record(audit.report, opened.trust)))
+        print_line(json.dumps(report_record(audit.report, opened.trust)))
     else:
         votes = votes_words(slash_votes, audit.report, opened.configured_votes)
         for line in report_lines(audit.report, opened.trust, documents, votes):
-            _print(line)
+            print_line(line)
     _fail_if_wrong(audit.report.problems)
     if keep is not None:
         keep.write_bytes(newest_checkpoint(opened, audit).to_json() + b"\n")
@@ -179,18 +178,17 @@ def proof(
 
     Example: shoal ledger proof --check proof.json --run-key 1f2e...
     """
-    from shoal.cli.main import _print
     from shoal.report.ledger_proofs import check_file, prove_entry, prove_since
     from shoal.report.ledger_sources import open_source
 
     if [entry is not None, since is not None, check is not None].count(True) != 1:
         raise InputWrong("give one of --entry N, --since FILE and --check FILE")
     if check is not None:
-        _print(check_file(check, run_key, join))
+        print_line(check_file(check, run_key, join))
         return
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     made = prove_entry(opened, entry, _say) if entry is not None else prove_since(opened, since or Path(), _say)
-    _print(made.to_json().decode())
+    print_line(made.to_json().decode())
 
 
 def _fail_if_wrong(problems: list[str]) -> None:

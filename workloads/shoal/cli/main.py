@@ -3,7 +3,6 @@
 Exit codes (DESIGN section 8): 0 done, 1 the run failed, 2 the input was wrong; 130 when Ctrl-C or SIGTERM stopped a run, which can be resumed.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from shoal.cli.env import app as env_app
 from shoal.cli.eval import evaluate
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
+from shoal.cli.printing import print_line
 from shoal.cli.summaries import whole_summaries
 from shoal.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 
@@ -53,7 +53,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        _print(f"shoal {version('shoal')}")
+        print_line(f"shoal {version('shoal')}")
         raise typer.Exit(EXIT_DONE)
 
 
@@ -161,7 +161,7 @@ def logs(
         begin = since_unix(since, time.time()) if since else 0.0
     except ValueError as error:
         raise InputWrong(str(error)) from None
-    print_logs(find_run(run, runs_dir) / LOGS_FOLDER, part, begin, follow, _print)
+    print_logs(find_run(run, runs_dir) / LOGS_FOLDER, part, begin, follow, print_line)
 
 
 @app.command()
@@ -172,7 +172,7 @@ def render(file: ManifestOption) -> None:
     """
     from shoal.cli.local_run import read_manifest, rendered
 
-    _print(rendered(read_manifest(file)).rstrip())
+    print_line(rendered(read_manifest(file)).rstrip())
 
 
 @app.command()
@@ -266,7 +266,7 @@ def ui(
 
     place = Place(host, port, token_file, certificate, key)
     serve(
-        source, runs_dir, place, _print,
+        source, runs_dir, place, print_line,
         orchestrator=orchestrator, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials,
     )  # fmt: skip
 
@@ -300,7 +300,7 @@ def trace(
     from shoal.report.ledger_sources import open_source
 
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    send_traces(opened, otlp, _print, follow=follow)
+    send_traces(opened, otlp, print_line, follow=follow)
 
 
 @app.command()
@@ -345,16 +345,6 @@ def calibrate(
 
 
 whole_summaries(app)
-
-
-def _print(text: str) -> None:
-    """A line to standard output; a reader that has left (`| head`) ends the program in peace."""
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail again
-        raise typer.Exit(EXIT_DONE) from None
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.printing import print_line
 from shoal.errors import InputWrong
 
 app = typer.Typer(
@@ -244,6 +245,5 @@ def _change(
 
 
 def _say(text: str) -> None:
-    from shoal.cli.main import _print
 
-    _print(text)
+    print_line(text)

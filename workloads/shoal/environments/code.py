@@ -18,7 +18,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.code_tasks import make_task
 from shoal.environments.math import problem_text
-from shoal.rewards.sandbox import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed, choose, shared_pool
+from shoal.rewards.sandbox import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed, choose, shared_pool, trial
 
 INSTRUCTION = "Write the program in Python, in one block that begins with ```python and ends with ```."
 TIME_LIMIT_SECONDS = 4.0
@@ -103,7 +103,7 @@ class Code:
     def problems(self) -> list[str]:
         """What this machine lacks: an isolation that works."""
         try:
-            choose()
+            choose(trial)
         except NoIsolation as error:
             return [str(error)]
         return []

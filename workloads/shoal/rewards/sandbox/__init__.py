@@ -1,7 +1,7 @@
 """Untrusted programs under the best isolation that the machine has. `run` is all that an environment needs."""
 
 from shoal.rewards.sandbox.isolation import Isolation, choose
-from shoal.rewards.sandbox.pool import SandboxPool, shared_pool, use_runners
+from shoal.rewards.sandbox.pool import SandboxPool, shared_pool, trial, use_runners
 from shoal.rewards.sandbox.program import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "SandboxPool",
     "choose",
     "shared_pool",
+    "trial",
     "use_runners",
 ]

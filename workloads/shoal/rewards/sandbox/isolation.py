@@ -66,15 +66,11 @@ class Isolation:
         return f"{layers}, {'a user of its own' if self.own_user else namespaced}"
 
 
-def choose(wanted: str | None = None, works: Callable[[Isolation], str | None] | None = None) -> Isolation:
+def choose(works: Callable[[Isolation], str | None], wanted: str | None = None) -> Isolation:
     """The best isolation that works here, or the wanted kind (default: what `SHOAL_SANDBOX` says, `auto`).
 
-    `works` tries one and gives None or what is wrong (default: a sandbox is started). Raises NoIsolation.
+    `works` tries one and returns None, or what is wrong (`pool.trial` starts a sandbox). Raises NoIsolation.
     """
-    if works is None:
-        from shoal.rewards.sandbox.pool import trial  # not above: the pool needs this module
-
-        works = trial
     wanted = wanted or os.environ.get(CHOICE_VARIABLE, "auto")
     if wanted not in ("auto", *KINDS):
         raise NoIsolation(f"{CHOICE_VARIABLE} is {wanted!r}; allowed: auto, {', '.join(KINDS)}")

@@ -157,7 +157,7 @@ ISOLATION = Gauge(
 
 def open_pool(slots: int | None = None) -> SandboxPool:
     """A pool under the best isolation of this machine, which is reported. NoIsolation when there is none and the admin has not allowed that."""
-    pool = SandboxPool(choose(), slots)
+    pool = SandboxPool(choose(trial), slots)
     ISOLATION.labels(pool.isolation.kind).set(1)
     telemetry.get_logger().info(
         "programs are judged in sandboxes",

@@ -1,0 +1,18 @@
+"""One line of a verb's answer on standard output."""
+
+import os
+import sys
+
+import typer
+
+from shoal.errors import EXIT_DONE
+
+
+def print_line(text: str) -> None:
+    """Write a line to standard output. A reader that has left (`| head`) ends the program with exit code 0."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail again
+        raise typer.Exit(EXIT_DONE) from None
