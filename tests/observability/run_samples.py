@@ -107,7 +107,7 @@ def operators_own() -> list[Metric]:
     metrics.reconciled(key, "success", 0.02)
     metrics.reconciled(key, "error", 0.02)
     metrics.requested("PATCH", 200)
-    metrics.registry.register(Gauges(WorkQueue(metrics), [], lambda: True, lambda: 0.0))
+    metrics.registry.register(Gauges(WorkQueue(metrics), [], [], lambda: True, lambda: 0.0))
     ours = (family for family in metrics.registry.collect() if not family.name.startswith(("python_", "process_")))
     return [family for family in ours if family.samples]
 

@@ -99,6 +99,7 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("shoal_relay_sync_seconds", "outcome"): ("sealed", "stalled", "abandoned", "changed"),
     ("shoal_nginx_connections", "state"): ("active", "reading", "writing", "waiting"),
     ("shoal_operator_watch_last_event_age_seconds", "kind"): OWN_KINDS,
+    ("shoal_operator_crd_missing", "kind"): OWN_KINDS,
     ("controller_runtime_reconcile", "result"): ("success", "requeue_after", "error"),
     ("rest_client_requests", "code"): ("200", "409", "500"),
     ("trainer", "phase"): ("wait", "read", "old_logprobs", "reference_logprobs", "update", "save"),

@@ -318,6 +318,10 @@ OPERATOR = Board(
             Panel("Keys that wait", {"{{pod}}": work("workqueue_depth")}),
             Panel("Retries a second", {"{{pod}}": f"sum by (pod) (rate({work('workqueue_retries_total')}{WINDOW}))"}, "ops"),
             Panel("Age of watches", {"{{pod}} {{kind}}": f"shoal_operator_watch_last_event_age_seconds{{{PLACE}}}"}, "s"),
+            Panel("Restarts of kopf, missing CRDs", {
+                "{{pod}} restarts": f"increase(shoal_operator_kopf_restarts_total{{{PLACE}}}{WINDOW})",
+                "{{kind}} missing": f"max by (kind) (shoal_operator_crd_missing{{{PLACE}}})",
+            }),
         ),
         "API server": (
             Panel("Requests a second", {
