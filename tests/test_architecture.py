@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -55,6 +57,15 @@ def test_nobody_imports_what_they_must_not() -> None:
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = grimp.build_graph("shoal", "shoal_operator", cache_dir=None)
+    order = TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other in a circle: {' <- '.join(error.args[1])}")
 
 
 def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:

@@ -49,7 +49,7 @@ MODULE = re.compile(r"[a-z_]+(/[a-z_]+)*/[a-z_]+\.py")
 
 def generated_pages() -> set[str]:
     """Whole pages that programs write: those of `make docs`, `make observability` and `make crds`."""
-    of_crds = re.findall(r"shoal_operator\.api\.crd .*?(docs/[\w/]+\.md)", (ROOT / "Makefile").read_text())
+    of_crds = re.findall(r"shoal_operator\.api\.generate .*?(docs/[\w/]+\.md)", (ROOT / "Makefile").read_text())
     assert of_crds, "the Makefile no longer says which page `make crds` writes"
     return {name for name in {*pages_of_docs(), *files_of_metrics(), *of_crds} if name.endswith(".md")}
 
