@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
+.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -12,6 +12,9 @@ help: ## list the targets
 
 demo: setup ## train a tiny model on this machine: the whole loop, some five minutes
 	.venv/bin/shoal up -f examples/arithmetic/trainingrun.yaml
+
+check: setup ## lint, types, import rules, prose and a fast tier of tests; some three minutes
+	@tools/test.sh --fast
 
 test: setup ## lint, types and tests; what CI runs
 	@tools/test.sh -m "not soak"
@@ -28,7 +31,7 @@ lint: setup ## ruff and the import rules
 	.venv/bin/lint-imports
 
 types: setup ## mypy
-	.venv/bin/mypy operator/shoal_operator workloads/shoal benchmarks tools e2e
+	.venv/bin/mypy
 
 format: setup ## let ruff order imports and lay out the code
 	.venv/bin/ruff check --fix

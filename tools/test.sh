@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, types, import rules, tests and the core of the end-to-end tests: `make test`. Everything runs even when something before it failed, so that one
-# run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out. The core
-# (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
+# run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out, and `--fast` runs
+# them with a fast tier of tests (`make check`). The core (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
 #
 # Writes .cache/junit.xml, of whole systems .cache/junit-systems.xml, and prints the slowest tests and every skipped one with its reason. With CI set, a
 # test that was skipped for want of something that CI must have is a failure (tests/conftest.py).
@@ -22,6 +22,15 @@ check() {
     echo "   $((SECONDS - started)) s"
 }
 
+# Exit with the status of the whole.
+finish() {
+    if ((${#failed[@]})); then
+        printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}" | sed 's/,/, /g')"
+        exit 1
+    fi
+    exit 0
+}
+
 # A signal reaches the step at once, and is waited out: it has a node to take down.
 passing_signals_on() {
     local step status
@@ -38,7 +47,21 @@ passing_signals_on() {
     return "$status"
 }
 
-if [[ ${1:-} == --only-tests ]]; then
+static_checks() {
+    check "ruff check" .venv/bin/ruff check
+    check "ruff format" .venv/bin/ruff format --check
+    check "mypy" .venv/bin/mypy
+    check "import rules" .venv/bin/lint-imports
+}
+
+# What needs no server, no engine and no trainer: contracts, the operator's builders and rules, reading a ledger, and the prose of the pages.
+FAST=(tests/contracts tests/operator/test_{crds,golden_children,manifest,scale}.py tests/docs/test_{prose,page_size}.py tests/test_architecture.py)
+
+if [[ ${1:-} == --fast ]]; then
+    static_checks
+    check "fast tests" .venv/bin/python -m pytest -q -n 2 --dist loadscope -p no:cacheprovider "${FAST[@]}"
+    finish
+elif [[ ${1:-} == --only-tests ]]; then
     shift
 else
     # Go programs are built while the static checks run; a machine without Go is told how to get it, and their tests are skipped (in CI: fail).
@@ -47,10 +70,7 @@ else
     [[ -n $whole && $(uname -s) == Linux && $(id -u) == 0 ]] && programs+=(pause coredns)
     for program in "${programs[@]}"; do tools/build.sh "$program" || exit; done >/dev/null &
     building=$!
-    check "ruff check" .venv/bin/ruff check
-    check "ruff format" .venv/bin/ruff format --check
-    check "mypy" .venv/bin/mypy operator/shoal_operator workloads/shoal benchmarks tools e2e
-    check "import rules" .venv/bin/lint-imports
+    static_checks
     echo "== tools"
     wait "$building" || echo "   MinIO, Helm or a program of Kubernetes is not built: their tests cannot run"
 fi
@@ -71,7 +91,4 @@ else
 fi
 [[ -z $whole ]] || check "core of the end-to-end tests" passing_signals_on tools/core.sh
 
-if ((${#failed[@]})); then
-    printf 'failed: %s\n' "$(IFS=,; echo "${failed[*]}" | sed 's/,/, /g')"
-    exit 1
-fi
+finish
