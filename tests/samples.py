@@ -112,7 +112,7 @@ from shoal.contracts.weights import (
 )
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
-from shoal.evaluation.scores import Answer, Problem, scores
+from shoal.evaluation.scores import Answer, AnsweredTask, scores
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.ledger.entries import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 
@@ -238,7 +238,7 @@ BENCHMARK = BenchmarkTerms(
 )  # fmt: skip
 EVALUATION = VersionEvaluation(
     run=RUN, version=6, benchmark=BENCHMARK, slices_done=16, tasks_asked=1, nodes=2, unix=NOW + 0.5,
-    scores=scores([Problem("add-12-34", [Answer(1.0, 20, False), Answer(0.0, 32, True)])], 2),
+    scores=scores([AnsweredTask("add-12-34", [Answer(1.0, 20, False), Answer(0.0, 32, True)])], 2),
 )  # fmt: skip
 ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", unix=NOW + 0.5, node=NODE)
 TERMS = terms_by(RUN_KEY.public)

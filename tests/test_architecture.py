@@ -3,6 +3,7 @@
 These read files; the import rules themselves are in pyproject.toml (import-linter).
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -66,6 +67,16 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         order.prepare()
     except CycleError as error:
         pytest.fail(f"these import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_no_two_classes_of_the_product_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in tracked("operator/shoal_operator/*.py", "workloads/shoal/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(relative(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"give each thing a name of its own: {twice}"
 
 
 def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:

@@ -25,7 +25,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.islands.encoding import ExchangeType
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
-from shoal.islands.setting import IslandSettings, Place
+from shoal.islands.setting import IslandPlace, IslandSettings
 from shoal.islands.store import MeetingStore
 
 PATIENCE_SECONDS = 1500.0
@@ -88,7 +88,10 @@ def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: st
     learner = Learner.start(setting.base, setting.seed, setting.updates)
     settings = IslandSettings(setting.inner_steps, setting.exchange, wait_seconds=60.0, join_seconds=300.0)
     island = Island(
-        Place("bench", name, KEYS[name], _known(count), lighthouse, host.address), settings, ALONE, learner.parameters
+        IslandPlace("bench", name, KEYS[name], _known(count), lighthouse, host.address),
+        settings,
+        ALONE,
+        learner.parameters,
     )
     while (met := island.join()) is None or len(met.islands) < count:
         pass

@@ -124,7 +124,7 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
     from shoal_operator.engine.informer import Informer
     from shoal_operator.engine.kinds import CACHED, OWN, Key
     from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
-    from shoal_operator.engine.progress import ProgressReader
+    from shoal_operator.engine.progress import RunProgressReader
     from shoal_operator.engine.queue import WorkQueue
     from shoal_operator.reconcile import reconcile
 
@@ -147,7 +147,7 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
         cache = Cache(queue)
         for each in objects:
             cache.observe("LISTED", each)
-        parts = Parts(api, cache, ProgressReader(queue.add), EventRecorder(api, "bench"))
+        parts = Parts(api, cache, RunProgressReader(queue.add), EventRecorder(api, "bench"))
         done = {"reconciles": 0, "writes": 0}
         counting = threading.Lock()
 

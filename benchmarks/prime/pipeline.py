@@ -31,7 +31,7 @@ from shoal.training.extensions.prime.extension import outcome_advantages
 from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
-from shoal.training.rollouts import Group, Sample
+from shoal.training.rollouts import RolloutGroup, Sample
 from shoal.training.sft.update import batch_of, learn
 from shoal.training.update import plan_logprobs, train
 
@@ -128,7 +128,7 @@ def reinforce(folder: Path, begun: Start, seed: int, target: float, most_steps: 
     return Curve(steps, rates, seconds["reward_model"], seconds["other"])
 
 
-def sampled(answers: Answers, tasks: Sequence[Task], chance: random.Random, seed: int) -> list[Group]:
+def sampled(answers: Answers, tasks: Sequence[Task], chance: random.Random, seed: int) -> list[RolloutGroup]:
     """Groups that PRIME's accuracy filter keeps; sampling goes on until there are enough."""
     size, kept = RECIPE.group_size, []
     for attempt in range(MOST_ROUNDS):
@@ -144,7 +144,7 @@ def sampled(answers: Answers, tasks: Sequence[Task], chance: random.Random, seed
         raise RuntimeError(
             f"no group of {MOST_ROUNDS} rounds is of middling accuracy; the policy is always right or never"
         )
-    return [Group([_sample(one) for one in group]) for group in kept[: RECIPE.prompts_per_step]]
+    return [RolloutGroup([_sample(one) for one in group]) for group in kept[: RECIPE.prompts_per_step]]
 
 
 def pass_rate(answers: Answers, tasks: Sequence[Task], seed: int) -> float:

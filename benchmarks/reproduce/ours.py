@@ -16,7 +16,7 @@ from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
-from shoal.training.rollouts import Group, Sample
+from shoal.training.rollouts import RolloutGroup, Sample
 from shoal.training.update import plan_logprobs, train
 
 
@@ -64,9 +64,9 @@ class Learner:
 
     def learn(self, groups: list[list[Drawn]], step: int) -> Measured:
         """All updates of one step, with the functions and in the order of the trainer's own loop."""
-        return self.learn_rows([Group([sample_of(drawn) for drawn in group]) for group in groups], step)
+        return self.learn_rows([RolloutGroup([sample_of(drawn) for drawn in group]) for group in groups], step)
 
-    def learn_rows(self, rows: list[Group], step: int) -> Measured:
+    def learn_rows(self, rows: list[RolloutGroup], step: int) -> Measured:
         """The same of the trainer's own rows."""
         plan = plan_step(rows, self._recipe, seed=self._seed, step=step, advantages=self._advantages)
         old = plan_logprobs(self.policy, plan, _nothing)

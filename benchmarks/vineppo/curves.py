@@ -26,7 +26,7 @@ from shoal.environments.base import Score
 from shoal.environments.sampling import sample
 from shoal.environments.tokens import completion_text
 from shoal.rewards.total import total_reward
-from shoal.training.rollouts import Estimate, Group
+from shoal.training.rollouts import ContinuationReward, RolloutGroup
 
 SETTINGS = VinePpo(segments=3, continuations=4)
 """That of examples/vineppo: completions have some 24 tokens."""
@@ -85,7 +85,7 @@ def learn(arm: str, seed: int, steps: int, measure_every: int, cache: Path) -> C
 
 def sampled(
     answers: Answers, begun: Start, recipe: Recipe, chance: random.Random, seed: int
-) -> tuple[list[Group], int]:
+) -> tuple[list[RolloutGroup], int]:
     """The groups that a step is trained on, and how many tokens workers would have sampled for them."""
     size, kept, drawn = recipe.group_size, [], []
     for attempt in range(MOST_ROUNDS):
@@ -103,10 +103,12 @@ def sampled(
     spent = sum(len(row.completion) for _, rows in drawn for row in rows)
     samples = [[sample_of(row) for row in rows] for _, rows in used]
     if recipe.vine is None:
-        return [Group(each) for each in samples], spent
+        return [RolloutGroup(each) for each in samples], spent
     estimates, length = estimated(answers, used, recipe.vine, seed)
     found = [
-        Group([replace(each, estimates=tuple(estimates[number * size + index])) for index, each in enumerate(group)])
+        RolloutGroup(
+            [replace(each, estimates=tuple(estimates[number * size + index])) for index, each in enumerate(group)]
+        )
         for number, group in enumerate(samples)
     ]
     return found, spent + round(length * len(drawn) / len(used))
@@ -114,7 +116,7 @@ def sampled(
 
 def estimated(
     answers: Answers, groups: Sequence[tuple[Asked, Sequence[Drawn]]], settings: VineSettings, seed: int
-) -> tuple[list[list[Estimate]], int]:
+) -> tuple[list[list[ContinuationReward]], int]:
     """What came of the continuations of each completion of these groups, group after group, and the tokens that they have."""
     parents = [(asked, row) for asked, rows in groups for row in rows]
     places = list(continuations(len(parents), settings))
@@ -124,7 +126,7 @@ def estimated(
         prefixes.append(row.completion[: settings.positions(len(row.completion))[place.boundary - 1]])
         prompts.append([*row.prompt, *prefixes[-1]])
     ends, environment = frozenset([answers.model.config.eos_token_id]), Arithmetic()
-    found: list[list[Estimate]] = [[] for _ in parents]
+    found: list[list[ContinuationReward]] = [[] for _ in parents]
     endings = sample(answers.model, prompts, answers.arm.max_completion, seed + 500_000)
     for place, prefix, ending in zip(places, prefixes, endings, strict=True):
         (task, target), answer = parents[place.parent][0], [*prefix, *ending][: answers.arm.max_completion]
@@ -132,7 +134,9 @@ def estimated(
         reward = total_reward(
             scored.task_reward if isinstance(scored, Score) else None, len(answer), target, answers.arm.lengths
         )
-        found[place.parent].append(Estimate(place.boundary, len(prefix), float(reward.reward or 0.0), len(answer)))
+        found[place.parent].append(
+            ContinuationReward(place.boundary, len(prefix), float(reward.reward or 0.0), len(answer))
+        )
     length = sum(min(len(each), answers.arm.max_completion) for each in endings)
     return found, length
 

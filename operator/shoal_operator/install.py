@@ -138,14 +138,14 @@ def _metadata(name: str, namespace: str | None) -> Object:
     return {"name": name} | ({"namespace": namespace} if namespace else {}) | {"labels": dict(LABELS)}
 
 
-class _Dumper(yaml.SafeDumper):
+class _InstallDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def to_yaml(made: Iterable[Object]) -> str:
     """The objects as YAML documents, keys in the order in which people read them."""
-    return yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=120)
+    return yaml.dump_all(made, Dumper=_InstallDumper, sort_keys=False, width=120)
 
 
 def chart_permissions() -> str:

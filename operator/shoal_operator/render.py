@@ -104,7 +104,7 @@ def _below(made: Object, identity: RunIdentity, addresses: Addresses, hashes: di
     return []
 
 
-class _Dumper(yaml.SafeDumper):
+class _BlockDumper(yaml.SafeDumper):
     """Texts of several lines as blocks, and no anchors: the output is to be read and to be applied."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -113,4 +113,4 @@ class _Dumper(yaml.SafeDumper):
 
 def to_yaml(objects: list[Object]) -> str:
     """Objects as one YAML stream."""
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
+    return yaml.dump_all(objects, Dumper=_BlockDumper, sort_keys=False, width=120, explicit_start=True)

@@ -8,9 +8,9 @@ from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
 from shoal.broadcast import publishing
 from shoal.broadcast.download import Downloader
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts import keys
@@ -47,10 +47,12 @@ class Client:
         self.transfer: Transfer | None = None
         self.sources: Sources | None = None
 
-    def fetch(self, relays: list[OddRelay], version: int = 7, *, seed: int = 1, stall_seconds: float = 30.0) -> Outcome:
+    def fetch(
+        self, relays: list[OddRelay], version: int = 7, *, seed: int = 1, stall_seconds: float = 30.0
+    ) -> TransferOutcome:
         self.sources = Sources([relay.url for relay in relays], random.Random(seed))
         self.transfer = Transfer(
-            Wanted(RUN, version, self.trainer_key),
+            WantedVersion(RUN, version, self.trainer_key),
             self.sources,
             self._downloader,
             FolderTarget(self.weights, version, self.trainer_key),

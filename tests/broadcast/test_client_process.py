@@ -13,7 +13,7 @@ from broadcast_run import RUN, SHARD, Keys, checkpoint, put_outbox
 from servers import wait_until
 from shoal.broadcast import cut, publishing, relay_target, weights_folder
 from shoal.broadcast.nginx import stray_workers
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.relay_target import NoSpace, TreeTarget
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
@@ -189,7 +189,7 @@ def test_a_relay_short_of_space_drops_old_versions_but_never_its_newest_whole_on
         tree.publish(version, OPEN, b"{}")
         tree.publish(version, WEIGHTS, b"{}")
     record = cut.opening_record(RUN, 4, [CheckpointFile(name="a", size=SHARD)], SHARD)
-    target = TreeTarget(tree, Wanted(RUN, 4, run_keys.trainer.public))
+    target = TreeTarget(tree, WantedVersion(RUN, 4, run_keys.trainer.public))
     reserve = relay_target.DISK_RESERVE_BYTES
     free = iter([0, reserve + SHARD, reserve + SHARD])
     monkeypatch.setattr(Tree, "free_bytes", lambda _: next(free, reserve + SHARD))
@@ -197,7 +197,7 @@ def test_a_relay_short_of_space_drops_old_versions_but_never_its_newest_whole_on
     assert tree.held() == [2, 3, 4]
     monkeypatch.setattr(Tree, "free_bytes", lambda _: 0)
     with pytest.raises(NoSpace, match="0 are free: give the relay a larger volume"):
-        TreeTarget(tree, Wanted(RUN, 5, run_keys.trainer.public)).opened(
+        TreeTarget(tree, WantedVersion(RUN, 5, run_keys.trainer.public)).opened(
             sign(record.model_copy(update={"version": 5}), run_keys.trainer)
         )
     assert tree.sealed() == [3]

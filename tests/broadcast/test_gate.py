@@ -11,16 +11,16 @@ from broadcast_run import RUN, Keys
 
 from shoal.broadcast import exclusions
 from shoal.broadcast.exclusions import Exclusion
-from shoal.broadcast.gate import Gate
+from shoal.broadcast.gate import TokenGate
 from shoal.contracts.protocol import Exclusions, RelayToken
 from shoal.contracts.relay_token import BadToken, encode
 
 NODE = "a" * 64
 
 
-def _relay_gate(run_keys: Keys, skew_seconds: float = 0.0) -> Gate:
+def _relay_gate(run_keys: Keys, skew_seconds: float = 0.0) -> TokenGate:
     roles = run_keys.roles
-    return Gate(RUN, roles["relay"].public, roles["orchestrator"].public, clock=lambda: time.time() + skew_seconds)
+    return TokenGate(RUN, roles["relay"].public, roles["orchestrator"].public, clock=lambda: time.time() + skew_seconds)
 
 
 def _own(run_keys: Keys, node: str | None = None) -> str:
@@ -40,7 +40,7 @@ def test_a_relays_key_speaks_for_no_node(run_keys: Keys) -> None:
 
 
 def test_the_origin_takes_relays_only(run_keys: Keys) -> None:
-    gate = Gate(RUN, run_keys.roles["relay"].public)
+    gate = TokenGate(RUN, run_keys.roles["relay"].public)
     assert gate.node_of(f"Bearer {_own(run_keys)}") == run_keys.roles["relay"].public
     for word in (run_keys.token(), _own(run_keys, NODE), "rubbish"):
         with pytest.raises(BadToken):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from shoal.broadcast.pace import Pace, rates, to_hedge, to_steal
+from shoal.broadcast.pace import FlightPace, rates, to_hedge, to_steal
 
 MB = 1_000_000
 SOURCES = ["fast", "slow"]
 
 
-def flight(index: int, source: str, share: float, age: float, size: int = 10 * MB) -> Pace:
-    return Pace(index, source, size, int(size * share), age)
+def flight(index: int, source: str, share: float, age: float, size: int = 10 * MB) -> FlightPace:
+    return FlightPace(index, source, size, int(size * share), age)
 
 
 def test_a_source_gives_what_it_gives_now_else_its_average_shared_by_all_flights() -> None:
@@ -52,7 +52,7 @@ def test_a_shard_is_taken_from_a_relay_that_others_beat_by_far() -> None:
         "nobody is known to be faster",
     ],
 )
-def test_a_shard_stays_where_it_is(slow: Pace, fast: Pace, tried: set[str]) -> None:
+def test_a_shard_stays_where_it_is(slow: FlightPace, fast: FlightPace, tried: set[str]) -> None:
     expected = rates([slow, fast], {}, 2)
     assert to_steal([slow, fast], {0: tried, 1: set(SOURCES)}, SOURCES, expected) is None
 
@@ -88,7 +88,7 @@ def test_the_tail_is_asked_for_again_where_that_is_sooner() -> None:
         "no other is known, and it is quick",
     ],
 )
-def test_the_tail_is_left_alone(tail: Pace, expected: dict[str, float]) -> None:
+def test_the_tail_is_left_alone(tail: FlightPace, expected: dict[str, float]) -> None:
     assert to_hedge([tail], {9: 10 * MB}, expected) is None
 
 

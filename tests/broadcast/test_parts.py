@@ -8,7 +8,7 @@ import pytest
 from broadcast_run import RUN, SHARD, Keys
 
 from shoal.broadcast import cut, parts
-from shoal.broadcast.parts import FilePart, Part, PlacedPart
+from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
@@ -33,7 +33,7 @@ def _manifest(record: VersionOpen) -> WeightsManifest:
     return cut.manifest(record, "model", hashlib.sha256(STREAM).hexdigest(), digests)
 
 
-def _append(part: Part, data: bytes, step: int = 10_000) -> None:
+def _append(part: ShardPart, data: bytes, step: int = 10_000) -> None:
     for at in range(0, len(data), step):
         part.append(memoryview(data)[at : at + step])
 

@@ -8,7 +8,7 @@ from broadcast_run import Keys
 from prometheus_client import REGISTRY
 
 from shoal.broadcast.relay import Relay
-from shoal.broadcast.transfer import Outcome
+from shoal.broadcast.transfer import TransferOutcome
 from shoal.broadcast.tree import Tree
 from shoal.contracts.relays import RelayConfig
 
@@ -24,11 +24,11 @@ def test_the_lag_grows_while_a_version_is_being_pulled(tmp_path: Path, monkeypat
     relay = Relay(keys.config(), RelayConfig(kept_versions=3), keys.roles["relay"], Tree(tmp_path), lambda: None)
     seen: list[float] = []
 
-    def long_transfer(wanted: object) -> Outcome:
+    def long_transfer(wanted: object) -> TransferOutcome:
         for _ in range(2):
             time.sleep(0.05)
             seen.append(told())
-        return Outcome.STALLED
+        return TransferOutcome.STALLED
 
     monkeypatch.setattr(relay, "_index", lambda: [4])
     monkeypatch.setattr(relay, "_missing", lambda available: list(available))

@@ -13,7 +13,7 @@ from broadcast_run import SHARD, Keys, checkpoint, cut_into
 from servers import wait_until
 from shoal.broadcast import cut
 from shoal.broadcast.nginx import NGINX_PORT, ORIGIN_PORT, RELAY_PORT
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.relay_target import NoSpace, TreeTarget
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
@@ -209,7 +209,7 @@ def test_space_for_a_delta_is_not_made_by_dropping_what_it_is_based_on(
     for version in (0, 1, 2):
         tree.publish(version, OPEN, sign(records[version], run_keys.trainer).to_json())
         tree.publish(version, WEIGHTS, b"{}")
-    target = TreeTarget(tree, Wanted("tides", 3, run_keys.trainer.public))
+    target = TreeTarget(tree, WantedVersion("tides", 3, run_keys.trainer.public))
     monkeypatch.setattr(Tree, "free_bytes", lambda _: 0)
     with pytest.raises(NoSpace, match="give the relay a larger volume"):
         target.opened(sign(records[3], run_keys.trainer))

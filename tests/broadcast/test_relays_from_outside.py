@@ -19,9 +19,9 @@ from servers import Loopback, wait_until
 from shoal.broadcast.download import Downloader, SourceFailed
 from shoal.broadcast.fetch import trusted_authorities
 from shoal.broadcast.nginx import NGINX_PORT, Outside, places_of, render
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.weights_folder import FolderTarget
 from shoal.contracts import keys
 from shoal.contracts.relays import OUTSIDE_PORT, RateLimits, RelayConfig
@@ -68,13 +68,13 @@ def test_a_stranger_fetches_a_version_over_https(
 ) -> None:
     client = Client(tmp_path / "weights", run_keys)
     transfer = Transfer(
-        Wanted(RUN, 0, client.trainer_key),
+        WantedVersion(RUN, 0, client.trainer_key),
         Sources([_outside(secured)], random.Random(0)),
         Downloader(run_keys.token, tls=_trusting(authority)),
         FolderTarget(client.weights, 0, client.trainer_key),
         in_flight=2,
     )
-    assert transfer.run() is Outcome.SEALED
+    assert transfer.run() is TransferOutcome.SEALED
     assert client.files(0) == checkpoint(0, BIG)
 
 

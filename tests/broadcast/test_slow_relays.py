@@ -14,7 +14,7 @@ from servers import wait_until
 from shoal.broadcast import download
 from shoal.broadcast.download import Attempt, Cancelled, Downloader, SourceFailed
 from shoal.broadcast.parts import FilePart
-from shoal.broadcast.transfer import HEDGED, STOLEN, Outcome
+from shoal.broadcast.transfer import HEDGED, STOLEN, TransferOutcome
 from shoal.contracts import keys
 
 Relays = Callable[..., OddRelay]
@@ -51,7 +51,7 @@ def test_a_version_arrives_although_one_of_two_relays_crawls(
 ) -> None:
     bad, good = spoil(relay(published.www)), relay(published.www)
     started = time.monotonic()
-    assert client.fetch([bad, good], seed=4) is Outcome.SEALED
+    assert client.fetch([bad, good], seed=4) is TransferOutcome.SEALED
     assert time.monotonic() - started < LONGEST_SECONDS
     assert client.files() == checkpoint(7)
     assert bad.asked
@@ -63,7 +63,7 @@ def test_a_stolen_shard_goes_on_from_the_byte_it_had_reached(
     bad, good = relay(published.www), relay(published.www)
     bad.rate = SHARD // 20
     before = STOLEN._value.get()
-    assert client.fetch([bad, good], seed=4) is Outcome.SEALED
+    assert client.fetch([bad, good], seed=4) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
     assert shards_asked(bad)
     assert STOLEN._value.get() + HEDGED._value.get() > before
@@ -92,7 +92,7 @@ def test_the_last_shard_is_asked_for_twice_and_the_loser_is_cancelled(
     first.twist = second.twist = stuck
     before = HEDGED._value.get() + STOLEN._value.get()
     started = time.monotonic()
-    assert client.fetch([first, second]) is Outcome.SEALED
+    assert client.fetch([first, second]) is TransferOutcome.SEALED
     assert time.monotonic() - started < 8
     assert client.files() == checkpoint(7)
     assert HEDGED._value.get() + STOLEN._value.get() > before
@@ -103,7 +103,7 @@ def test_the_last_shard_is_asked_for_twice_and_the_loser_is_cancelled(
 def test_a_single_slow_relay_is_left_in_peace(published: Published, client: Client, relay: Relays) -> None:
     only = relay(published.www)
     only.rate = SHARD
-    assert client.fetch([only]) is Outcome.SEALED
+    assert client.fetch([only]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
     assert sorted(shards_asked(only)) == [keys.version_shard(7, index) for index in range(SHARDS)]
 
@@ -114,10 +114,10 @@ def test_a_transfer_that_is_given_up_ends_at_once_and_keeps_what_came(
     """Every shard hangs: the stall ends the transfer without waiting for ten seconds of silence."""
     source = _silent(relay(published.www))
     started = time.monotonic()
-    assert client.fetch([source], stall_seconds=1.0) is Outcome.STALLED
+    assert client.fetch([source], stall_seconds=1.0) is TransferOutcome.STALLED
     assert time.monotonic() - started < download.STALL_SECONDS
     source.silent = None
-    assert client.fetch([source]) is Outcome.SEALED
+    assert client.fetch([source]) is TransferOutcome.SEALED
 
 
 def test_a_request_that_drips_its_headers_ends_at_its_deadline(

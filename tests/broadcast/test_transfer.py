@@ -15,9 +15,9 @@ from servers import wait_until
 from shoal.broadcast import publishing
 from shoal.broadcast.documents import FAILURES
 from shoal.broadcast.download import Downloader
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.tree import WEIGHTS
 from shoal.broadcast.weights_folder import FolderTarget
 from shoal.contracts import keys
@@ -36,7 +36,7 @@ def test_a_version_comes_over_several_relays_and_each_shard_once(
     published: Published, client: Client, relay: Relays
 ) -> None:
     relays = [relay(published.www), relay(published.www)]
-    assert client.fetch(relays) is Outcome.SEALED
+    assert client.fetch(relays) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
     asked = [shards_asked(one) for one in relays]
     assert sorted(asked[0] + asked[1]) == [keys.version_shard(7, index) for index in range(SHARDS)]
@@ -44,7 +44,7 @@ def test_a_version_comes_over_several_relays_and_each_shard_once(
 
 def test_nothing_is_visible_before_the_whole_is_checked(published: Published, client: Client, relay: Relays) -> None:
     (published.www / keys.version_weights(7)).unlink()
-    assert client.fetch([relay(published.www)], stall_seconds=1.0) is Outcome.STALLED
+    assert client.fetch([relay(published.www)], stall_seconds=1.0) is TransferOutcome.STALLED
     assert client.weights.held() == []
 
 
@@ -57,7 +57,7 @@ def test_shards_are_fetched_while_the_version_is_still_being_made(
     target = growing / keys.version(7)
     target.mkdir(parents=True)
     source = relay(growing)
-    done: list[Outcome] = []
+    done: list[TransferOutcome] = []
     thread = threading.Thread(target=lambda: done.append(client.fetch([source])))
     thread.start()
     (target / "open.json").write_bytes((full / "open.json").read_bytes())
@@ -69,7 +69,7 @@ def test_shards_are_fetched_while_the_version_is_still_being_made(
         assert not done
     (target / "weights.json").write_bytes((full / "weights.json").read_bytes())
     thread.join(30)
-    assert done == [Outcome.SEALED]
+    assert done == [TransferOutcome.SEALED]
     assert client.files() == checkpoint(7)
 
 
@@ -77,7 +77,7 @@ def test_a_flipped_bit_costs_one_shard_from_another_relay(published: Published, 
     bad = relay(published.www, lambda path, body: _flip(body) if path.endswith("00004.bin") else body)
     good = relay(published.www)
     for seed in range(20):  # until chance asks the bad relay for that shard first
-        assert client.fetch([bad, good], seed=seed) is Outcome.SEALED
+        assert client.fetch([bad, good], seed=seed) is TransferOutcome.SEALED
         assert client.files() == checkpoint(7)
         if keys.version_shard(7, 4) in shards_asked(bad):
             break
@@ -96,7 +96,7 @@ def test_a_relay_that_breaks_off_is_left_and_the_shard_goes_on_elsewhere_by_rang
     breaking = relay(published.www)
     breaking.cut_after = 10_000
     good = relay(published.www)
-    assert client.fetch([breaking, good]) is Outcome.SEALED
+    assert client.fetch([breaking, good]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
     assert {"bytes=10000-"} == {range_ for path, range_ in good.asked if path.endswith(".bin") and range_}
     assert client.transfer is not None
@@ -111,7 +111,7 @@ def test_a_lone_relay_that_always_breaks_off_still_gets_the_version_through(
 ) -> None:
     breaking = relay(published.www)
     breaking.cut_after = SHARD // 2 + 1
-    assert client.fetch([breaking]) is Outcome.SEALED
+    assert client.fetch([breaking]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
 
 
@@ -123,8 +123,8 @@ def test_a_relay_that_serves_an_old_version_under_the_new_name_is_not_believed(
     old.mkdir(parents=True)
     (published.www / keys.version(6)).rename(old / "v000007")
     liar = relay(old.parent)
-    assert client.fetch([liar], stall_seconds=1.0) is Outcome.STALLED
-    assert client.fetch([liar, relay(published.www)]) is Outcome.SEALED
+    assert client.fetch([liar], stall_seconds=1.0) is TransferOutcome.STALLED
+    assert client.fetch([liar, relay(published.www)]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
 
 
@@ -136,9 +136,9 @@ def test_a_relay_with_its_own_signatures_is_not_believed(
     stranger.publish(7, checkpoint(99))
     liar = relay(stranger.www)
     before = FAILURES.labels("bad_piece")._value.get()
-    assert client.fetch([liar], stall_seconds=1.0) is Outcome.STALLED
+    assert client.fetch([liar], stall_seconds=1.0) is TransferOutcome.STALLED
     assert FAILURES.labels("bad_piece")._value.get() > before
-    assert client.fetch([liar, relay(published.www)]) is Outcome.SEALED
+    assert client.fetch([liar, relay(published.www)]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
 
 
@@ -148,7 +148,7 @@ def test_an_endless_body_is_cut_at_the_size_that_the_piece_can_have(
 ) -> None:
     endless = relay(published.www)
     endless.endless = piece
-    assert client.fetch([endless, relay(published.www)]) is Outcome.SEALED
+    assert client.fetch([endless, relay(published.www)]) is TransferOutcome.SEALED
     assert client.files() == checkpoint(7)
     assert client.transfer is not None
     # At most the shard that was cut was in vain.
@@ -160,7 +160,7 @@ def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
 ) -> None:
     published.publish(8, seal=False)
     source = relay(published.www)
-    done: list[Outcome] = []
+    done: list[TransferOutcome] = []
     thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
     thread.start()
     wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in shards_asked(source))
@@ -170,10 +170,10 @@ def test_a_version_that_was_made_anew_before_its_seal_is_told_apart(
     published.tree.drop(8)
     (again.www / keys.version(8)).rename(published.www / keys.version(8))
     thread.join(30)
-    assert done == [Outcome.CHANGED]
+    assert done == [TransferOutcome.CHANGED]
     assert client.weights.held() == []
     FolderTarget(client.weights, 8, client.trainer_key).discard()
-    assert client.fetch([source], 8) is Outcome.SEALED
+    assert client.fetch([source], 8) is TransferOutcome.SEALED
     assert client.files(8) == checkpoint(80, 5 * SHARD)
 
 
@@ -181,7 +181,7 @@ def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published,
     """Same sizes, other bytes: the opening record is the same, only the digests of the seal tell."""
     published.publish(8, seal=False)
     source = relay(published.www)
-    done: list[Outcome] = []
+    done: list[TransferOutcome] = []
     thread = threading.Thread(target=lambda: done.append(client.fetch([source], 8)))
     thread.start()
     wait_until("the last shard to be asked for", lambda: keys.version_shard(8, SHARDS - 1) in shards_asked(source))
@@ -190,7 +190,7 @@ def test_shards_that_do_not_fit_the_seal_are_fetched_again(published: Published,
     (folder / "model.safetensors").write_bytes(other["model.safetensors"])
     published.publish(8)
     thread.join(30)
-    assert done == [Outcome.SEALED]
+    assert done == [TransferOutcome.SEALED]
     assert client.files(8) == other
 
 
@@ -220,9 +220,9 @@ def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, 
     def lacks_last(path: str, body: bytes) -> bytes | None:
         return None if path.endswith("00009.bin") else body
 
-    assert client.fetch([relay(published.www, lacks_last)], stall_seconds=1.0) is Outcome.STALLED
+    assert client.fetch([relay(published.www, lacks_last)], stall_seconds=1.0) is TransferOutcome.STALLED
     source = relay(published.www)
-    assert client.fetch([source]) is Outcome.SEALED
+    assert client.fetch([source]) is TransferOutcome.SEALED
     assert shards_asked(source) == [keys.version_shard(7, 9)]
     assert client.files() == checkpoint(7)
 
@@ -233,11 +233,11 @@ def test_a_refused_token_is_no_fault_of_the_relay(published: Published, client: 
     before = sources.weights()
     source.refuse = True
     transfer = Transfer(
-        Wanted(RUN, 7, client.trainer_key),
+        WantedVersion(RUN, 7, client.trainer_key),
         sources,
         Downloader(lambda: None),
         FolderTarget(client.weights, 7, client.trainer_key),
         stall_seconds=0.5,
     )
-    assert transfer.run() is Outcome.STALLED
+    assert transfer.run() is TransferOutcome.STALLED
     assert sources.weights() == before

@@ -4,7 +4,7 @@ import pytest
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.lines import events, stamped, status_line
-from shoal.report.view import History, view_model
+from shoal.report.view import SnapshotHistory, view_model
 
 
 def test_the_first_moment_tells_the_state_of_every_part() -> None:
@@ -76,7 +76,7 @@ def test_the_end_of_the_run_is_an_event() -> None:
 
 
 def test_the_status_line_tells_progress_files_rate_time_left_and_what_is_waited_for() -> None:
-    history = History()
+    history = SnapshotHistory()
     history.seed([step_metrics(step) for step in range(7)])
     for t in (0, 10):
         history.add(snapshot(1070.0 + t, parts=(part(),), progress=progress(completion_tokens_accepted=1000 * t)))
@@ -109,7 +109,7 @@ def test_what_the_operator_says_is_told_until_the_orchestrator_answers() -> None
 def test_the_status_of_a_supervised_run_is_its_loss_not_files_that_nobody_sends() -> None:
     trained = step_metrics(6, epoch=1.0, loss=0.25)
     moment = snapshot(parts=(part(),), progress=progress(last_step=trained, open_step=None, files_pending=0))
-    history = History()
+    history = SnapshotHistory()
     history.add(moment)
     line = status_line(moment, history, view_model(moment, history))
     assert "loss 0.250, held-out loss -" in line

@@ -6,7 +6,7 @@ from rich.console import Console
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.output import LiveOutput, PlainOutput, print_plain
-from shoal.report.view import History
+from shoal.report.view import SnapshotHistory
 
 
 def console(terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -16,7 +16,7 @@ def console(terminal: bool = False) -> tuple[Console, io.StringIO]:
 
 def test_what_happened_while_the_orchestrator_was_away_is_told_when_it_is_back() -> None:
     screen, file = console()
-    output = PlainOutput(screen, History())
+    output = PlainOutput(screen, SnapshotHistory())
     output.show(snapshot(2000, progress=progress()))
     output.show(snapshot(2001))
     output.show(snapshot(2002, progress=progress(last_step=step_metrics(7), latest_version=8)))
@@ -26,7 +26,7 @@ def test_what_happened_while_the_orchestrator_was_away_is_told_when_it_is_back()
 
 def test_a_status_line_comes_every_ten_seconds() -> None:
     screen, file = console()
-    output = PlainOutput(screen, History())
+    output = PlainOutput(screen, SnapshotHistory())
     for t in range(0, 31):
         output.show(snapshot(2000.0 + t, parts=(part(),), progress=progress()))
     assert file.getvalue().count("status: ") == 4
@@ -40,7 +40,7 @@ def test_plain_output_has_no_control_codes_and_no_wrapping() -> None:
 
 def test_the_live_view_redraws_and_keeps_what_is_said() -> None:
     screen, file = console(terminal=True)
-    output = LiveOutput(screen, History())
+    output = LiveOutput(screen, SnapshotHistory())
     output.show(snapshot(2000, parts=(part(),), progress=progress()))
     output.say("stopping every part in order", 2000)
     output.close()

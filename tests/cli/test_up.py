@@ -14,7 +14,7 @@ from shoal.cli.up import beginning, empty
 from shoal.errors import InputWrong
 from shoal.report.records import SessionRecord, parse_records
 from shoal.report.run_folders import RunLock
-from shoal.report.view import History
+from shoal.report.view import SnapshotHistory
 
 PROGRAM = Path(__file__).with_name("up_program.py")
 
@@ -148,8 +148,8 @@ def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) 
 
 
 def test_the_beginning_of_a_new_run_and_of_one_without_steps_is_told_apart(tmp_path: Path) -> None:
-    assert beginning(tmp_path, History(), before=False).endswith(": a new run")
-    assert beginning(tmp_path, History(), before=True).endswith(": resumes; no step was trained yet")
+    assert beginning(tmp_path, SnapshotHistory(), before=False).endswith(": a new run")
+    assert beginning(tmp_path, SnapshotHistory(), before=True).endswith(": resumes; no step was trained yet")
 
 
 def test_fresh_removes_what_the_earlier_run_left_but_follows_no_link(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.screen import render
 from shoal.report.snapshot import Snapshot
-from shoal.report.view import History, Model, eta_seconds, view_model
+from shoal.report.view import Model, SnapshotHistory, eta_seconds, view_model
 
 
 def model_of(*snapshots: Snapshot) -> Model:
-    history = History()
+    history = SnapshotHistory()
     for moment in snapshots:
         history.add(moment)
     return view_model(snapshots[-1], history)
@@ -94,7 +94,7 @@ def test_a_pod_is_as_well_as_its_worst_container() -> None:
 
 
 def test_the_curve_shows_steps_trained_before_this_program_started() -> None:
-    history = History()
+    history = SnapshotHistory()
     history.seed([step_metrics(step, task_reward=step / 6) for step in range(6)])
     history.add(snapshot(progress=progress()))
     assert [(label, len(curve)) for label, curve in view_model(snapshot(progress=progress()), history).curves] == [

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.contracts.pools import Requirements
 from shoal.crypto import challenge
-from shoal.crypto.challenge import ANSWER_BYTES, PRIME, SIZE, BadProduct, TooSlow, Work, check, solve
+from shoal.crypto.challenge import ANSWER_BYTES, PRIME, SIZE, BadProduct, ChallengeWork, TooSlow, check, solve
 
-WORK = Work(bytes(range(32)), lanes=2, depth=3)
+WORK = ChallengeWork(bytes(range(32)), lanes=2, depth=3)
 GOLDEN = "207b8da74196ef932105cc64d1753871b61d842a56b2a9b98410b3c5055ae55c"
 
 
@@ -47,7 +47,7 @@ def test_a_right_answer_passes_whatever_is_drawn(answer: bytes) -> None:
 
 
 def test_the_answer_has_one_size_whatever_the_work(answer: bytes) -> None:
-    assert len(answer) == len(solve(Work(bytes(32), lanes=1, depth=1))) == ANSWER_BYTES
+    assert len(answer) == len(solve(ChallengeWork(bytes(32), lanes=1, depth=1))) == ANSWER_BYTES
 
 
 @settings(max_examples=25, deadline=None)
@@ -60,9 +60,9 @@ def test_one_wrong_number_of_262144_is_found(answer: bytes, place: int, off: int
 
 
 WRONG: dict[str, Callable[[bytes], bytes]] = {
-    "another seed": lambda _: solve(Work(bytes(32), WORK.lanes, WORK.depth)),
-    "less depth": lambda _: solve(Work(WORK.seed, WORK.lanes, WORK.depth - 1)),
-    "fewer lanes": lambda _: solve(Work(WORK.seed, WORK.lanes - 1, WORK.depth)),
+    "another seed": lambda _: solve(ChallengeWork(bytes(32), WORK.lanes, WORK.depth)),
+    "less depth": lambda _: solve(ChallengeWork(WORK.seed, WORK.lanes, WORK.depth - 1)),
+    "fewer lanes": lambda _: solve(ChallengeWork(WORK.seed, WORK.lanes - 1, WORK.depth)),
     "nothing": lambda _: bytes(ANSWER_BYTES),
     "transposed": lambda good: np.frombuffer(good, np.uint8).reshape(SIZE, SIZE).T.tobytes(),
     "rows in another order": lambda good: good[SIZE:] + good[:SIZE],
@@ -111,7 +111,7 @@ def test_the_checkers_vectors_are_uniform_and_drawn_again_where_they_would_not_b
 @pytest.mark.parametrize("gflops", [1, 20, 100, 1000, 1400])
 def test_the_time_allowed_fits_the_work(gflops: int) -> None:
     lanes, depth, limit = challenge.plan(gflops)
-    work = Work(bytes(32), lanes, depth)
+    work = ChallengeWork(bytes(32), lanes, depth)
     seconds = work.flop / (gflops * 1e9)
     assert limit == pytest.approx(seconds + challenge.ALLOWANCE_SECONDS)
     assert seconds >= challenge.ALLOWANCE_SECONDS * 0.95, "so long that the way to the machine does not decide"
@@ -143,7 +143,7 @@ def test_work_ends_when_its_time_is_over() -> None:
         return len(asked) <= 3
 
     with pytest.raises(TooSlow, match=r"\d+ of \d+ products were computed in time"):
-        solve(Work(bytes(32), lanes=4, depth=50), go_on, threads=2)
+        solve(ChallengeWork(bytes(32), lanes=4, depth=50), go_on, threads=2)
     assert len(asked) < 12, "every thread stops soon"
 
 

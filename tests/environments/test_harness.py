@@ -16,7 +16,7 @@ from shoal.contracts.tasks import Task, read_tasks, write_tasks
 from shoal.environments import BadEnvironment, Score, Unscorable
 from shoal.environments.harness import Harness
 from shoal.environments.harness_import import FILE_BUILDERS, _leaves, documents
-from shoal.environments.harness_names import BadHarnessTask, Wanted, near
+from shoal.environments.harness_names import BadHarnessTask, HarnessTask, near
 from shoal.environments.math import Math
 from shoal.environments.probe import HOSTILE
 from shoal.environments.task_source import benchmark_tasks
@@ -292,8 +292,8 @@ def test_every_file_builder_of_the_data_sets_library_is_known() -> None:
 
 
 def test_a_name_has_a_task_and_may_have_metric_filter_and_revision() -> None:
-    assert Wanted.parse("gsm8k") == Wanted("gsm8k")
-    assert Wanted.parse(f"gsm8k,exact_match,strict-match@{REVISION}") == Wanted(
+    assert HarnessTask.parse("gsm8k") == HarnessTask("gsm8k")
+    assert HarnessTask.parse(f"gsm8k,exact_match,strict-match@{REVISION}") == HarnessTask(
         "gsm8k", "exact_match", "strict-match", REVISION
     )
     for bad in ("", "a,b,c,d", "a b", "a,", f"@{REVISION}", "gsm8k@main", "gsm8k@"):
@@ -367,14 +367,14 @@ def test_shoal_eval_says_in_one_line_what_is_wrong_with_a_task(tmp_path: Path) -
 def test_tasks_groups_and_near_names_of_the_whole_package() -> None:
     judge = shared_harness_judge()
     with pytest.raises(BadHarnessTask, match=r"no such task; near are .*gsm8k_cot"):
-        documents(Wanted("gsm8k_coot"), judge)
+        documents(HarnessTask("gsm8k_coot"), judge)
     with pytest.raises(
         BadHarnessTask, match="openai/gsm8k lies on a hub, where it may change: pin it as lm-eval:gsm8k@REVISION"
     ):
-        documents(Wanted("gsm8k"), judge)
+        documents(HarnessTask("gsm8k"), judge)
     with pytest.raises(BadHarnessTask, match="lies on a hub, where it may change: pin it as lm-eval:hendrycks_math@"):
-        documents(Wanted("hendrycks_math"), judge)
+        documents(HarnessTask("hendrycks_math"), judge)
     with pytest.raises(BadHarnessTask, match="its output_type is multiple_choice"):
-        documents(Wanted("hellaswag"), judge)
+        documents(HarnessTask("hellaswag"), judge)
     with pytest.raises(BadHarnessTask, match="unsafe_code"):
-        documents(Wanted("humaneval"), judge)
+        documents(HarnessTask("humaneval"), judge)

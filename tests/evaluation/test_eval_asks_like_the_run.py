@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 
 from shoal.contracts.final_model import ORIGIN_FILE, ModelOrigin, read_origin
-from shoal.inference.evaluation.sampling import Settings, Wanted, asked_targets, chosen, how_asked
+from shoal.inference.evaluation.sampling import EvaluationRequest, Settings, asked_targets, chosen, how_asked
 
 ORIGIN = ModelOrigin(run="arithmetic", version=70, targets=[20, 30], max_completion_tokens=48)
 
 
-def settled(wanted: Wanted, origin: ModelOrigin | None = ORIGIN, prompt: int = 7, positions: int = 64) -> Settings:
+def settled(
+    wanted: EvaluationRequest, origin: ModelOrigin | None = ORIGIN, prompt: int = 7, positions: int = 64
+) -> Settings:
     return chosen(wanted, origin, asked_targets(wanted, origin), prompt, positions)
 
 
 def test_the_lengths_that_the_run_asked_for_are_asked_for_in_turn_and_told() -> None:
-    wanted = Wanted(4, 1.0)
+    wanted = EvaluationRequest(4, 1.0)
     settings = settled(wanted)
     assert [settings.target(index) for index in range(3)] == [20, 30, 20]
     assert settings.max_tokens == 48
@@ -26,7 +28,7 @@ def test_the_lengths_that_the_run_asked_for_are_asked_for_in_turn_and_told() -> 
 
 @pytest.mark.parametrize(("length", "asked"), [(0, "no length"), (12, "12 tokens")])
 def test_another_length_than_the_run_s_is_used_with_a_warning(length: int, asked: str) -> None:
-    wanted = Wanted(4, 1.0, max_tokens=24, target_length=length)
+    wanted = EvaluationRequest(4, 1.0, max_tokens=24, target_length=length)
     settings = settled(wanted)
     assert settings.target(1) == (length or None)
     assert how_asked(wanted, ORIGIN, settings) == [
@@ -35,10 +37,12 @@ def test_another_length_than_the_run_s_is_used_with_a_warning(length: int, asked
 
 
 def test_without_a_run_a_completion_has_what_the_model_has_room_for() -> None:
-    assert settled(Wanted(4, 1.0), None).max_tokens == 57
-    assert settled(Wanted(4, 1.0), None, positions=40_960).max_tokens == 1024
-    assert settled(Wanted(4, 1.0), None).targets == ()
-    assert settled(Wanted(4, 1.0, max_tokens=99), None).max_tokens == 99  # the user's own is refused, not changed
+    assert settled(EvaluationRequest(4, 1.0), None).max_tokens == 57
+    assert settled(EvaluationRequest(4, 1.0), None, positions=40_960).max_tokens == 1024
+    assert settled(EvaluationRequest(4, 1.0), None).targets == ()
+    assert (
+        settled(EvaluationRequest(4, 1.0, max_tokens=99), None).max_tokens == 99
+    )  # the user's own is refused, not changed
 
 
 def test_a_file_that_says_nothing_readable_is_no_origin(tmp_path: Path) -> None:

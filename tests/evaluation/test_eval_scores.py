@@ -5,11 +5,11 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from shoal.evaluation.scores import Answer, Problem, interval, ks, pass_at_k, scores
+from shoal.evaluation.scores import Answer, AnsweredTask, interval, ks, pass_at_k, scores
 
 
-def problem(name: str, *rewards: float | None, tokens: int = 10, cut: bool = False) -> Problem:
-    return Problem(name, [Answer(reward, tokens, cut) for reward in rewards])
+def problem(name: str, *rewards: float | None, tokens: int = 10, cut: bool = False) -> AnsweredTask:
+    return AnsweredTask(name, [Answer(reward, tokens, cut) for reward in rewards])
 
 
 @pytest.mark.parametrize(("samples", "correct"), [(5, 0), (5, 1), (5, 3), (5, 5), (6, 2)])
@@ -105,7 +105,7 @@ def test_more_problems_make_an_interval_narrower_and_more_answers_alone_do_not()
 
 def test_no_answers_and_rewards_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="there are no answers; allowed: one or more"):
-        scores([Problem("a", [])], 1)
+        scores([AnsweredTask("a", [])], 1)
     with pytest.raises(ValueError, match=r"a reward of problem a is 1\.5; allowed: 0 to 1"):
         scores([problem("a", 1.5)], 1)
     with pytest.raises(ValueError, match="an interval needs one or more values"):

@@ -13,7 +13,7 @@ from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.inference.evaluation.sampling import CannotEvaluate, Wanted, ask
+from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 
 POSITIONS = 96
 
@@ -101,4 +101,4 @@ def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
     monkeypatch.setitem(sys.modules, "shoal.inference.engine", None)  # to load it would fail
     environment = Arithmetic()
     with pytest.raises(CannotEvaluate, match=r"it is past the model's 96: allowed is --max-tokens up to \d+$"):
-        ask(model, environment, environment.tasks(2, 0), Wanted(1, 1.0, max_tokens=POSITIONS), print)
+        ask(model, environment, environment.tasks(2, 0), EvaluationRequest(1, 1.0, max_tokens=POSITIONS), print)

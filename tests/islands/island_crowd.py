@@ -11,7 +11,7 @@ import torch
 from shoal.crypto.keys import PrivateKey
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
-from shoal.islands.setting import Exchanged, IslandSettings, Place
+from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings
 
 RUN = "archipelago"
 HOST = "127.0.0.1"
@@ -52,7 +52,9 @@ class Crowd:
     ) -> Island:
         """Add an island whose parameters begin as `values`."""
         name = f"island-{index}"
-        place = Place(RUN, name, KEYS[name], self.known, f"http://{HOST}:{self.port}", HOST, excluded=self.excluded)
+        place = IslandPlace(
+            RUN, name, KEYS[name], self.known, f"http://{HOST}:{self.port}", HOST, excluded=self.excluded
+        )
         self.parameters[name] = values.clone()
         self.islands[name] = Island(place, settings, ALONE, {"weight": self.parameters[name]}, beat)
         return self.islands[name]

@@ -25,7 +25,7 @@ from tiny_run import write_base
 
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import serve
-from shoal.islands.setting import Exchanged, IslandSettings, Place
+from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings
 from shoal.training.model import load_policy
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import start_ranks
@@ -59,7 +59,7 @@ def train(name: str, folder: Path, port: int, count: int, rank: int = 0, world: 
     policy = load_policy(folder / "base", None, ranks if world > 1 else None)
     parameters = {key: value for key, value in policy.named_parameters() if value.requires_grad}
     optimizer = Optimizer(policy.parameters(), sft_settings(learning_rate=1e-3))
-    place = Place(RUN, name, KEYS[name], known(count), f"http://{HOST}:{port}", HOST)
+    place = IslandPlace(RUN, name, KEYS[name], known(count), f"http://{HOST}:{port}", HOST)
     island = Island(place, SETTINGS, ranks, parameters)
     rows = [sample(row) for row in sft_rows(40, seed=number)]
     chance = np.random.default_rng([number, time.time_ns() if world == 1 else 0])

@@ -17,7 +17,7 @@ from shoal.contracts.islands import IslandNotice
 from shoal.islands.island import Island
 from shoal.islands.lighthouse import main, serve
 from shoal.islands.members import Members
-from shoal.islands.setting import Exchanged, IslandSettings, Place
+from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_lighthouse_that_is_killed_is_not_heard_any_more_nor_waited_for_long()
 
 
 def test_an_island_with_a_key_that_the_others_do_not_know_it_by_is_refused(crowd: Crowd) -> None:
-    place = Place(RUN, "island-0", KEYS["island-1"], KNOWN, f"http://{HOST}:{crowd.port}", HOST)
+    place = IslandPlace(RUN, "island-0", KEYS["island-1"], KNOWN, f"http://{HOST}:{crowd.port}", HOST)
     with pytest.raises(ValueError, match="does not hold the key that the others know it by"):
         Island(place, SETTINGS, ALONE, {"weight": torch.ones(3)})
 
@@ -213,7 +213,7 @@ def test_a_stop_is_heard_while_an_island_waits(crowd: Crowd) -> None:
     class Stopped(Exception):
         pass
 
-    place = Place(RUN, "island-0", KEYS["island-0"], KNOWN, "http://127.0.0.1:9", HOST)
+    place = IslandPlace(RUN, "island-0", KEYS["island-0"], KNOWN, "http://127.0.0.1:9", HOST)
     asked = threading.Event()
 
     def beat() -> None:
@@ -238,7 +238,7 @@ def test_a_saved_state_is_taken_up_again(crowd: Crowd) -> None:
     learn(crowd, island_0=0.9)
     island.exchange(5)
     again = Island(
-        Place(RUN, "island-0", KEYS["island-0"], crowd.known, f"http://{HOST}:{crowd.port}", HOST),
+        IslandPlace(RUN, "island-0", KEYS["island-0"], crowd.known, f"http://{HOST}:{crowd.port}", HOST),
         SETTINGS,
         ALONE,
         {"weight": torch.full((1000,), 0.25)},
@@ -262,7 +262,7 @@ def test_an_island_keeps_its_weights_when_a_corrected_key_voids_what_vouched_for
     hurried = replace(SETTINGS, join_seconds=10.0)
     islands = []
     for name, key in (("island-0", KEYS["island-0"]), ("island-1", KEYS["island-2"])):
-        place = Place(RUN, name, key, corrected, f"http://{HOST}:{crowd.port}", HOST)
+        place = IslandPlace(RUN, name, key, corrected, f"http://{HOST}:{crowd.port}", HOST)
         crowd.parameters[name] = torch.ones(1000)
         crowd.islands[name] = Island(place, hurried, ALONE, {"weight": crowd.parameters[name]})
         islands.append(crowd.islands[name])

@@ -17,7 +17,7 @@ from shoal.contracts.signed import sign
 from shoal.islands.certificate import BadCertificate, check, count_votes, extended
 from shoal.islands.contributions import Received, padded
 from shoal.islands.encoding import encode
-from shoal.islands.group import Group, Unreachable
+from shoal.islands.group import RejoinableGroup, Unreachable
 from shoal.islands.head import NoHead, head_of
 from shoal.islands.judgement import judge_parts, part_of
 from shoal.islands.outer import OuterSettings
@@ -279,7 +279,7 @@ def test_an_island_that_says_one_thing_to_one_rank_and_another_to_the_next_does_
 
 def test_a_transfer_ends_at_its_deadline_though_every_piece_comes_in_time() -> None:
     store = MeetingStore(HOST)
-    groups = [Group(20.0, 30.0, lambda: None) for _ in range(2)]
+    groups = [RejoinableGroup(20.0, 30.0, lambda: None) for _ in range(2)]
 
     def drip() -> None:
         groups[1].join(store.address, "1-2-3", 0, "island-1", 1, 2)

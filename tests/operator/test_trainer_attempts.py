@@ -9,7 +9,13 @@ from run_story import at_version, holds, put, running, said, status
 
 from shoal_operator.engine.apply import HASH_ANNOTATION
 from shoal_operator.reconcile import reconcile
-from shoal_operator.reconcile.decisions import Attempt, TrainerDecision, decide_trainer, pause_seconds, time_is_up
+from shoal_operator.reconcile.decisions import (
+    TrainerAttempt,
+    TrainerDecision,
+    decide_trainer,
+    pause_seconds,
+    time_is_up,
+)
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SEVERAL = {"trainer": {"replicas": 4}}
@@ -23,7 +29,9 @@ def failed(number: int, seconds_ago: float) -> dict[str, Any]:
     return {"metadata": metadata, "status": {"conditions": [condition]}}
 
 
-def decide(jobs: dict[int, dict[str, Any]], remembered: Attempt, version: int = 0, limit: int = 3) -> TrainerDecision:
+def decide(
+    jobs: dict[int, dict[str, Any]], remembered: TrainerAttempt, version: int = 0, limit: int = 3
+) -> TrainerDecision:
     return decide_trainer(
         wanted=True,
         complete=False,
@@ -37,13 +45,13 @@ def decide(jobs: dict[int, dict[str, Any]], remembered: Attempt, version: int = 
 
 
 def test_an_attempt_that_made_nothing_is_followed_by_another_after_a_pause() -> None:
-    early = decide({1: failed(1, seconds_ago=9)}, Attempt(1))
+    early = decide({1: failed(1, seconds_ago=9)}, TrainerAttempt(1))
     assert (early.delete, early.failure) == ((), "")
-    assert early.remember == Attempt(1, 0, failures=1, last_failed=1)
+    assert early.remember == TrainerAttempt(1, 0, failures=1, last_failed=1)
     later = decide({1: failed(1, seconds_ago=11)}, early.remember)
     assert later.delete == ("sums-trainer-1",)
     assert later.remember == early.remember, "one failure is counted once"
-    assert decide({}, later.remember) == TrainerDecision(2, Attempt(2, 0, failures=1, last_failed=1))
+    assert decide({}, later.remember) == TrainerDecision(2, TrainerAttempt(2, 0, failures=1, last_failed=1))
 
 
 def test_the_pause_doubles_up_to_five_minutes() -> None:
@@ -51,27 +59,29 @@ def test_the_pause_doubles_up_to_five_minutes() -> None:
 
 
 def test_so_many_in_a_row_fail_the_run() -> None:
-    last = decide({3: failed(3, seconds_ago=999)}, Attempt(3, 0, failures=2, last_failed=2))
+    last = decide({3: failed(3, seconds_ago=999)}, TrainerAttempt(3, 0, failures=2, last_failed=2))
     assert last.failure == "Job sums-trainer-3: rank 3 died; read its log, and delete the Job to try again"
     assert last.delete == ()
 
 
 def test_a_version_that_was_made_begins_the_count_anew() -> None:
-    after = decide({2: failed(2, seconds_ago=0)}, Attempt(2, 5, failures=2, last_failed=1), version=6)
+    after = decide({2: failed(2, seconds_ago=0)}, TrainerAttempt(2, 5, failures=2, last_failed=1), version=6)
     assert after.delete == ("sums-trainer-2",), "no pause: the trainer works"
-    assert decide({}, after.remember, version=6).remember == Attempt(3, 6, failures=0, last_failed=1)
+    assert decide({}, after.remember, version=6).remember == TrainerAttempt(3, 6, failures=0, last_failed=1)
 
 
 def test_deleting_the_last_failed_job_begins_the_count_anew() -> None:
-    assert decide({}, Attempt(3, 0, failures=3, last_failed=3)).remember == Attempt(4, 0, failures=0, last_failed=3)
+    assert decide({}, TrainerAttempt(3, 0, failures=3, last_failed=3)).remember == TrainerAttempt(
+        4, 0, failures=0, last_failed=3
+    )
 
 
 def test_no_attempt_is_counted_while_the_run_waits_for_something() -> None:
     waits = decide_trainer(
-        wanted=True, complete=False, jobs={}, remembered=Attempt(2, 5, 1, 1), latest_version=7, template_hashes={}, limit=3,
+        wanted=True, complete=False, jobs={}, remembered=TrainerAttempt(2, 5, 1, 1), latest_version=7, template_hashes={}, limit=3,
         now=NOW, waits=True,
     )  # fmt: skip
-    assert waits == TrainerDecision(None, Attempt(2, 5, 1, 1))
+    assert waits == TrainerDecision(None, TrainerAttempt(2, 5, 1, 1))
 
 
 def test_a_run_with_several_trainer_pods_survives_a_lost_attempt(cluster: MemoryCluster) -> None:

@@ -43,7 +43,7 @@ def ask(run: Orchestrator, node: str) -> Challenge:
 
 
 def solved(challenge: Challenge) -> str:
-    work = arithmetic.Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
+    work = arithmetic.ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
     return arithmetic.encode_answer(arithmetic.solve(work))
 
 

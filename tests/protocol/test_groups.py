@@ -15,9 +15,9 @@ from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.nodes.group_keeping import keep_groups
 from shoal.orchestrator.nodes.groups import (
     Candidate,
-    Group,
     GroupEvent,
     GroupState,
+    NodeGroup,
     follow,
     form,
     network,
@@ -101,8 +101,8 @@ def test_every_edge_of_a_groups_life() -> None:
 def test_a_group_of_another_size_than_the_pools_is_dissolved_and_one_that_was_told_is_ready() -> None:
     members = [Candidate(f"{n:064x}") for n in range(2)]
     nodes = tuple(member.node for member in members)
-    assert follow([Group("g" * 32, nodes)], members, 3) == []
-    (ready,) = follow([Group("g" * 32, nodes, told=frozenset(nodes))], members, 2)
+    assert follow([NodeGroup("g" * 32, nodes)], members, 3) == []
+    (ready,) = follow([NodeGroup("g" * 32, nodes, told=frozenset(nodes))], members, 2)
     assert ready.state == "Ready"
 
 

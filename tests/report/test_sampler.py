@@ -14,7 +14,7 @@ import pytest
 
 from shoal.report import sampler
 from shoal.report.records import SampleRecord, SessionRecord, parse_records
-from shoal.report.sampler import Sampler, Target, cpu_seconds, parse_metrics
+from shoal.report.sampler import SampledProcess, Sampler, cpu_seconds, parse_metrics
 
 PAGE = b"""# TYPE shoal_busy_seconds_total counter
 shoal_busy_seconds_total{phase="update"} 12.5
@@ -73,7 +73,7 @@ def test_a_process_that_is_gone_has_no_cpu_seconds() -> None:
     assert cpu_seconds(gone.pid) is None
 
 
-def read(tmp_path: Path, targets: list[Target]) -> list[object]:
+def read(tmp_path: Path, targets: list[SampledProcess]) -> list[object]:
     path = tmp_path / "metrics.jsonl"
     reader = Sampler(path, lambda: targets)
     with httpx.Client(trust_env=False, timeout=2.0) as client:
@@ -83,7 +83,7 @@ def read(tmp_path: Path, targets: list[Target]) -> list[object]:
 
 def test_a_reading_has_metrics_and_cpu_time(tmp_path, server, monkeypatch) -> None:
     monkeypatch.setitem(sampler.METRIC_PORTS, "trainer", server.server_port)
-    (record,) = read(tmp_path, [Target("demo-trainer-1", "trainer", "127.17.0.2", os.getpid())])
+    (record,) = read(tmp_path, [SampledProcess("demo-trainer-1", "trainer", "127.17.0.2", os.getpid())])
     assert isinstance(record, SampleRecord)
     assert record.metrics['shoal_busy_seconds_total{phase="update"}'] == 12.5
     assert record.cpu_seconds is not None
@@ -91,7 +91,7 @@ def test_a_reading_has_metrics_and_cpu_time(tmp_path, server, monkeypatch) -> No
 
 
 def test_a_part_that_does_not_answer_still_has_its_cpu_time(tmp_path) -> None:
-    (record,) = read(tmp_path, [Target("demo-trainer-1", "trainer", "127.17.0.3", os.getpid())])
+    (record,) = read(tmp_path, [SampledProcess("demo-trainer-1", "trainer", "127.17.0.3", os.getpid())])
     assert isinstance(record, SampleRecord)
     assert record.metrics == {}
     assert record.cpu_seconds is not None
@@ -108,7 +108,7 @@ def test_a_cut_last_line_does_not_spoil_the_next_session(tmp_path) -> None:
 
 def test_a_session_is_framed_by_its_start_and_stop_and_read_between(tmp_path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reader = Sampler(path, lambda: [Target("demo-redis-0", "redis", "", os.getpid())], seconds=0.05)
+    reader = Sampler(path, lambda: [SampledProcess("demo-redis-0", "redis", "", os.getpid())], seconds=0.05)
     reader.start()
     deadline = time.monotonic() + 20
     while "sample" not in path.read_text() and time.monotonic() < deadline:

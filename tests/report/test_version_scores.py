@@ -17,7 +17,7 @@ from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.facts import StoreFacts, read_store
 from shoal.report.html import page
 from shoal.report.times import StoreTimes
-from shoal.report.view import History
+from shoal.report.view import SnapshotHistory
 from shoal.storage.store import open_folder
 from shoal.ui.documents import evaluations_document, timeline_document
 from shoal.ui.watch import Seen
@@ -76,7 +76,7 @@ def test_rows_are_by_benchmark_then_version_and_have_a_cell_for_every_column() -
 
 def test_the_page_shows_scores_and_what_is_under_way(facts: StoreFacts) -> None:
     going = EvaluationProgress(version=18, benchmark="sums", slices=16, slices_done=3)
-    seen = Seen(snapshot(progress=progress(evaluations=[going])), facts, StoreTimes(), History())
+    seen = Seen(snapshot(progress=progress(evaluations=[going])), facts, StoreTimes(), SnapshotHistory())
     shown = evaluations_document(seen)
     assert [(row["version"], row["best"]) for row in shown["rows"]] == [(6, True), (12, False)]
     assert shown["under_way"] == ["version 18 on sums: 3 of 16 files"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.rewards.judging import Judges, NoReply, Worker
+from shoal.rewards.judging import Judges, JudgeWorker, NoReply
 
 ECHO = """
 import os, sys
@@ -27,7 +27,7 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judges]:
     """A pool of one with its spare, whose processes say what they are asked."""
     (tmp_path / "echo_worker.py").write_text(ECHO)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    made = Judges(Worker("echo_worker", "an echo", "is it there?"), workers=1, question_seconds=30.0)
+    made = Judges(JudgeWorker("echo_worker", "an echo", "is it there?"), workers=1, question_seconds=30.0)
     yield made
     made.close()
 
@@ -72,7 +72,7 @@ def test_a_pool_that_is_made_while_no_process_can_be_started_answers_later(
 ) -> None:
     machine = Machine(monkeypatch)
     machine.full = True
-    late = Judges(Worker("echo_worker", "an echo", "is it there?"), workers=1, question_seconds=30.0)
+    late = Judges(JudgeWorker("echo_worker", "an echo", "is it there?"), workers=1, question_seconds=30.0)
     try:
         assert isinstance(late.ask("early"), NoReply)
         machine.full = False

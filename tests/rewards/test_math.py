@@ -16,7 +16,7 @@ from math_pairs import MALFORMED, PAIRS, Pair
 from sympy.core.cache import clear_cache
 
 import shoal.rewards.math
-from shoal.rewards.math import MathJudge, Undecided, Verdict, final_answer
+from shoal.rewards.math import MathJudge, MathVerdict, Undecided, final_answer
 from shoal.rewards.math.compare import Decided, Questions, compare, number
 from shoal.rewards.math.judge import QUESTION_SECONDS
 from shoal.rewards.math.normalise import normalise
@@ -53,7 +53,7 @@ def test_pairs_written_by_hand_get_their_verdict(judge: MathJudge, equal: bool, 
     wrong = {
         pair: verdict
         for pair, verdict in zip(pairs, verdicts, strict=True)
-        if not isinstance(verdict, Verdict) or verdict.equal != equal
+        if not isinstance(verdict, MathVerdict) or verdict.equal != equal
     }
     assert not wrong
 
@@ -119,7 +119,7 @@ def test_what_has_no_bound_is_equal_to_nothing_that_has_one(gold: str, monkeypat
     ],
 )  # fmt: skip
 def test_infinity_in_both_or_on_the_way_is_as_good_as_before(judge: MathJudge, gold: str, answer: str) -> None:
-    assert judge.equal(gold, answer) == Verdict(True, "equal by sympy") or compare(gold, answer) == _decided(True)
+    assert judge.equal(gold, answer) == MathVerdict(True, "equal by sympy") or compare(gold, answer) == _decided(True)
 
 
 ZEROS = [
@@ -142,13 +142,13 @@ def test_a_quotient_of_nothing_by_nothing_is_not_two_guesses_at_once(judge: Math
     ):
         for gold in ("0", "5", "37"):
             assert _is_wrong(judge.equal(gold, answer)), (gold, answer)
-    assert judge.equal(r"\frac{1}{2\sqrt{6}-4}", rf"\frac{{1+{zero}}}{{(\sqrt{{2}}+\sqrt{{3}})^2-9}}") == Verdict(
+    assert judge.equal(r"\frac{1}{2\sqrt{6}-4}", rf"\frac{{1+{zero}}}{{(\sqrt{{2}}+\sqrt{{3}})^2-9}}") == MathVerdict(
         True, "equal by sympy"
     )
 
 
-def _is_wrong(verdict: Verdict | Undecided) -> bool:
-    return isinstance(verdict, Verdict) and not verdict.equal
+def _is_wrong(verdict: MathVerdict | Undecided) -> bool:
+    return isinstance(verdict, MathVerdict) and not verdict.equal
 
 
 SPELLINGS = {
@@ -181,7 +181,7 @@ def test_a_spelling_does_not_change_the_verdict_of_sympy(judge: MathJudge, spell
         (r"\frac{\pi}{2}", r"\frac{\pi}{3}", False),
     ):
         verdict = judge.equal(gold, SPELLINGS[spelling](answer))
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, MathVerdict)
         assert verdict.equal == equal
 
 
@@ -241,10 +241,10 @@ def test_a_power_of_a_power_in_brackets_is_wrong_and_not_undecided(answer: str) 
 
 @pytest.mark.parametrize("answer", BOMBS.values(), ids=BOMBS.keys())
 def test_an_answer_made_to_hang_is_bounded_and_the_next_one_is_judged(hurried: MathJudge, answer: str) -> None:
-    assert isinstance(hurried.equal("37", answer), Verdict | Undecided)
+    assert isinstance(hurried.equal("37", answer), MathVerdict | Undecided)
     assert final_answer(rf"so \boxed{{{answer}}}") != "37"
     found = hurried.equal("37", "37.0")
-    assert isinstance(found, Verdict)
+    assert isinstance(found, MathVerdict)
     assert found.equal
 
 
@@ -256,7 +256,7 @@ def test_what_takes_too_long_is_undecided_and_the_worker_is_replaced() -> None:
         assert isinstance(slow, Undecided)
         assert slow.reason == "sympy did not decide within 2 s of CPU time"
         for _ in range(3):
-            assert isinstance(judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), Verdict | Undecided)
+            assert isinstance(judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), MathVerdict | Undecided)
     finally:
         judge.close()
 
@@ -265,7 +265,7 @@ def test_a_worker_that_was_killed_is_replaced(judge: MathJudge) -> None:
     for worker in list(judge._judges._all):
         worker._process.kill()
     deadline = time.monotonic() + 120
-    while not isinstance(found := judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), Verdict):
+    while not isinstance(found := judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), MathVerdict):
         assert "ended by itself" in found.reason
         assert time.monotonic() < deadline
     assert found.equal

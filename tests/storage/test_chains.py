@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from samples import DIGEST, RUN
 from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
-from shoal.storage.chains import BrokenChain, closure, must_keep, next_wanted, plan
+from shoal.storage.chains import BrokenDeltas, closure, must_keep, next_wanted, plan
 
 
 def record(version: int, base: int | None) -> VersionOpen:
@@ -50,7 +50,7 @@ def test_the_way_goes_from_what_is_held_or_from_the_anchor(held: set[int], targe
 
 
 def test_a_record_that_is_missing_is_said() -> None:
-    with pytest.raises(BrokenChain, match="version 6 leads to version 5, which is not known"):
+    with pytest.raises(BrokenDeltas, match="version 6 leads to version 5, which is not known"):
         plan({6: record(6, 5)}, set(), 6)
 
 

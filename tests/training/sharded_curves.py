@@ -24,7 +24,7 @@ from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_o
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks, start_ranks
-from shoal.training.sft.order import Schedule
+from shoal.training.sft.order import SftSchedule
 from shoal.training.sft.update import batch_of, held_out_loss, learn
 from shoal.training.update import behaviour_logprobs, mismatch, plan_logprobs, train
 
@@ -83,7 +83,7 @@ def run_supervised(base: Path, ranks: Ranks) -> dict[str, Any]:
     policy = load_policy(base, TrainerSettings(), ranks)
     optimizer = Optimizer(policy.parameters(), settings)
     rows = [sample(row) for row in sft_rows(10)]
-    schedule = Schedule(settings, len(rows), steps=1, seed=0)
+    schedule = SftSchedule(settings, len(rows), steps=1, seed=0)
     batches = [
         batch_of([rows[index] for index in schedule.rows_of(update)], 48, ranks.rank, ranks.world)
         for update in schedule.of_step(0)

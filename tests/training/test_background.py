@@ -14,7 +14,7 @@ from shoal.storage import Store
 from shoal.training import prefetch
 from shoal.training.handover import Handover
 from shoal.training.prefetch import Prefetch, Reader
-from shoal.training.rollouts import BadBatch, Limits, read_batch
+from shoal.training.rollouts import BadBatch, RowLimits, read_batch
 
 
 def test_the_next_step_goes_on_while_a_job_runs_and_a_second_one_must_wait(deadline: Callable[..., object]) -> None:
@@ -80,7 +80,7 @@ READS: list[int] = []
 @pytest.fixture
 def ahead(store: Store) -> Iterator[Prefetch]:
     READS.clear()
-    made = Prefetch(CountingReader(config(), store, Limits(VOCABULARY, MAX_LENGTH)))
+    made = Prefetch(CountingReader(config(), store, RowLimits(VOCABULARY, MAX_LENGTH)))
     yield made
     made.stop()
 
@@ -117,7 +117,7 @@ def test_an_error_while_reading_ahead_is_the_steps_own_when_it_comes_there(
 ) -> None:
     READS.clear()
     run = config(failure_policy=FailurePolicy(bad_data="Stop"))
-    ahead = Prefetch(CountingReader(run, store, Limits(VOCABULARY, MAX_LENGTH)))
+    ahead = Prefetch(CountingReader(run, store, RowLimits(VOCABULARY, MAX_LENGTH)))
     rows = rows_of(1, groups=1)
     store.put(keys.step_batch(1), batch_of(1, [accept_bytes(store, b"PAR1", rows)]).to_json())
     ahead.start(1)

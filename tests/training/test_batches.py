@@ -14,11 +14,11 @@ from shoal.training.loss import SUMS, LossWeights
 from shoal.training.model import Policy
 from shoal.training.objectives import OBJECTIVES
 from shoal.training.optimizer import Optimizer
-from shoal.training.rollouts import Group, Sample
+from shoal.training.rollouts import RolloutGroup, Sample
 from shoal.training.update import accumulate, behaviour_logprobs, behaviour_versions, mismatch, plan_logprobs, train
 
 
-def groups() -> list[Group]:
+def groups() -> list[RolloutGroup]:
     rows = rows_of(step=5)
     samples = [
         Sample(
@@ -29,7 +29,7 @@ def groups() -> list[Group]:
         )
         for number, (row, reward) in enumerate(zip(rows, rewards_of(rows), strict=True))
     ]  # fmt: skip
-    return [Group(samples[start : start + 4]) for start in range(0, 16, 4)]
+    return [RolloutGroup(samples[start : start + 4]) for start in range(0, 16, 4)]
 
 
 def plan(seed: int = 0, step: int = 5, rank: int = 0, world: int = 1, **changes: Any) -> StepPlan:
@@ -131,7 +131,7 @@ def test_a_share_for_each_rank_adds_up_to_the_gradient_of_one_process() -> None:
 
 def test_behaviour_log_probabilities_are_of_the_version_that_sampled_each_row() -> None:
     mixed = [
-        Group([replace(sample, policy_version=3 + index % 2) for sample in group.samples])
+        RolloutGroup([replace(sample, policy_version=3 + index % 2) for sample in group.samples])
         for index, group in enumerate(groups())
     ]
     found = plan_step(mixed, recipe(pack_length=64), seed=0, step=5)
@@ -158,7 +158,7 @@ def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> N
     losses = []
     for lie in (0.0, 5.0):
         lying = [
-            Group([replace(sample, logprobs=sample.logprobs - np.float32(lie)) for sample in group.samples])
+            RolloutGroup([replace(sample, logprobs=sample.logprobs - np.float32(lie)) for sample in group.samples])
             for group in groups()
         ]
         policy, chosen = Policy(make_model()), recipe(algorithm={"decoupled_ppo": {"importance_cap": 2.0}})
@@ -173,7 +173,7 @@ def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> N
 
 
 def test_the_objective_says_how_rewards_become_advantages() -> None:
-    group = Group(
+    group = RolloutGroup(
         [replace(sample, reward=reward) for sample, reward in zip(groups()[0].samples, (1, 0, 0, 0), strict=True)]
     )
     found = {
@@ -190,7 +190,7 @@ def test_overlong_completions_lose_reward_before_advantages_are_taken() -> None:
     assert short.completion_length != long.completion_length
     limit = max(short.completion_length, long.completion_length)
     shaped = recipe(overlong_shaping=OverlongShaping(buffer_tokens=1, penalty=0.5), algorithm={"dr_grpo": {}})
-    found = {id(sample): advantage for sample, advantage in score(Group([short, long]), shaped, limit)}
+    found = {id(sample): advantage for sample, advantage in score(RolloutGroup([short, long]), shaped, limit)}
     longer = max((short, long), key=lambda sample: sample.completion_length)
     assert found[id(longer)] == pytest.approx(-0.25)
     assert sum(found.values()) == pytest.approx(0.0)
@@ -206,7 +206,7 @@ def test_dr_grpo_divides_by_rows_and_the_longest_completion_allowed() -> None:
 
 def test_a_pack_of_tool_output_alone_is_left_out() -> None:
     silent = [replace(sample, mask=np.zeros_like(sample.mask)) for sample in groups()[0].samples]
-    found = plan_step([Group(silent), groups()[1]], recipe(optimizer_steps=1, pack_length=40), seed=0, step=5)
+    found = plan_step([RolloutGroup(silent), groups()[1]], recipe(optimizer_steps=1, pack_length=40), seed=0, step=5)
     assert all(len(packed.targets) for packed in found.optimizer_batches[0].micro_batches)
     assert found.optimizer_batches[0].token_count == sum(sample.completion_length for sample in groups()[1].samples)
 

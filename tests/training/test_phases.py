@@ -15,7 +15,7 @@ from samples import METRICS
 from shoal import telemetry
 from shoal.training.extensions.base import Extension
 from shoal.training.metrics import StepTimes, bare_metrics, untrained_metrics
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 
 WHILE_IT_STARTS = """
 import math
@@ -44,7 +44,7 @@ class Waiting(Extension):
 
 
 def test_an_exchange_between_updates_is_a_wait_and_no_part_of_the_updates(tmp_path: Path) -> None:
-    progress = Progress(RUN, None, make_store(tmp_path))
+    progress = ProgressReporter(RUN, None, make_store(tmp_path))
     progress.listeners = (Waiting(),)
     before = busy_seconds("update"), busy_seconds("exchange")
     progress.begin(3)
@@ -64,7 +64,7 @@ def test_an_exchange_between_updates_is_a_wait_and_no_part_of_the_updates(tmp_pa
 
 
 def test_a_phase_that_fails_is_counted_and_the_outer_one_goes_on(tmp_path: Path) -> None:
-    progress = Progress(RUN, None, make_store(tmp_path))
+    progress = ProgressReporter(RUN, None, make_store(tmp_path))
     with progress.phase("update"):
         with pytest.raises(OSError, match="gone"), progress.phase("exchange"):
             raise OSError("gone")
@@ -89,7 +89,7 @@ def test_a_process_that_starts_tells_no_0_for_what_it_has_not_measured() -> None
 
 
 def test_a_process_that_takes_up_a_version_tells_what_its_step_told_and_counts_it_only_once(tmp_path: Path) -> None:
-    before = Progress(RUN, None, make_store(tmp_path))
+    before = ProgressReporter(RUN, None, make_store(tmp_path))
     before.environment = "sums"
     step = METRICS.model_copy(update={"skipped_updates": 2, "completion_tokens": 1000, "warnings": ["one"]})
     before.finished(step)
@@ -101,7 +101,7 @@ def test_a_process_that_takes_up_a_version_tells_what_its_step_told_and_counts_i
     )  # the gauges say other things now
     counted = told("completion_tokens_total"), told("skipped_updates_total")
 
-    after = Progress(RUN, None, make_store(tmp_path))
+    after = ProgressReporter(RUN, None, make_store(tmp_path))
     after.environment = "sums"
     after.taken_up(step.policy_version, step)
     assert {name: told(name) for name in names} | {"reward": told("reward", environment="sums")} == shown
@@ -111,7 +111,7 @@ def test_a_process_that_takes_up_a_version_tells_what_its_step_told_and_counts_i
 
 
 def test_a_step_that_trained_on_nothing_leaves_a_gap_where_its_means_would_be(tmp_path: Path) -> None:
-    progress = Progress(RUN, None, make_store(tmp_path))
+    progress = ProgressReporter(RUN, None, make_store(tmp_path))
     progress.environment = "sums"
     progress.finished(METRICS)
     progress.finished(untrained_metrics(run=RUN, step=8, attempt="t-0", times=TIMES, warnings=["nothing"]))
@@ -124,7 +124,7 @@ def test_a_step_that_trained_on_nothing_leaves_a_gap_where_its_means_would_be(tm
 
 
 def test_a_step_of_supervised_fine_tuning_has_no_ratios_lags_or_rewards(tmp_path: Path) -> None:
-    progress = Progress(RUN, None, make_store(tmp_path))
+    progress = ProgressReporter(RUN, None, make_store(tmp_path))
     progress.environment = "unused"
     progress.finished(
         bare_metrics(

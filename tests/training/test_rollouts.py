@@ -30,9 +30,9 @@ from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import NotFound, Store
-from shoal.training.rollouts import BadBatch, Group, Limits, StepRows, read_batch, read_groups
+from shoal.training.rollouts import BadBatch, RolloutGroup, RowLimits, StepRows, read_batch, read_groups
 
-LIMITS = Limits(VOCABULARY, MAX_LENGTH)
+LIMITS = RowLimits(VOCABULARY, MAX_LENGTH)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
     return make_store(tmp_path / "store")
 
 
-def read(store: Store, files: list[BatchFile], **changes: Any) -> list[Group]:
+def read(store: Store, files: list[BatchFile], **changes: Any) -> list[RolloutGroup]:
     return read_groups(store, batch_of(5, files).model_copy(update=changes), VALIDATOR.public, LIMITS).groups
 
 

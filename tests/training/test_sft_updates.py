@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from shoal.contracts.sft_rows import SftRow
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer, cosine_rate
-from shoal.training.sft.order import BadSchedule, Schedule
+from shoal.training.sft.order import BadSchedule, SftSchedule
 from shoal.training.sft.update import CompletionLoss, accumulate, batch_of, held_out_loss, learn
 
 SAMPLES = [sample(row) for row in sft_rows(8)]
@@ -104,24 +104,24 @@ def test_an_update_without_completion_tokens_is_refused() -> None:
 
 
 def test_each_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
-    schedule = Schedule(sft_settings(epochs=2, batch_rows=4), rows=10, steps=3, seed=5)
+    schedule = SftSchedule(sft_settings(epochs=2, batch_rows=4), rows=10, steps=3, seed=5)
     assert (schedule.per_epoch, schedule.updates) == (3, 6)
     chosen = [schedule.rows_of(update).tolist() for update in range(6)]
     first, second = list(chain(*chosen[:3])), list(chain(*chosen[3:]))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
     assert [len(part) for part in chosen] == [4, 4, 2, 4, 4, 2]
-    assert chosen[0] != Schedule(sft_settings(), 10, 3, seed=6).rows_of(0).tolist()
+    assert chosen[0] != SftSchedule(sft_settings(), 10, 3, seed=6).rows_of(0).tolist()
 
 
 def test_steps_share_out_all_updates_and_none_is_made_twice() -> None:
-    schedule = Schedule(sft_settings(epochs=5, batch_rows=3), rows=10, steps=6, seed=0)
+    schedule = SftSchedule(sft_settings(epochs=5, batch_rows=3), rows=10, steps=6, seed=0)
     assert [update for step in range(6) for update in schedule.of_step(step)] == list(range(20))
     assert {len(schedule.of_step(step)) for step in range(6)} == {3, 4}
 
 
 def test_updates_may_be_bounded() -> None:
-    assert Schedule(sft_settings(epochs=5, batch_rows=3, max_updates=7), rows=10, steps=6, seed=0).updates == 7
+    assert SftSchedule(sft_settings(epochs=5, batch_rows=3, max_updates=7), rows=10, steps=6, seed=0).updates == 7
 
 
 def test_more_steps_than_updates_are_refused() -> None:
@@ -129,7 +129,7 @@ def test_more_steps_than_updates_are_refused() -> None:
         BadSchedule,
         match=r"10 rows in updates of 4 make 6 updates in 2 epochs, and each of the 7 steps needs one; lower spec.steps or",
     ):
-        Schedule(sft_settings(), rows=10, steps=7, seed=0)
+        SftSchedule(sft_settings(), rows=10, steps=7, seed=0)
 
 
 def test_the_learning_rate_warms_up_and_then_follows_half_a_cosine_to_nothing() -> None:

@@ -39,7 +39,7 @@ from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.enabled import enabled_extensions
 from shoal.training.loop import Trainer
 from shoal.training.parallel import Ranks, start_ranks
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 from shoal.transport import SignedClient
 
 VOCABULARY = 64
@@ -225,7 +225,7 @@ def make_trainer(
     client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
     context = TrainerContext(
         run, store, store, base, folder / "outbox", folder / "tmp", "arithmetic-trainer-0",
-        Progress(RUN, client, store), telemetry.Liveness(60.0), ranks(),
+        ProgressReporter(RUN, client, store), telemetry.Liveness(60.0), ranks(),
     )  # fmt: skip
     return Trainer(context, enabled_extensions(run, store, 5.0) if extensions is None else extensions)
 

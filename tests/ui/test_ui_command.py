@@ -17,7 +17,7 @@ from ui_run import UiRun
 
 from servers import Loopback, wait_until
 from shoal.cli import ui
-from shoal.cli.ui import Place, serve
+from shoal.cli.ui import PageAddress, serve
 from shoal.contracts import keys
 from shoal.errors import InputWrong
 from shoal.report.facts import StoreReader
@@ -78,13 +78,13 @@ def test_off_loopback_a_token_is_printed_once_and_wanted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (Place("127.0.0.1", 0, certificate=Path("cert.pem")), "belong together"),
-        (Place("127.0.0.1", 0, certificate=Path("no.pem"), key=Path("no.pem")), "no.pem is not there"),
-        (Place("127.0.0.1", 0, token_file=Path("/nonexistent/token")), "--token-file /nonexistent/token"),
-        (Place("no.such.host.invalid", 0), "cannot listen on"),
+        (PageAddress("127.0.0.1", 0, certificate=Path("cert.pem")), "belong together"),
+        (PageAddress("127.0.0.1", 0, certificate=Path("no.pem"), key=Path("no.pem")), "no.pem is not there"),
+        (PageAddress("127.0.0.1", 0, token_file=Path("/nonexistent/token")), "--token-file /nonexistent/token"),
+        (PageAddress("no.such.host.invalid", 0), "cannot listen on"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_words(tmp_path: Path, place: Place, words: str) -> None:
+def test_what_cannot_be_served_is_said_in_words(tmp_path: Path, place: PageAddress, words: str) -> None:
     run = UiRun(tmp_path)
     with pytest.raises(InputWrong, match=re.escape(words)):
         serve(str(run.path), tmp_path, place, lambda _: None)
@@ -93,8 +93,8 @@ def test_what_cannot_be_served_is_said_in_words(tmp_path: Path, place: Place, wo
 def test_a_port_in_use_is_said_before_anything_is_read(tmp_path: Path, loopback: Loopback) -> None:
     run = UiRun(tmp_path)
     address = loopback.address()
-    with ui._bind(Place(address, 0)) as taken, pytest.raises(InputWrong, match="give another --port"):
-        serve(str(run.path), tmp_path, Place(address, taken.getsockname()[1]), lambda _: None)
+    with ui._bind(PageAddress(address, 0)) as taken, pytest.raises(InputWrong, match="give another --port"):
+        serve(str(run.path), tmp_path, PageAddress(address, taken.getsockname()[1]), lambda _: None)
 
 
 def test_an_old_snapshot_is_not_shown_as_the_present(tmp_path: Path) -> None:

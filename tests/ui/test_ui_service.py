@@ -20,7 +20,7 @@ from shoal.ledger.terms import terms_of_run
 from shoal.ledger.writer import LedgerWriter
 from shoal.report.times import StoreTimes
 from shoal.ui import app as service
-from shoal.ui.access import Access, BadToken, access_for, host_name, is_loopback
+from shoal.ui.access import Access, BadPageToken, access_for, host_name, is_loopback
 from shoal.ui.app import make_app
 from shoal.ui.rollouts import TOKENIZER_FILE, TokenText
 from shoal.ui.timeline import intervals, step_rows
@@ -302,7 +302,7 @@ def test_a_page_on_loopback_needs_no_token_and_any_other_does(tmp_path: Path) ->
 @pytest.mark.parametrize("text", ["short", "with spaces in it, no", "x" * 600, "ümlaut-ümlaut-ümlaut"])
 def test_a_token_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
-    with pytest.raises(BadToken, match="16 to 512 printable ASCII"):
+    with pytest.raises(BadPageToken, match="16 to 512 printable ASCII"):
         access_for("127.0.0.1", tmp_path / "token")
 
 

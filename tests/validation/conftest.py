@@ -13,7 +13,7 @@ from court import CALIBRATED, DIGEST, VERSION, Court, OnePolicy
 from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout
 from shoal.validation.facts import Facts
-from shoal.validation.policies import Policy
+from shoal.validation.policies import LoadedPolicy
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def court(tmp_path_factory: pytest.TempPathFactory) -> Court:
         length_reward=public.length_reward,
         validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
     )
-    policies = OnePolicy(Policy(VERSION, DIGEST, made.model["old"]))
+    policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model["old"]))
     return Court(made, facts, policies, tmp_path_factory.mktemp("court"))
 
 

@@ -19,7 +19,7 @@ from shoal.inference.completions import Completion
 from shoal.inference.rollouts import assemble
 from shoal.validation.facts import Facts
 from shoal.validation.judge import judge
-from shoal.validation.policies import Policy
+from shoal.validation.policies import LoadedPolicy
 
 VERSION = 3
 DIGEST = "cd" * 32
@@ -58,9 +58,9 @@ of 1e-4 the\nleast mean error is 0.18.
 class OnePolicy:
     """A policy source that holds one version."""
 
-    policy: Policy
+    policy: LoadedPolicy
 
-    def get(self, version: int) -> Policy:
+    def get(self, version: int) -> LoadedPolicy:
         if version != self.policy.version:
             raise KeyError(f"version {version} is not published")
         return self.policy

@@ -15,7 +15,7 @@ from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import first_number
 from shoal.environments import Score
 from shoal.environments.tokens import completion_text, prompt_tokens
-from shoal.inference.assignments import Work, as_run
+from shoal.inference.assignments import WorkContext, as_run
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
 from shoal.sampling.draw import beacon, beacon_commitment
@@ -74,7 +74,7 @@ class Bench:
 
 
 def planned_slice(court: Court, step: StepInfo = STEP, lease: Lease = LEASE) -> list[PlannedRow]:
-    work = Work(as_run(PUBLIC, TERMS), tiny_policy.ENVIRONMENT, TASKS)
+    work = WorkContext(as_run(PUBLIC, TERMS), tiny_policy.ENVIRONMENT, TASKS)
     tokenizer = court.facts.tokenizer
     return plan_submission(
         step,

@@ -17,13 +17,13 @@ from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
 from shoal.storage.store import open_folder
 from shoal.toploc import codec
-from shoal.validation.policies import Policies, Policy
+from shoal.validation.policies import LoadedPolicy, Policies
 from shoal.validation.prefill import prefill
 
 
 def court_with(court: Court, profile: ProofProfile, **validation: object) -> Court:
     facts = dataclasses.replace(court.facts, validation=court.facts.validation.model_copy(update=validation))
-    policy = Policy(VERSION, DIGEST, court.made.model["old"], profile)
+    policy = LoadedPolicy(VERSION, DIGEST, court.made.model["old"], profile)
     return dataclasses.replace(court, facts=facts, policies=OnePolicy(policy))
 
 

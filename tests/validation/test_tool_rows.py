@@ -18,7 +18,7 @@ from shoal.environments.tool import Tool
 from shoal.toploc import codec
 from shoal.validation import samplers
 from shoal.validation.facts import Facts
-from shoal.validation.policies import Policy
+from shoal.validation.policies import LoadedPolicy
 from shoal.validation.prefill import prefill
 
 replace = dataclasses.replace
@@ -49,7 +49,7 @@ def bench(made: ToolScenario, tmp_path_factory: pytest.TempPathFactory) -> Court
         length_reward=None,
         validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
     )
-    policies = OnePolicy(Policy(VERSION, DIGEST, made.model))
+    policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model))
     return Court(made, facts, policies, tmp_path_factory.mktemp("bench"))  # type: ignore[arg-type]
 
 

@@ -136,7 +136,7 @@ def _field_schema(model: type[BaseModel], field: str) -> dict[str, Any]:
     return structural_schema(members[0])
 
 
-class _Dumper(yaml.SafeDumper):
+class _CrdDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -144,7 +144,7 @@ class _Dumper(yaml.SafeDumper):
 def crd_yaml(kind: str) -> str:
     """The CRD as YAML text, keys in the order given, so that a diff shows what changed."""
     header = "# Made by `make crds` from operator/shoal_operator/api: change it there.\n"
-    return header + yaml.dump(crd(kind), Dumper=_Dumper, sort_keys=False, width=120)
+    return header + yaml.dump(crd(kind), Dumper=_CrdDumper, sort_keys=False, width=120)
 
 
 def file_name(kind: str) -> str:

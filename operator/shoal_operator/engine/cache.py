@@ -37,7 +37,7 @@ _POD_METADATA = (
 )
 
 
-class Entry(NamedTuple):
+class CachedObject(NamedTuple):
     """One object as it is kept."""
 
     version: int
@@ -76,12 +76,12 @@ def owner_of(kind: str, metadata: Mapping[str, Any]) -> Key | None:
     return None
 
 
-def entry_of(found: Object) -> Entry:
+def entry_of(found: Object) -> CachedObject:
     """An object as it is kept; raises KeyError or ValueError for what is no object of an API server."""
     metadata = found["metadata"]
     labels = metadata.get("labels") or {}
     run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")
-    return Entry(
+    return CachedObject(
         version=int(metadata["resourceVersion"]),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
@@ -106,7 +106,7 @@ class Cache:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._lock = threading.RLock()
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, CachedObject] = {}
         self._graves: dict[Key, int] = {}
         self._names: dict[tuple[str, str], dict[str, None]] = {}  # (kind, namespace) -> names
         self._by_label: dict[
@@ -122,7 +122,7 @@ class Cache:
         entry = self._entries.get(key)
         return None if entry is None else orjson.loads(entry.data)
 
-    def entry(self, key: Key) -> Entry | None:
+    def entry(self, key: Key) -> CachedObject | None:
         """An object as it is kept, which is cheaper."""
         return self._entries.get(key)
 
@@ -214,7 +214,7 @@ class Cache:
         else:
             self._queue.add_after(by, OWN_WRITE_DELAY_SECONDS)
 
-    def _put(self, key: Key, entry: Entry) -> None:
+    def _put(self, key: Key, entry: CachedObject) -> None:
         self._unlink(key)
         self._entries[key] = entry
         self._names.setdefault((key.kind, key.namespace), {})[key.name] = None
@@ -246,7 +246,7 @@ class Cache:
         if entry.run:
             _discard(self._by_run, (key.namespace, entry.run), key)
 
-    def _concerned(self, key: Key, entry: Entry) -> set[Key]:
+    def _concerned(self, key: Key, entry: CachedObject) -> set[Key]:
         """Keys to reconcile when an object changed: itself or its owner, the run that it serves, and all that read a run's ConfigMap."""
         if key.kind in OWN_KINDS:
             run = Key("TrainingRun", key.namespace, entry.run)

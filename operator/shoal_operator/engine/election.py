@@ -29,7 +29,7 @@ class ElectionTiming:
 
 
 @dataclass(frozen=True)
-class Record:
+class ElectionRecord:
     """What a Lease says. `version` is its resourceVersion: it changes with each renewal."""
 
     holder: str
@@ -52,11 +52,11 @@ class Election:
 
     def __init__(self, identity: str, timing: ElectionTiming = ElectionTiming()) -> None:
         self.identity, self.timing = identity, timing
-        self.record: Record | None = None
+        self.record: ElectionRecord | None = None
         self._changed_at = 0.0
         self._renewed_at: float | None = None
 
-    def see(self, record: Record | None, now: float) -> None:
+    def see(self, record: ElectionRecord | None, now: float) -> None:
         """The Lease as it was read or written; None when there is none."""
         if record is None or self.record is None or record.version != self.record.version:
             self._changed_at = now
@@ -72,14 +72,14 @@ class Election:
             return Move.TAKE
         return Move.WAIT
 
-    def wrote(self, record: Record, sent_at: float, now: float) -> None:
+    def wrote(self, record: ElectionRecord, sent_at: float, now: float) -> None:
         """A write by this replica was accepted; it holds from the moment it was sent."""
         self.see(record, now)
         self._renewed_at = sent_at
 
     def refused(self) -> None:
         """Someone else was faster: the next look tells who."""
-        self.record = None if self.record is None else Record("?", self.timing.duration, "")
+        self.record = None if self.record is None else ElectionRecord("?", self.timing.duration, "")
 
     def leads(self, now: float) -> bool:
         """Whether this replica leads and may write."""

@@ -59,7 +59,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
     return told
 
 
-class _Series(NamedTuple):
+class _EventSeries(NamedTuple):
     name: str
     times: int
     last: float
@@ -71,7 +71,7 @@ class EventRecorder:
     def __init__(self, api: ApiServer, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._identity, self._clock = api, identity, clock
         self._waiting: queue.Queue[tuple[Object, Notice] | None] = queue.Queue(MAX_WAITING)
-        self._series: dict[tuple[str, Notice], _Series] = {}
+        self._series: dict[tuple[str, Notice], _EventSeries] = {}
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class EventRecorder:
         }
         self._api.call("create", EVENT, metadata["namespace"], body=made, budget_seconds=BUDGET_SECONDS)
         self._series = {each: found for each, found in self._series.items() if now - found.last < SERIES_SECONDS}
-        self._series[key] = _Series(name, 1, now)
+        self._series[key] = _EventSeries(name, 1, now)
 
 
 def _micro_time() -> str:

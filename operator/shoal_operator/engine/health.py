@@ -16,7 +16,7 @@ class HealthServer:
     """Serves until `stop`; `port` is the one that was taken."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class HealthHandler(BaseHTTPRequestHandler):
             timeout = 10  # a client that sends nothing holds one thread for ten seconds
 
             def do_GET(self) -> None:
@@ -47,7 +47,7 @@ class HealthServer:
             address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
             daemon_threads = True
 
-        self._server = Server((address, port), Handler)
+        self._server = Server((address, port), HealthHandler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 

@@ -19,7 +19,7 @@ from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import CACHED, SCALED_KINDS, Key, Resource
-from shoal_operator.engine.progress import ProgressReader
+from shoal_operator.engine.progress import RunProgressReader
 
 FIELD_MANAGER = "shoal-operator"
 SCALE_MANAGER = "shoal-operator-scale"
@@ -47,7 +47,7 @@ class Parts:
 
     api: ApiServer
     cache: Cache
-    progress: ProgressReader
+    progress: RunProgressReader
     events: EventRecorder
     foreign: Foreign = field(default_factory=Foreign)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal_operator.engine.api_server import ApiError, ApiServer
 from shoal_operator.engine.cluster import Object
-from shoal_operator.engine.election import JITTER, Election, ElectionTiming, Move, Record
+from shoal_operator.engine.election import JITTER, Election, ElectionRecord, ElectionTiming, Move
 from shoal_operator.engine.kinds import LEASE
 from shoal_operator.engine.permissions import LEASE_NAME
 
@@ -160,10 +160,10 @@ class LeaseHolder:
         return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": _micro_time()}
 
 
-def record_of(live: Object) -> Record:
+def record_of(live: Object) -> ElectionRecord:
     """A Lease as the election sees it. One without a duration is over at once."""
     spec = live.get("spec", {})
-    return Record(
+    return ElectionRecord(
         holder=spec.get("holderIdentity") or "",
         duration=float(spec.get("leaseDurationSeconds") or 0),
         version=str(live["metadata"]["resourceVersion"]),

@@ -26,10 +26,10 @@ from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, OWN, POD, Ke
 from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
-from shoal_operator.engine.progress import ProgressReader
+from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
-from shoal_operator.engine.relist import Place, Relister
-from shoal_operator.engine.relist import Timing as RelistTiming
+from shoal_operator.engine.relist import Relister, WatchedKind
+from shoal_operator.engine.relist import RelistTiming as RelistTiming
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Manager:
         )
         self.api.may_write = self._lease.leads
         self._events = EventRecorder(self.api, options.identity)
-        self._parts = Parts(self.api, self.cache, ProgressReader(self.queue.add), self._events)
+        self._parts = Parts(self.api, self.cache, RunProgressReader(self.queue.add), self._events)
         self.metrics.registry.register(
             Gauges(self.queue, self._informers, self._relister.places, self._lease.leads, time.monotonic)
         )
@@ -191,7 +191,7 @@ class Manager:
         missing = [str(each) for each in self._watched() if not each.synced.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
-    def _watched(self) -> list[Informer | Place]:
+    def _watched(self) -> list[Informer | WatchedKind]:
         return [*self._relister.places, *self._informers]
 
     def _elected(self) -> None:

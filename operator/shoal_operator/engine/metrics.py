@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from shoal_operator.engine.informer import Informer
 from shoal_operator.engine.kinds import Key
 from shoal_operator.engine.queue import WorkQueue
-from shoal_operator.engine.relist import Place
+from shoal_operator.engine.relist import WatchedKind
 
 QUEUE = "shoal"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -103,7 +103,7 @@ class Gauges(Collector):
         self,
         queue: WorkQueue,
         informers: Iterable[Informer],
-        own: Iterable[Place],
+        own: Iterable[WatchedKind],
         leads: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
@@ -127,7 +127,7 @@ class Gauges(Collector):
         ages: dict[str, float] = {}
         now = self._clock()
         missing: dict[str, float] = {}
-        watches: list[Informer | Place] = [*self._informers, *self._own]
+        watches: list[Informer | WatchedKind] = [*self._informers, *self._own]
         for watch in watches:
             kind = watch.resource.kind
             ages[kind] = max(ages.get(kind, 0.0), now - watch.event_at)

@@ -36,7 +36,7 @@ class _Known:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class ProgressReader:
+class RunProgressReader:
     """Reads `GET /v1/run` of orchestrators. Safe for threads."""
 
     def __init__(self, enqueue: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:

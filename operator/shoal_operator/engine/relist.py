@@ -22,7 +22,7 @@ NOT_FOUND = 404
 
 
 @dataclass(frozen=True)
-class Timing:
+class RelistTiming:
     """Seconds; shorter ones are for tests."""
 
     period: float = 120.0
@@ -38,7 +38,7 @@ class Timing:
 
 
 @dataclass
-class Place:
+class WatchedKind:
     """What is known of one own kind, in one namespace or in all."""
 
     resource: Resource
@@ -73,13 +73,13 @@ class Relister:
         places: Iterable[tuple[Resource, str | None]],
         restart: Callable[[str], None],
         *,
-        timing: Timing = Timing(),
+        timing: RelistTiming = RelistTiming(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`restart(why)` starts kopf again, and returns at once."""
         self._api, self._cache, self._restart, self._timing, self._clock = api, cache, restart, timing, clock
         now = clock()
-        self.places = [Place(resource, namespace, now, now, now) for resource, namespace in places]
+        self.places = [WatchedKind(resource, namespace, now, now, now) for resource, namespace in places]
         self._by_name = {(place.resource.kind, place.namespace): place for place in self.places}
         self._stopping, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self.run, name="relist", daemon=True)
@@ -132,7 +132,7 @@ class Relister:
                     place.due = self._clock() + self.look(place)
             self._wake.wait(max(0.0, min(place.due for place in self.places) - self._clock()))
 
-    def look(self, place: Place) -> float:
+    def look(self, place: WatchedKind) -> float:
         """Compare once; returns the seconds until the next time."""
         if place.expected:
             if self._agrees(place):
@@ -160,7 +160,7 @@ class Relister:
             self._restart(f"the CRD of {place.resource.kind} is back")
         return 0.0 if place.expected else self._timing.period if self._agrees(place) else self._timing.look
 
-    def _list(self, place: Place) -> None:
+    def _list(self, place: WatchedKind) -> None:
         expected: dict[Key, int] = {}
         version = 0
         for page in pages(self._api, place.resource, place.namespace):
@@ -173,7 +173,7 @@ class Relister:
         place.passed_at = self._clock()
         place.expected = expected
 
-    def _agrees(self, place: Place) -> bool:
+    def _agrees(self, place: WatchedKind) -> bool:
         """Whether kopf has passed on all that was listed."""
         place.expected = {
             key: version for key, version in place.expected.items() if not self._cache.knows(key, version)
@@ -184,7 +184,7 @@ class Relister:
         place.synced.set()
         return True
 
-    def _note_missing(self, place: Place) -> None:
+    def _note_missing(self, place: WatchedKind) -> None:
         place.back = False
         place.expected = {}
         place.synced.set()

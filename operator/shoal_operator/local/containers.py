@@ -1,7 +1,7 @@
 """One container as a process: start, probes, restarts with growing pauses, a log file.
 
-`Container.tick(now)` is called a few times a second by its pod; nothing here blocks. Restart pauses are shorter than a kubelet's (at once, then 1 s
-doubling to 30 s, forgotten after a minute of health, where a kubelet starts at 10 s and ends at 5 min): a person is watching this machine, and no
+Its pod calls `RunningContainer.tick(now)` a few times a second; nothing here blocks. Restart pauses are shorter than a kubelet's (at once, then
+1 s doubling to 30 s, forgotten after a minute of health, where a kubelet starts at 10 s and ends at 5 min): a person is watching this machine, and no
 registry or node is hurt by a quick retry.
 """
 
@@ -46,7 +46,7 @@ class ContainerView:
     pid: int | None
 
 
-class Container:
+class RunningContainer:
     """A process of a pod and its successors."""
 
     def __init__(

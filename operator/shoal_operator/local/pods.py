@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_operator.local.addresses import pod_link
-from shoal_operator.local.containers import Container, ContainerView
+from shoal_operator.local.containers import ContainerView, RunningContainer
 from shoal_operator.local.expand import UnsupportedField, environment
 from shoal_operator.local.processes import ProcessTable
 from shoal_operator.local.volumes import Lookup, NotThere, prepare_home
@@ -117,8 +117,8 @@ class Pod:
         self._place = place
         self._where = f"pod {name}"
         check_pod(self._spec, self._where)
-        self._containers: list[Container] = []
-        self._sidecars: list[Container] = []
+        self._containers: list[RunningContainer] = []
+        self._sidecars: list[RunningContainer] = []
         self._message = ""
         self._stop_deadline: float | None = None
 
@@ -194,7 +194,7 @@ class Pod:
         )
 
     @property
-    def _all(self) -> list[Container]:
+    def _all(self) -> list[RunningContainer]:
         return [*self._sidecars, *self._containers]
 
     def _tick_stopping(self, now: float) -> None:
@@ -221,7 +221,7 @@ class Pod:
         self._sidecars = [self._container(spec, home, "Always") for spec in self._spec.get("initContainers", [])]
         self._containers = [self._container(spec, home, policy) for spec in self._spec["containers"]]
 
-    def _container(self, spec: Mapping[str, Any], home: Path, policy: str) -> Container:
+    def _container(self, spec: Mapping[str, Any], home: Path, policy: str) -> RunningContainer:
         # The folder of our interpreter comes first: programs of the same installation are found before others.
         path = os.pathsep.join(
             [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
@@ -234,7 +234,7 @@ class Pod:
             path=path,
             where=f"{self._where}, container {spec['name']}",
         )
-        return Container(
+        return RunningContainer(
             spec,
             pod=self.name,
             address=self.address,

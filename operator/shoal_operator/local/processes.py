@@ -18,7 +18,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Record:
+class ProcessRecord:
     """One started process; it leads a process group of the same number."""
 
     pid: int
@@ -60,18 +60,18 @@ class ProcessTable:
             )
         ticks = start_ticks(process.pid)
         if ticks is not None:
-            self._write(Record(process.pid, ticks, name))
+            self._write(ProcessRecord(process.pid, ticks, name))
         return process
 
     def forget(self, pid: int) -> None:
         (self._folder / f"{pid}.json").unlink(missing_ok=True)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[ProcessRecord]:
         """Everything recorded, running or not."""
         found = []
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(ValueError, TypeError, FileNotFoundError):
-                found.append(Record(**json.loads(path.read_text())))
+                found.append(ProcessRecord(**json.loads(path.read_text())))
         return found
 
     def stop_all(self, grace_seconds: float) -> list[str]:
@@ -90,7 +90,7 @@ class ProcessTable:
             self.forget(record.pid)
         return [record.name for record in ours]
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: ProcessRecord) -> None:
         path = self._folder / f"{record.pid}.json"
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(record)))

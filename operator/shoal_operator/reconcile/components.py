@@ -35,7 +35,7 @@ BESIDE = frozenset({"Ui"})
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentPart:
     """One workload of a component: live StatefulSet, Deployment, Job or custom object. `problem`: reason and message of its pods' worst problem."""
 
     component: str
@@ -53,7 +53,7 @@ class State:
     message: str = ""
 
 
-def part_state(part: Part) -> State:
+def part_state(part: ComponentPart) -> State:
     """State of one part."""
     workload = part.workload
     if workload is None:
@@ -74,7 +74,7 @@ def part_state(part: Part) -> State:
     return State(False, "PodsNotReady", message)
 
 
-def _isolation(part: Part) -> str:
+def _isolation(part: ComponentPart) -> str:
     """What is around a runner's programs besides the walls in its pod, which it reports itself (`shoal_sandbox_isolation_info`)."""
     if part.component != "Runner" or part.workload is None:
         return ""
@@ -116,7 +116,7 @@ def counts(workload: Object | None) -> tuple[int, int]:
     return wanted, ready
 
 
-def component_state(component: str, parts: Iterable[Part]) -> State:
+def component_state(component: str, parts: Iterable[ComponentPart]) -> State:
     """State of a component: the first part that is not as it should be speaks for it."""
     states = [(part, part_state(part)) for part in parts if part.component == component]
     if not states:
@@ -130,7 +130,7 @@ def component_state(component: str, parts: Iterable[Part]) -> State:
     return State(True, "PodsReady", f"{len(states)} of {len(states)} are ready")
 
 
-def component_counts(parts: Iterable[Part]) -> list[Object]:
+def component_counts(parts: Iterable[ComponentPart]) -> list[Object]:
     """Ready and desired pods of each part, for the status."""
     made = []
     for part in parts:
@@ -140,7 +140,7 @@ def component_counts(parts: Iterable[Part]) -> list[Object]:
     return made
 
 
-def part_states(parts: Iterable[Part]) -> list[PartState]:
+def part_states(parts: Iterable[ComponentPart]) -> list[PartState]:
     """Each part as the page of the run shows it."""
     made = []
     for part in parts:
@@ -159,7 +159,7 @@ def part_states(parts: Iterable[Part]) -> list[PartState]:
     return made
 
 
-def component_conditions(parts: Iterable[Part]) -> list[Condition]:
+def component_conditions(parts: Iterable[ComponentPart]) -> list[Condition]:
     """One condition `<component>Ready` a component."""
     listed = list(parts)
     made = []

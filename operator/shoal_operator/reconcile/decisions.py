@@ -24,7 +24,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 300.0
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrainerAttempt:
     """What is remembered of the trainer's current attempt.
 
     Attributes:
@@ -45,7 +45,7 @@ class TrainerDecision:
     """Which attempt to build (None: none), what to remember, which Jobs to delete, and why the run has failed, if it has."""
 
     build: int | None
-    remember: Attempt
+    remember: TrainerAttempt
     delete: tuple[str, ...] = ()
     failure: str = ""
 
@@ -88,7 +88,7 @@ def decide_trainer(
     wanted: bool,
     complete: bool,
     jobs: Mapping[int, Object],
-    remembered: Attempt,
+    remembered: TrainerAttempt,
     latest_version: int,
     template_hashes: Mapping[int, str],
     limit: int,
@@ -136,15 +136,15 @@ def decide_trainer(
     return TrainerDecision(newest, attempt, older)
 
 
-def _next_attempt(number: int, remembered: Attempt, latest_version: int, limit: int) -> Attempt:
+def _next_attempt(number: int, remembered: TrainerAttempt, latest_version: int, limit: int) -> TrainerAttempt:
     """What is remembered of a new attempt: the count of failures goes on, unless a version was made or someone said "try again"."""
     began_anew = latest_version > remembered.started_at_version or remembered.failures >= limit
     failures = 0 if began_anew else remembered.failures
-    return Attempt(number, latest_version, failures, remembered.last_failed)
+    return TrainerAttempt(number, latest_version, failures, remembered.last_failed)
 
 
 def _after_failure(
-    job: Object, attempt: Attempt, older: tuple[str, ...], latest_version: int, limit: int, now: datetime
+    job: Object, attempt: TrainerAttempt, older: tuple[str, ...], latest_version: int, limit: int, now: datetime
 ) -> TrainerDecision:
     name = job["metadata"]["name"]
     if latest_version > attempt.started_at_version:

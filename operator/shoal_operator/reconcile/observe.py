@@ -1,6 +1,6 @@
 """What a TrainingRun's reconcile reads of the world, once, at its start; and the live workloads behind its status.
 
-Everything that the reconciler decides on is in `Seen`; only `workloads` is read again after children were applied.
+Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
-from shoal_operator.reconcile.components import SEVERAL, Part, part_state
+from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 
@@ -25,7 +25,7 @@ WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Isl
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """The world of one run. `waits_for` says what must be there before anything can be made."""
 
     prepare: Object | None
@@ -38,7 +38,7 @@ class Seen:
     waits_for: str
 
 
-def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Seen:
+def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Observed:
     """Read what a reconcile of this run decides on."""
     name = run.metadata.name
     prepare = cluster.get("Job", names.prepare(name))
@@ -52,7 +52,7 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
         progress = None  # someone else's: an address that is no longer ours
     announced = progress.latest_version if progress is not None else None
     references, missing = _references(cluster, run)
-    return Seen(
+    return Observed(
         prepare=prepare,
         trainer_jobs={
             int(job["metadata"]["labels"][names.ATTEMPT_LABEL]): job
@@ -122,7 +122,7 @@ def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
     return f"waits for {' and '.join(lacking)} in Secret {s3.credentials_secret} (spec.storage.s3.credentialsSecret)"
 
 
-def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, ...]:
+def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[ComponentPart, ...]:
     """The live workload behind each part of the run, with the problems of its pods where it is not ready."""
     name, spec = run.metadata.name, run.spec
     own = [
@@ -147,19 +147,21 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Part, .
     # Each once: a reference may be repeated, or name a pool of the run's own, and a status with two parts of one name is refused.
     listed = dict.fromkeys([*own, *made, *((component, kind, ref) for component, kind, ref in refs if ref is not None)])
     return tuple(
-        _with_problem(cluster, name, Part(component, child, cluster.get(kind, child)))
+        _with_problem(cluster, name, ComponentPart(component, child, cluster.get(kind, child)))
         for component, kind, child in listed
     )
 
 
-def _with_problem(cluster: Cluster, run: str, part: Part) -> Part:
+def _with_problem(cluster: Cluster, run: str, part: ComponentPart) -> ComponentPart:
     """Our own kinds say themselves what is wrong with their pods; for the others pods are looked at, when they are not ready."""
     if part.workload is None or part.component not in WITH_PODS:
         return part
     if part_state(part).ready:
         return part
     of_set = part.name if part.component in SEVERAL else None
-    return Part(part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower(), of_set))
+    return ComponentPart(
+        part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower(), of_set)
+    )
 
 
 def pods_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 
 
 @dataclass(frozen=True, order=True)
-class Problem:
+class PodProblem:
     """One pod's problem; the order is that of what is said first."""
 
     rank: int
@@ -42,7 +42,7 @@ def worst_problem(pods: Iterable[Object]) -> tuple[str, str] | None:
     return found[0].reason, f"{found[0]}{more}"
 
 
-def pod_problem(pod: Object) -> Problem | None:
+def pod_problem(pod: Object) -> PodProblem | None:
     """What is wrong with a pod, or None. Pods that are being deleted have no problem."""
     metadata, status = pod["metadata"], pod.get("status", {})
     name = metadata["name"]
@@ -51,29 +51,29 @@ def pod_problem(pod: Object) -> Problem | None:
     for condition in status.get("conditions", []):
         if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
             reason = condition.get("reason") or "Unschedulable"
-            return Problem(0, name, reason, f"{reason}: {_short(condition.get('message', ''))}")
+            return PodProblem(0, name, reason, f"{reason}: {_short(condition.get('message', ''))}")
     for state in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         if (found := _container_problem(name, state)) is not None:
             return found
     if status.get("phase") == "Failed":
         reason = status.get("reason") or "PodFailed"
-        return Problem(3, name, reason, f"{reason}: {_short(status.get('message', ''))}".removesuffix(": "))
+        return PodProblem(3, name, reason, f"{reason}: {_short(status.get('message', ''))}".removesuffix(": "))
     return None
 
 
-def _container_problem(pod: str, state: Object) -> Problem | None:
+def _container_problem(pod: str, state: Object) -> PodProblem | None:
     name = state.get("name", "")
     waiting = state.get("state", {}).get("waiting", {})
     reason = waiting.get("reason", "")
     if reason in IMAGE_REASONS:
-        return Problem(1, pod, "ImagePull", f"container {name}: image {state.get('image', '')} cannot be pulled")
+        return PodProblem(1, pod, "ImagePull", f"container {name}: image {state.get('image', '')} cannot be pulled")
     if reason in CONFIG_REASONS:
-        return Problem(1, pod, reason, f"container {name}: {reason}: {_short(waiting.get('message', ''))}")
+        return PodProblem(1, pod, reason, f"container {name}: {reason}: {_short(waiting.get('message', ''))}")
     restarts = state.get("restartCount", 0)
     if reason == "CrashLoopBackOff" or (restarts >= CRASHES and not state.get("ready")):
         ended = state.get("lastState", {}).get("terminated") or state.get("state", {}).get("terminated") or {}
         why = _ended(ended)
-        return Problem(2, pod, "CrashLoop", f"container {name}: ended {restarts} times{why}")
+        return PodProblem(2, pod, "CrashLoop", f"container {name}: ended {restarts} times{why}")
     return None
 
 

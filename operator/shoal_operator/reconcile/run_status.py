@@ -15,13 +15,13 @@ from shoal_operator.engine.conditions import Condition, condition
 from shoal_operator.reconcile.components import (
     BESIDE,
     COMPONENTS,
-    Part,
+    ComponentPart,
     component_conditions,
     component_counts,
     component_state,
     counts,
 )
-from shoal_operator.reconcile.decisions import Attempt
+from shoal_operator.reconcile.decisions import TrainerAttempt
 from shoal_operator.reconcile.island_status import exchanging, islands_status
 
 FIGURES = (
@@ -70,14 +70,14 @@ class Findings:
     prepare: Object | None
     prepared: bool
     prepare_problem: tuple[str, str] | None
-    parts: tuple[Part, ...]
+    parts: tuple[ComponentPart, ...]
     progress: RunProgress | None
     latest_version: int | None
     failure: Failure
     waits_for: str
     not_grown: str
     run_key: str
-    attempt: Attempt
+    attempt: TrainerAttempt
     start_time: str | None
     completion_time: str | None
     endpoint: str | None

@@ -24,7 +24,7 @@ from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.reconcile.common import apply_children, owned, parse, prune, write_status
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
-    Attempt,
+    TrainerAttempt,
     TrainerDecision,
     decide_stage,
     decide_trainer,
@@ -34,7 +34,7 @@ from shoal_operator.reconcile.decisions import (
     time_is_up,
 )
 from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensure_ui_token
-from shoal_operator.reconcile.observe import Seen, observe, pods_problem, workloads
+from shoal_operator.reconcile.observe import Observed, observe, pods_problem, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 
@@ -162,7 +162,7 @@ def _rfc3339(now: datetime) -> str:
 
 
 def _failure(
-    run: TrainingRun, stage: Stage, trainer: TrainerDecision, seen: Seen, sampled: FilterState, *, late: bool
+    run: TrainingRun, stage: Stage, trainer: TrainerDecision, seen: Observed, sampled: FilterState, *, late: bool
 ) -> Failure:
     if stage != "failed":
         return Failure()
@@ -178,7 +178,7 @@ def _failure(
     return Failure("JobFailed", message)
 
 
-def _pools(run: TrainingRun, seen: Seen) -> dict[str, str]:
+def _pools(run: TrainingRun, seen: Observed) -> dict[str, str]:
     """Name of each pool of the run, by the name of its object."""
     if run.spec.mode == "SFT":
         return {}
@@ -194,7 +194,7 @@ def _scales(cluster: Cluster, run: TrainingRun, stage: Stage) -> dict[str, Scale
     }
 
 
-def _addresses(cluster: Cluster, run: TrainingRun, seen: Seen, scales: dict[str, Scale]) -> Addresses:
+def _addresses(cluster: Cluster, run: TrainingRun, seen: Observed, scales: dict[str, Scale]) -> Addresses:
     """Where the parts are, from inside and from outside. As many relays as work are listed: a suspended run keeps its configuration."""
     name, others = run.metadata.name, seen.references.relay_server
     if others is not None:
@@ -247,7 +247,7 @@ def _decide_trainer(
     live: Object,
     run: TrainingRun,
     identity: RunIdentity,
-    seen: Seen,
+    seen: Observed,
     *,
     complete: bool,
     late: bool,
@@ -262,7 +262,7 @@ def _decide_trainer(
         wanted=seen.prepared and not run.spec.suspend and not late,
         complete=complete,
         jobs=seen.trainer_jobs,
-        remembered=Attempt(
+        remembered=TrainerAttempt(
             before.get("attempt", 0),
             before.get("startedAtVersion", 0),
             before.get("failures", 0),

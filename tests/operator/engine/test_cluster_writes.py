@@ -19,7 +19,7 @@ from shoal_operator.engine.kubernetes_cluster import (
     keeping,
     owns_replicas,
 )
-from shoal_operator.engine.progress import ProgressReader
+from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
 
 KEY = Key("TrainingRun", "a", "sums")
@@ -37,7 +37,11 @@ class Rig:
         self.cache = Cache(WorkQueue())
         api = ApiServer(hostile.configuration)
         parts = Parts(
-            api, self.cache, ProgressReader(lambda key: None), EventRecorder(api, "op"), Foreign(clock=lambda: self.now)
+            api,
+            self.cache,
+            RunProgressReader(lambda key: None),
+            EventRecorder(api, "op"),
+            Foreign(clock=lambda: self.now),
         )
         self.cluster = KubernetesCluster(parts, KEY)
 

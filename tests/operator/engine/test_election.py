@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_operator.engine.election import JITTER, Election, ElectionTiming, Move, Record
+from shoal_operator.engine.election import JITTER, Election, ElectionRecord, ElectionTiming, Move
 from shoal_operator.engine.lease import record_of
 
 TIMING = ElectionTiming(duration=14, renew_deadline=11.0, retry=1.5)
 
 
-def other(version: str = "7", holder: str = "other", duration: float = 14) -> Record:
-    return Record(holder, duration, version)
+def other(version: str = "7", holder: str = "other", duration: float = 14) -> ElectionRecord:
+    return ElectionRecord(holder, duration, version)
 
 
 def test_where_there_is_no_lease_it_is_created() -> None:
@@ -46,7 +46,7 @@ def test_the_duration_in_the_lease_counts_not_ones_own() -> None:
 
 def test_a_renewal_holds_from_when_it_was_sent_not_from_when_it_was_answered() -> None:
     election = Election("me", TIMING)
-    election.wrote(Record("me", 14, "8"), sent_at=10, now=15)
+    election.wrote(ElectionRecord("me", 14, "8"), sent_at=10, now=15)
     assert election.leads(20.9)
     assert not election.leads(21)
 
@@ -59,8 +59,8 @@ def test_who_never_led_has_nothing_to_lose() -> None:
 
 def test_a_leader_that_was_not_renewed_in_time_has_lost_before_anyone_else_can_lead() -> None:
     leader, standby = Election("me", TIMING), Election("standby", TIMING)
-    leader.wrote(Record("me", 14, "8"), sent_at=0, now=0.1)
-    standby.see(Record("me", 14, "8"), 0.05)
+    leader.wrote(ElectionRecord("me", 14, "8"), sent_at=0, now=0.1)
+    standby.see(ElectionRecord("me", 14, "8"), 0.05)
     assert not leader.lost(10.9)
     assert leader.lost(11)
     assert standby.move(14.0) is Move.WAIT
@@ -68,18 +68,18 @@ def test_a_leader_that_was_not_renewed_in_time_has_lost_before_anyone_else_can_l
 
 def test_a_leader_that_reads_anothers_name_has_lost_at_once() -> None:
     election = Election("me", TIMING)
-    election.wrote(Record("me", 14, "8"), sent_at=0, now=0)
+    election.wrote(ElectionRecord("me", 14, "8"), sent_at=0, now=0)
     election.see(other("9"), 1)
     assert election.lost(1)
 
 
 def test_a_refused_renewal_alone_loses_nothing_until_it_is_known_who_wrote() -> None:
     election = Election("me", TIMING)
-    election.wrote(Record("me", 14, "8"), sent_at=0, now=0)
+    election.wrote(ElectionRecord("me", 14, "8"), sent_at=0, now=0)
     election.refused()
     assert not election.lost(1)
     assert election.move(1) is Move.WAIT
-    election.see(Record("me", 14, "9"), 2)  # it was our own write, whose answer was lost
+    election.see(ElectionRecord("me", 14, "9"), 2)  # it was our own write, whose answer was lost
     assert election.move(2) is Move.RENEW
 
 
@@ -107,7 +107,7 @@ def test_two_replicas_never_lead_at_once(
     for gap in [0.0, *renewals]:
         sent += gap
         version += 1
-        writes.append((sent + answer_seconds, Record("me", 14, str(version))))
+        writes.append((sent + answer_seconds, ElectionRecord("me", 14, str(version))))
         leader.wrote(writes[-1][1], sent, sent + answer_seconds)
     skew = 12345.0
     standby, now = Election("standby", TIMING), first_look

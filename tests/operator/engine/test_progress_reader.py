@@ -9,7 +9,7 @@ from hostile_api import Answer, ScriptedApi, refusal
 from servers import wait_until
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.engine.kinds import Key
-from shoal_operator.engine.progress import FRESH_SECONDS, TIMEOUT_SECONDS, ProgressReader
+from shoal_operator.engine.progress import FRESH_SECONDS, TIMEOUT_SECONDS, RunProgressReader
 
 KEY = Key("TrainingRun", "a", "sums")
 
@@ -22,7 +22,7 @@ class Rig:
         self.queued: list[Key] = []
         self.hostile = hostile
         self.url = hostile.configuration.host
-        self.reader = ProgressReader(self.queued.append, clock=lambda: self.now)
+        self.reader = RunProgressReader(self.queued.append, clock=lambda: self.now)
 
     def answers(self, *answers: Answer) -> None:
         self.hostile.script("/v1/run", *answers)

@@ -28,8 +28,8 @@ from shoal.training.extensions.islands.extension import Islands, sampled_after
 from shoal.training.extensions.islands.membership import OwnIsland, frozen_digest
 from shoal.training.loop import Trainer
 from shoal.training.model import load_policy
-from shoal.training.progress import Progress
-from shoal.training.rollouts import Group, Sample, StepRows
+from shoal.training.progress import ProgressReporter
+from shoal.training.rollouts import RolloutGroup, Sample, StepRows
 from shoal.transport import SignedClient
 
 RUN_KEYS = {name: PrivateKey.from_seed(bytes([index + 55] * 32)) for index, name in enumerate(("north", "south"))}
@@ -61,7 +61,7 @@ class Archipelago:
         client = SignedClient(orchestrator.url, ROLE_KEYS["trainer"])
         context = TrainerContext(
             run, store, store, self.base, self.folder / name / "outbox", self.folder / name / "tmp", name,
-            Progress(RUN, client, store), telemetry.Liveness(60.0), ranks(),
+            ProgressReporter(RUN, client, store), telemetry.Liveness(60.0), ranks(),
         )  # fmt: skip
         return Trainer(context, Extensions(Islands(OwnIsland(name, RUN_KEYS[name], terms, store))))
 
@@ -217,13 +217,13 @@ def test_with_adapters_the_frozen_base_model_is_part_of_what_islands_must_have_a
 
 
 def test_groups_that_an_older_version_had_a_hand_in_are_left_out_and_counted() -> None:
-    def group(*versions: int) -> Group:
+    def group(*versions: int) -> RolloutGroup:
         row = rows_of(0)[0]
         made = [
             Sample(f"row {version}", row.prompt_tokens, 1, None, None, 1.0, version, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
             for version in versions
         ]
-        return Group(made)
+        return RolloutGroup(made)
 
     rows = StepRows([group(3, 4), group(4, 4), group(5, 5)], 1, ["a row is cut"])
     left = sampled_after(rows, 3)

@@ -30,7 +30,7 @@ from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.islands.extension import Islands
 from shoal.training.extensions.islands.membership import OwnIsland, own_island
 from shoal.training.loop import DONE, Trainer
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 from shoal.training.state import WrongState
 from shoal.transport import SignedClient
 
@@ -71,7 +71,7 @@ class Sea:
         pod = self.folder / name
         context = TrainerContext(
             run, self.store, own.store, self.base, pod / "outbox", pod / "tmp", name,
-            Progress(RUN, client, own.store), telemetry.Liveness(60.0), ranks(),
+            ProgressReporter(RUN, client, own.store), telemetry.Liveness(60.0), ranks(),
         )  # fmt: skip
         return Trainer(context, Extensions(Islands(own)))
 

@@ -26,7 +26,7 @@ from shoal.training.extensions.prime.formulas import (
 from shoal.training.extensions.prime.reward_model import OutcomeLoss, RewardModel, outcomes_of, packed_of
 from shoal.training.model import Policy
 from shoal.training.objectives.dapo import overlong_penalty
-from shoal.training.rollouts import Group
+from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import LogProbs, plan_logprobs
 
 SETTINGS = Prime(beta=0.3, learning_rate=1e-3, outcome_weight=2.0, process_weight=0.5)
@@ -40,7 +40,7 @@ def prime_recipe(**changes: Any) -> Recipe:
     return recipe(algorithm={"prime": changes.pop("prime", SETTINGS)}, **changes)
 
 
-def masked(given: list[Group]) -> list[Group]:
+def masked(given: list[RolloutGroup]) -> list[RolloutGroup]:
     """The same with tool output in every third sample, and nothing but tool output in one."""
     found, number = [], 0
     for group in given:
@@ -50,14 +50,14 @@ def masked(given: list[Group]) -> list[Group]:
             mask[: len(mask) // 2] = number % 3 != 0
             samples.append(replace(sample, mask=mask if number != 5 else np.zeros_like(mask)))
             number += 1
-        found.append(Group(samples))
+        found.append(RolloutGroup(samples))
     return found
 
 
 class Step:
     """A step of groups with a reward model that is not the base model."""
 
-    def __init__(self, given: list[Group], chosen: Recipe, pack_length: int | None = None) -> None:
+    def __init__(self, given: list[RolloutGroup], chosen: Recipe, pack_length: int | None = None) -> None:
         chosen = chosen if pack_length is None else chosen.model_copy(update={"pack_length": pack_length})
         assert chosen.process_rewards is not None
         self.groups = given
@@ -246,7 +246,9 @@ def test_it_learns_to_tell_outcomes_apart_and_its_rewards_follow() -> None:
 
 
 def test_a_step_without_any_signal_gives_zeros_and_not_numbers_that_are_none() -> None:
-    level = [Group([replace(sample, task_reward=1.0, reward=1.0) for sample in group.samples]) for group in groups()]
+    level = [
+        RolloutGroup([replace(sample, task_reward=1.0, reward=1.0) for sample in group.samples]) for group in groups()
+    ]
     step = Step(level, prime_recipe())
     step.prm.load_state_dict(step.base.state_dict())
     assert all(value == 0.0 for row in advantages(step.complete()).values() for value in row)
@@ -254,7 +256,7 @@ def test_a_step_without_any_signal_gives_zeros_and_not_numbers_that_are_none() -
 
 def test_a_group_without_signal_adds_no_outcome_and_stays_finite_beside_others() -> None:
     given = groups()
-    level = Group([replace(sample, task_reward=0.0, reward=0.0) for sample in given[0].samples])
+    level = RolloutGroup([replace(sample, task_reward=0.0, reward=0.0) for sample in given[0].samples])
     step = Step([level, *given[1:]], prime_recipe(prime=SETTINGS.model_copy(update={"process_weight": 0.0})))
     found = advantages(step.complete())
     assert np.isfinite(list(chain.from_iterable(found.values()))).all()
@@ -278,6 +280,6 @@ def test_whitening_leaves_equal_values_at_nothing() -> None:
 
 def test_an_outcome_beyond_its_range_counts_as_the_nearest() -> None:
     sample = groups()[0].samples[0]
-    outcomes = outcomes_of([Group([replace(sample, task_reward=-2.0), replace(sample, task_reward=3.0)])])
+    outcomes = outcomes_of([RolloutGroup([replace(sample, task_reward=-2.0), replace(sample, task_reward=3.0)])])
     assert outcomes.values.tolist() == [0.0, 1.0]
     assert outcomes.groups.tolist() == [0, 0]

@@ -24,7 +24,7 @@ from shoal.training.host_copy import Learner
 from shoal.training.loop import Trainer
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
-from shoal.training.rollouts import Group, StepRows
+from shoal.training.rollouts import RolloutGroup, StepRows
 from shoal.training.update import Beat, LogProbs
 
 CORE = sorted(Path(shoal.training.__file__).parent.glob("*.py")) + [
@@ -85,7 +85,9 @@ class Diary(Extension):
         self.calls.append("keep_rows")
         return rows
 
-    def before_updates(self, groups: Sequence[Group], plan: StepPlan, reference: LogProbs, beat: Beat) -> StepPlan:
+    def before_updates(
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+    ) -> StepPlan:
         self.calls.append("before_updates")
         (self.learner.model.weight - 1.0).square().sum().backward()  # type: ignore[operator, union-attr]
         self.learner.optimizer.step()
@@ -98,7 +100,7 @@ class Diary(Extension):
     def after_updates(self, step: int) -> None:
         self.calls.append(f"after_updates {step}")
 
-    def measured(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         return {"value_by_boundary": [float(self.count), float(self.learner.model.weight.detach())]}  # type: ignore[operator, union-attr]
 
     def after_step(self, version: int) -> int:

@@ -37,9 +37,9 @@ from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.extensions.vine.extension import VineContinuations, value_advantages
 from shoal.training.extensions.vine.values import boundary_means, token_advantages, values_of, whitened
 from shoal.training.objectives.dapo import overlong_penalty
-from shoal.training.rollouts import BadBatch, Estimate, Group, Limits, Sample, read_groups
+from shoal.training.rollouts import BadBatch, ContinuationReward, RolloutGroup, RowLimits, Sample, read_groups
 
-LIMITS = Limits(VOCABULARY, MAX_LENGTH, VineContinuations(VINE))
+LIMITS = RowLimits(VOCABULARY, MAX_LENGTH, VineContinuations(VINE))
 UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> Store:
     return make_store(tmp_path / "store")
 
 
-def with_estimates(given: list[Group], seed: int = 1) -> list[Group]:
+def with_estimates(given: list[RolloutGroup], seed: int = 1) -> list[RolloutGroup]:
     """The groups with continuations of random rewards and lengths."""
     chance, found = np.random.default_rng(seed), []
     for group in given:
@@ -61,16 +61,18 @@ def with_estimates(given: list[Group], seed: int = 1) -> list[Group]:
         for sample in group.samples:
             positions = VINE.positions(sample.completion_length)
             estimates = [
-                Estimate(boundary, position, float(chance.random()), position + int(chance.integers(1, 9)))
+                ContinuationReward(boundary, position, float(chance.random()), position + int(chance.integers(1, 9)))
                 for boundary, position in enumerate(positions, 1)
                 for _ in range(VINE.continuations)
             ]
             samples.append(replace(sample, estimates=tuple(estimates)))
-        found.append(Group(samples))
+        found.append(RolloutGroup(samples))
     return found
 
 
-def as_reference(given: list[Group], shaped: Any = lambda sample, reward, length: reward) -> list[reference.Rolled]:
+def as_reference(
+    given: list[RolloutGroup], shaped: Any = lambda sample, reward, length: reward
+) -> list[reference.Rolled]:
     found = []
     for number, group in enumerate(given):
         for sample in group.samples:
@@ -82,7 +84,7 @@ def as_reference(given: list[Group], shaped: Any = lambda sample, reward, length
     return found
 
 
-def samples_of(given: list[Group]) -> list[Sample]:
+def samples_of(given: list[RolloutGroup]) -> list[Sample]:
     return [sample for group in given for sample in group.samples]
 
 
@@ -98,9 +100,14 @@ def test_an_example_by_hand() -> None:
         groups()[0].samples[0], tokens=np.arange(9), prompt_length=3, mask=np.ones(6, dtype=np.bool_),
         logprobs=np.zeros(6, dtype=np.float32), reward=1.0,
     )  # fmt: skip
-    estimates = (Estimate(1, 2, 1.0, 6), Estimate(1, 2, 1.0, 7), Estimate(2, 4, 0.0, 8), Estimate(2, 4, 0.5, 8))
+    estimates = (
+        ContinuationReward(1, 2, 1.0, 6),
+        ContinuationReward(1, 2, 1.0, 7),
+        ContinuationReward(2, 4, 0.0, 8),
+        ContinuationReward(2, 4, 0.5, 8),
+    )
     siblings = [replace(one, reward=reward) for reward in (1.0, 0.0)]
-    values = values_of(Group([replace(one, estimates=estimates), *siblings]))[0]
+    values = values_of(RolloutGroup([replace(one, estimates=estimates), *siblings]))[0]
     assert values == [(0, 0.5), (2, 1.0), (4, 0.25), (6, 1.0)]
     assert token_advantages(values).tolist() == [0.5, 0.5, -0.75, -0.75, 0.75, 0.75]
 
@@ -125,7 +132,7 @@ def test_without_discount_the_advantages_of_a_completion_add_up_to_its_reward_le
 
 
 def test_a_completion_of_fewer_tokens_than_parts_takes_all_continuations_from_a_position_together() -> None:
-    given = with_estimates([Group(shortened(group.samples)) for group in groups()])
+    given = with_estimates([RolloutGroup(shortened(group.samples)) for group in groups()])
     wanted = reference.advantages(as_reference(given))
     same([advantage for _, advantage in value_advantages(given, recipe(normalize_advantages=False))], wanted)
     lone = values_of(given[0])[0]
@@ -149,7 +156,7 @@ def test_a_boundary_without_a_scored_continuation_is_none_and_its_parts_are_one(
     given = with_estimates(groups())
     first = given[0].samples[0]
     kept = tuple(each for each in first.estimates if each.boundary == 2)
-    given[0] = Group([replace(first, estimates=kept), *given[0].samples[1:]])
+    given[0] = RolloutGroup([replace(first, estimates=kept), *given[0].samples[1:]])
     assert [place for place, _ in values_of(given[0])[0]] == [0, kept[0].position, first.completion_length]
     same(
         [advantage for _, advantage in value_advantages(given, recipe(normalize_advantages=False))],
@@ -174,7 +181,9 @@ def test_overlong_answers_lose_reward_in_every_value() -> None:
 
 def test_a_step_in_which_nothing_differs_has_no_signal() -> None:
     given = [
-        Group([replace(sample, reward=1.0, estimates=(Estimate(1, 1, 1.0, 3),)) for sample in group.samples])
+        RolloutGroup(
+            [replace(sample, reward=1.0, estimates=(ContinuationReward(1, 1, 1.0, 3),)) for sample in group.samples]
+        )
         for group in groups()
     ]
     assert all(not np.any(advantage) for _, advantage in value_advantages(given, recipe()))
@@ -183,7 +192,7 @@ def test_a_step_in_which_nothing_differs_has_no_signal() -> None:
 
 def test_a_completion_alone_in_its_group_is_refused() -> None:
     with pytest.raises(ValueError, match="its group has no other completion; allowed: groups of two or more"):
-        values_of(Group(groups()[0].samples[:1]))
+        values_of(RolloutGroup(groups()[0].samples[:1]))
 
 
 def test_each_token_is_trained_with_its_own_advantage_however_it_is_packed() -> None:

@@ -33,7 +33,7 @@ STATUS_SECONDS = 10.0
 """`status.json` is written when it changes, and as often as this, so that its age tells whether the agent lives."""
 
 
-class Work(Protocol):
+class AssignedWork(Protocol):
     """What does a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, but for `end`."""
 
     def follow(self, assignment: Assignment | None) -> None:
@@ -85,7 +85,7 @@ class PatientServer(uvicorn.Server):
     """Ends on SIGTERM or SIGINT as others do, but not before this machine's leases are gone or `LEAVE_SECONDS` are over."""
 
     def __init__(
-        self, config: uvicorn.Config, session: Session, held: HeldLeases, leaving: threading.Event, work: Work
+        self, config: uvicorn.Config, session: Session, held: HeldLeases, leaving: threading.Event, work: AssignedWork
     ) -> None:
         super().__init__(config)
         self._session = session
@@ -117,7 +117,7 @@ class PatientServer(uvicorn.Server):
 class Follower:
     """One thread that hands the assignment to whoever does it, and keeps `run/status.json`."""
 
-    def __init__(self, session: Session, work: Work, leaving: threading.Event, path: Path) -> None:
+    def __init__(self, session: Session, work: AssignedWork, leaving: threading.Event, path: Path) -> None:
         self._session = session
         self._work = work
         self._leaving = leaving
@@ -162,7 +162,7 @@ class Follower:
 def run_agent(
     config: NodeConfig,
     key: PrivateKey,
-    work: Work,
+    work: AssignedWork,
     neighbourhood: Neighbourhood | None = None,
     *,
     goes_when_over: bool = False,

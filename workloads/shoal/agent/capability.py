@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from shoal.agent import hardware
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult
-from shoal.crypto.challenge import LANES, TooSlow, Work, encode_answer, solve, solve_with_torch
+from shoal.crypto.challenge import LANES, ChallengeWork, TooSlow, encode_answer, solve, solve_with_torch
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 
 GoOn = Callable[[], bool]
-Solver = Callable[[Work, GoOn], bytes]
+Solver = Callable[[ChallengeWork, GoOn], bytes]
 
 LARGEST_DEPTH = 4096
 """Four times what an orchestrator of ours asks for: a node does not compute for ever because somebody says so."""
@@ -29,10 +29,12 @@ def best_solver() -> Solver:
     if not torch.cuda.is_available():
         return solve
 
-    def on_gpu(work: Work, go_on: GoOn) -> bytes:
+    def on_gpu(work: ChallengeWork, go_on: GoOn) -> bytes:
         return solve_with_torch(work, torch, "cuda", go_on)
 
-    on_gpu(Work(bytes(32), lanes=LANES, depth=2), lambda: True)  # loads the driver's libraries, which takes seconds
+    on_gpu(
+        ChallengeWork(bytes(32), lanes=LANES, depth=2), lambda: True
+    )  # loads the driver's libraries, which takes seconds
     return on_gpu
 
 
@@ -53,7 +55,7 @@ def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda:
         return time.monotonic() - begun < limit
 
     try:
-        product = solver(Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth), go_on)
+        product = solver(ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth), go_on)
     except TooSlow as slow:
         raise Refused(403, "Too slow", f"{slow}, which is {limit:.1f} s for this pool") from slow
     get_logger().info("challenge computed", seconds=round(time.monotonic() - begun, 2), on_gpu=solver is not solve)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from shoal import telemetry
 from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Downloader
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import chains
@@ -21,7 +21,7 @@ WAIT_SECONDS = 60.0
 
 
 def find_way(
-    wanted: Wanted,
+    wanted: WantedVersion,
     sources: Sources,
     downloader: Downloader,
     held: Mapping[int, str],

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from shoal import telemetry
 from shoal.broadcast import pieces
 from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
-from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
+from shoal.broadcast.pieces import BadPiece, OtherOpening, WantedVersion
 from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
@@ -31,7 +31,7 @@ LONGEST_PAUSE_SECONDS = 2.0
 class Documents:
     """Reads documents of one version."""
 
-    def __init__(self, wanted: Wanted, sources: Sources, downloader: Downloader) -> None:
+    def __init__(self, wanted: WantedVersion, sources: Sources, downloader: Downloader) -> None:
         self._wanted = wanted
         self._sources = sources
         self._downloader = downloader

@@ -1,6 +1,6 @@
 """One HTTP request to a relay or the origin, with every way it can go wrong given a name.
 
-In: a base URL, the path of a piece, bounds. Out: bytes of a small document, or a shard appended to its `Part`, from where the last try broke off
+In: a base URL, the path of a piece, bounds. Out: bytes of a small document, or a shard appended to its `ShardPart`, from where the last try broke off
 (RFC 9110 Range). A server is held to a size, to a least speed and to a deadline, headers included, and any request can be cancelled
 from another thread, whatever it is waiting for. It knows nothing of proxies. Called by `documents`, `transfer` and `relay`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPException
 
 from shoal.broadcast.connections import Connections, Exchange
-from shoal.broadcast.parts import Part
+from shoal.broadcast.parts import ShardPart
 
 STALL_SECONDS = 10.0
 """No byte for so long ends a request: a relay that hangs must not hold a shard."""
@@ -122,7 +122,7 @@ class Downloader:
         base_url: str,
         path: str,
         size: int,
-        part: Part,
+        part: ShardPart,
         received: Callable[[int], None],
         attempt: Attempt | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from shoal import telemetry
-from shoal.broadcast.gate import Gate
+from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import ANSWERS_SECONDS
 from shoal.contracts.protocol import Exclusions
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -26,7 +26,7 @@ SETTLE_SECONDS = ANSWERS_SECONDS + 0.5
 class Exclusion:
     """Follows the orchestrator's list."""
 
-    def __init__(self, client: SignedClient, gate: Gate, mark: Path) -> None:
+    def __init__(self, client: SignedClient, gate: TokenGate, mark: Path) -> None:
         self._client = client
         self._gate = gate
         self._mark = mark

@@ -20,9 +20,9 @@ from shoal import telemetry
 from shoal.broadcast.chain import find_way
 from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Downloader
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.run import AgentState, home, load_node_config
 from shoal.contracts.weights import VersionOpen
@@ -160,7 +160,7 @@ class Fetcher:
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_SECONDS
-        return Documents(Wanted(self._run, version, self._trainer_key), sources, self._downloader).is_opened()
+        return Documents(WantedVersion(self._run, version, self._trainer_key), sources, self._downloader).is_opened()
 
     def _announced(self, version: int) -> bool:
         """Whether the orchestrator knows this version: a worker that used it before would hand in what nobody expects."""
@@ -189,7 +189,7 @@ class Fetcher:
 
         with telemetry.busy("fetch"):
             bases = self._weights.bases()
-            wanted = Wanted(self._run, version, self._trainer_key)
+            wanted = WantedVersion(self._run, version, self._trainer_key)
             way = find_way(
                 wanted, sources, self._downloader, {number: sha for number, (_, sha) in bases.items()}, keep_on
             )
@@ -216,7 +216,7 @@ class Fetcher:
         version = record.version
         base = self._weights.bases()[record.base.version][0] if record.base is not None else None
         target = FolderTarget(self._weights, version, self._trainer_key, base, link=link)
-        wanted = Wanted(self._run, version, self._trainer_key)
+        wanted = WantedVersion(self._run, version, self._trainer_key)
         transfer = Transfer(
             wanted,
             sources,
@@ -234,9 +234,9 @@ class Fetcher:
         finally:
             self._bytes += transfer.received_bytes
         self._log.info("fetch ended", version=version, outcome=outcome.value, link=link)
-        if outcome is Outcome.CHANGED:
+        if outcome is TransferOutcome.CHANGED:
             target.discard()
-        return outcome is Outcome.SEALED
+        return outcome is TransferOutcome.SEALED
 
     def _judge(self, record: VersionOpen, base: Path | None, target: FolderTarget, error: WrongWeights) -> None:
         """Whose fault it is that the whole is not what was announced: ours, if our disk kept a shard or the base badly, else the version's."""

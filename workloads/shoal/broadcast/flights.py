@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shoal.broadcast import pace
 from shoal.broadcast.download import Attempt
-from shoal.broadcast.pace import Pace
+from shoal.broadcast.pace import FlightPace
 from shoal.broadcast.sources import Sources
 
 
@@ -31,8 +31,8 @@ class Flight:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def pace(self) -> Pace:
-        return Pace(self.index, self.source, self.wanted, self.received, self.age())
+    def pace(self) -> FlightPace:
+        return FlightPace(self.index, self.source, self.wanted, self.received, self.age())
 
 
 class Flights:

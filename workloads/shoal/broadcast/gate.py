@@ -26,7 +26,7 @@ class Excluded(Exception):
     """The token is the orchestrator's, its node was evicted or banned."""
 
 
-class Gate:
+class TokenGate:
     """Checks bearer tokens for `run`: those of any node signed by `nodes_signer`, and those that `relay_key` made for itself.
 
     At the origin only the latter are good; a relay takes both, because it may feed further relays.

@@ -182,7 +182,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Places:
+class NginxPaths:
     """Where one nginx listens, whom it asks about tokens, and the folders it uses."""
 
     listen: str
@@ -200,7 +200,7 @@ class Places:
     outside: Outside | None = None
 
 
-def render(places: Places) -> str:
+def render(places: NginxPaths) -> str:
     """The text of nginx.conf. `user` is given only to a root process: nginx then runs its workers as that user."""
     outside = places.outside
     certificates = (outside.certificate, outside.key) if outside is not None else ()
@@ -226,7 +226,7 @@ def render(places: Places) -> str:
     )
 
 
-def _server(places: Places, listen: str, transport: str) -> str:
+def _server(places: NginxPaths, listen: str, transport: str) -> str:
     limits = places.limits
     return SERVER_TEMPLATE.format(
         listen=listen,
@@ -266,7 +266,7 @@ def _transport(outside: Outside) -> str:
 
 def places_of(
     role: NginxRole, folder: Path, address: str, cpus: int, user: str | None, relay: RelayConfig | None = None
-) -> Places:
+) -> NginxPaths:
     """The places of a pod whose `SHOAL_HOME` is `folder` and whose `SHOAL_BIND` is `address`; `relay` is its `relay.json`, None at the origin.
 
     There is a listener for outside when there is a certificate in `secrets/tls/`, or load balancers that send PROXY headers.
@@ -277,7 +277,7 @@ def places_of(
     bracketed = f"[{address}]" if ":" in address else address
     # A wildcard is an address to listen on, not one to connect to.
     neighbour = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, bracketed)  # noqa: S104
-    return Places(
+    return NginxPaths(
         listen=f"{bracketed}:{NGINX_PORT}",
         gate=f"{neighbour}:{GATE_PORTS[role]}",
         limits=own.rate_limits,

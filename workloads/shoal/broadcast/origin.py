@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from shoal import telemetry
 from shoal.broadcast import cut
 from shoal.broadcast.bases import Bases
-from shoal.broadcast.gate import Gate
+from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import ORIGIN_PORT
 from shoal.broadcast.nginx_status import NginxStatus, status_socket
 from shoal.broadcast.pieces import BadPiece
@@ -212,7 +212,7 @@ def main() -> None:
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     tree = Tree(home() / "www")
     publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
-    gate = Gate(config.run, roster.keys["relay"])
+    gate = TokenGate(config.run, roster.keys["relay"])
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())

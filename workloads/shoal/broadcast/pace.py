@@ -21,7 +21,7 @@ WORTH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class FlightPace:
     """A flight as it stands: its shard, its source, bytes missing at its start, bytes received, age in seconds."""
 
     index: int
@@ -41,7 +41,7 @@ class Pace:
         return (self.wanted - self.received) / self.rate if self.received else float("inf")
 
 
-def rates(flights: Sequence[Pace], known: Mapping[str, float], in_flight: int) -> dict[str, float]:
+def rates(flights: Sequence[FlightPace], known: Mapping[str, float], in_flight: int) -> dict[str, float]:
     """Bytes a second that one more flight may expect of each source.
 
     What its flights get now, else its moving average, shared by as many flights as there are: that average may be of a flight that was alone.
@@ -56,11 +56,11 @@ def rates(flights: Sequence[Pace], known: Mapping[str, float], in_flight: int) -
 
 
 def to_steal(
-    flights: Sequence[Pace],
+    flights: Sequence[FlightPace],
     tried: Mapping[int, Collection[str]],
     sources: Collection[str],
     expected: Mapping[str, float],
-) -> Pace | None:
+) -> FlightPace | None:
     """The flight that should go on elsewhere now, the slowest first.
 
     `tried`: sources that had their turn at each shard in this round; `sources`: all there are; `expected`: see `rates`.
@@ -79,7 +79,9 @@ def to_steal(
     return None
 
 
-def to_hedge(flights: Sequence[Pace], sizes: Mapping[int, int], expected: Mapping[str, float]) -> Pace | None:
+def to_hedge(
+    flights: Sequence[FlightPace], sizes: Mapping[int, int], expected: Mapping[str, float]
+) -> FlightPace | None:
     """The flight whose shard should be asked for once more, by a thread that has nothing else to do; the one that would last longest.
 
     `flights`: those of shards that are asked for once; `sizes`: bytes of each shard, because the second asks for the whole.

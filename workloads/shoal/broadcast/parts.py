@@ -18,7 +18,7 @@ NOTE_BYTES = 1 << 20
 """A placed part notes after so many bytes how far it is; a crash costs at most as many of each shard in flight."""
 
 
-class Part(ABC):
+class ShardPart(ABC):
     """The bytes of a shard that are here. All methods but `PlacedPart.close_for_good` belong to one thread at a time."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Part(ABC):
     def _forgotten(self) -> None: ...
 
 
-class FilePart(Part):
+class FilePart(ShardPart):
     """In a file of its own, which a target moves or unpacks when it is whole."""
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class FilePart(Part):
         return self._file
 
 
-class PlacedPart(Part):
+class PlacedPart(ShardPart):
     """At its place in the files of a version that travels in full. `note` is a small file that remembers how far it is."""
 
     def __init__(self, assembler: Assembler, index: int, note: Path) -> None:

@@ -32,7 +32,7 @@ class OtherOpening(BadPiece):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedVersion:
     """Which version of which run is being read, and whose signature it must carry."""
 
     run: str
@@ -40,14 +40,14 @@ class Wanted:
     trainer_key: str
 
 
-def read_open(data: bytes, wanted: Wanted) -> Signed[VersionOpen]:
+def read_open(data: bytes, wanted: WantedVersion) -> Signed[VersionOpen]:
     """Check `open.json`."""
     signed = _parse(Signed[VersionOpen], data, "open.json", wanted)
     _same_place(signed.document.run, signed.document.version, "open.json", wanted)
     return signed
 
 
-def read_descriptor(data: bytes, wanted: Wanted, record: VersionOpen, index: int) -> Signed[ShardDescriptor]:
+def read_descriptor(data: bytes, wanted: WantedVersion, record: VersionOpen, index: int) -> Signed[ShardDescriptor]:
     """Check the descriptor of shard `index` against the opening record."""
     name = f"descriptor of shard {index}"
     signed = _parse(Signed[ShardDescriptor], data, name, wanted)
@@ -68,7 +68,7 @@ def read_descriptor(data: bytes, wanted: Wanted, record: VersionOpen, index: int
     return signed
 
 
-def read_manifest(data: bytes, wanted: Wanted, record: VersionOpen) -> Signed[WeightsManifest]:
+def read_manifest(data: bytes, wanted: WantedVersion, record: VersionOpen) -> Signed[WeightsManifest]:
     """Check `weights.json` against the opening record; raises `OtherOpening` when it seals another one."""
     signed = _parse(Signed[WeightsManifest], data, "weights.json", wanted)
     found = signed.document
@@ -82,7 +82,7 @@ def read_manifest(data: bytes, wanted: Wanted, record: VersionOpen) -> Signed[We
     return signed
 
 
-def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: Wanted) -> Signed[Document]:
+def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: WantedVersion) -> Signed[Document]:
     try:
         signed = kind.from_json(data)
         signed.verified(wanted.trainer_key)
@@ -95,6 +95,6 @@ def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: Wanted)
     return signed
 
 
-def _same_place(run: str, version: int, name: str, wanted: Wanted) -> None:
+def _same_place(run: str, version: int, name: str, wanted: WantedVersion) -> None:
     if (run, version) != (wanted.run, wanted.version):
         raise BadPiece(f"{name} is of run {run} version {version}, wanted is {wanted.run} version {wanted.version}")

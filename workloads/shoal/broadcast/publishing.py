@@ -10,7 +10,7 @@ from shoal.broadcast import cut, pieces
 from shoal.broadcast.bases import Base
 from shoal.broadcast.encoding import ShardWriter
 from shoal.broadcast.hashing import file_sha256
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
@@ -124,7 +124,7 @@ def restore(
 
     Raises `BadPiece` or `CannotRestore` when the store's pieces are not the trainer's, `NotFound` when one is missing.
     """
-    wanted = Wanted(run, version, trainer_key)
+    wanted = WantedVersion(run, version, trainer_key)
     opening = store.get(keys.version_open(version))
     record = pieces.read_open(opening, wanted).document
     sealing = store.get(keys.version_weights(version))
@@ -142,7 +142,9 @@ def restore(
     return manifest
 
 
-def _restore_shard(store: Store, tree: Tree, wanted: Wanted, record: VersionOpen, index: int, digest: str) -> None:
+def _restore_shard(
+    store: Store, tree: Tree, wanted: WantedVersion, record: VersionOpen, index: int, digest: str
+) -> None:
     version = wanted.version
     descriptor = store.get(keys.version_descriptor(version, index))
     if pieces.read_descriptor(descriptor, wanted, record, index).document.sha256 != digest:

@@ -18,14 +18,14 @@ from shoal import telemetry
 from shoal.broadcast import pieces
 from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
 from shoal.broadcast.exclusions import DEADLINE_SECONDS, Exclusion
-from shoal.broadcast.gate import Gate
+from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import RELAY_PORT, log_folder, reload_mark
 from shoal.broadcast.nginx_status import NginxStatus, status_socket
-from shoal.broadcast.pieces import Wanted
+from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.relay_target import TreeTarget, unseal_torn
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.traffic import Traffic
-from shoal.broadcast.transfer import Outcome, Transfer
+from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.tree import INDEX, Tree
 from shoal.contracts import keys, relay_token
 from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
@@ -116,7 +116,7 @@ class Relay:
         if dropped:
             self._log.info("dropped old versions", versions=dropped)
         self._measure(available)
-        return outcome is Outcome.SEALED
+        return outcome is TransferOutcome.SEALED
 
     def not_ready(self) -> str | None:
         """None, or why clients get nothing here."""
@@ -151,8 +151,8 @@ class Relay:
         kept = chains.must_keep(known, self._kept_versions, sealed[-1:])
         return [number for number in available if number in kept and number not in sealed]
 
-    def _sync(self, version: int) -> Outcome:
-        wanted = Wanted(self._config.run, version, self._trainer_key)
+    def _sync(self, version: int) -> TransferOutcome:
+        wanted = WantedVersion(self._config.run, version, self._trainer_key)
         # A version that is only filled in gives way to a newer one; the newest is never given up half way.
         filling_in = any(number > version for number in self._tree.held())
         looked_at = time.monotonic()
@@ -174,7 +174,7 @@ class Relay:
                 wanted, self._sources, self._downloader, TreeTarget(self._tree, wanted), keep_on=keep_on
             )
             outcome = transfer.run()
-        if outcome is Outcome.CHANGED:
+        if outcome is TransferOutcome.CHANGED:
             self._tree.drop(version)
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(outcome.value).observe(seconds, exemplar={"version": str(version)})
@@ -214,7 +214,7 @@ def main() -> None:
             traffic.count()
 
     relay = Relay(config, relay_config, key, tree, beat)
-    gate = Gate(config.run, roster.keys["relay"], roster.keys["orchestrator"])
+    gate = TokenGate(config.run, roster.keys["relay"], roster.keys["orchestrator"])
     client = SignedClient(config.addresses.orchestrator, key, timeout_seconds=DEADLINE_SECONDS)
     exclusion = Exclusion(client, gate, reload_mark(home()))
     threading.Thread(target=exclusion.follow, name="exclusions", daemon=True).start()

@@ -7,8 +7,8 @@ clients of this relay can fetch what the origin is still making.
 from shoal import telemetry
 from shoal.broadcast import pieces
 from shoal.broadcast.hashing import file_sha256
-from shoal.broadcast.parts import FilePart, Part
-from shoal.broadcast.pieces import BadPiece, Wanted
+from shoal.broadcast.parts import FilePart, ShardPart
+from shoal.broadcast.pieces import BadPiece, WantedVersion
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
@@ -27,7 +27,7 @@ class NoSpace(OSError):
 class TreeTarget:
     """One version in the tree."""
 
-    def __init__(self, tree: Tree, wanted: Wanted) -> None:
+    def __init__(self, tree: Tree, wanted: WantedVersion) -> None:
         self._tree = tree
         self._wanted = wanted
         self._version = wanted.version
@@ -55,7 +55,7 @@ class TreeTarget:
         name = keys.shard_name(descriptor.index) + (".second" if second else "")
         return FilePart(self._tree.temporary(self._version, name))
 
-    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+    def put(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         assert isinstance(part, FilePart)
         index = signed.document.index
         self._tree.publish(self._version, keys.descriptor_name(index), signed.to_json())

@@ -1,6 +1,6 @@
 """Bringing one version here: several shards in flight over several sources, each checked, asked for while the version is still being made.
 
-In: the version wanted, the sources (relays, or the origin alone), and a `Target` that keeps what was checked. Out: an `Outcome`. The opening
+In: the version wanted, the sources (relays, or the origin alone), and a `Target` that keeps what was checked. Out: an `TransferOutcome`. The opening
 record comes first, then shards in any order as they appear, and the sealing manifest last; a shard that does not fit the seal is fetched again.
 A flipped bit costs one shard from another source; a slow relay loses its shard to another one, from the byte it had reached; the last shards are
 asked for twice when the first relay is slow. Called by `relay` and `fetch`, whose targets differ and nothing else.
@@ -19,8 +19,8 @@ from shoal import telemetry
 from shoal.broadcast.documents import LONGEST_PAUSE_SECONDS, POLL_SECONDS, Documents
 from shoal.broadcast.download import BrokenOff, Cancelled, Denied, Downloader, NotYet, SourceFailed
 from shoal.broadcast.flights import Flight, Flights
-from shoal.broadcast.parts import Part
-from shoal.broadcast.pieces import BadPiece, OtherOpening, Wanted
+from shoal.broadcast.parts import ShardPart
+from shoal.broadcast.pieces import BadPiece, OtherOpening, WantedVersion
 from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
@@ -52,7 +52,7 @@ class Round(Enum):
     FAILED = "failed"
 
 
-class Outcome(Enum):
+class TransferOutcome(Enum):
     """How a transfer ended."""
 
     SEALED = "sealed"
@@ -76,10 +76,10 @@ class Target(Protocol):
     def opened(self, signed: Signed[VersionOpen]) -> dict[int, str | None]:
         """Prepare for this record; returns the shards that are here already, with digests where known. May raise `OSError` for want of space."""
 
-    def part(self, descriptor: ShardDescriptor, *, second: bool) -> Part:
+    def part(self, descriptor: ShardDescriptor, *, second: bool) -> ShardPart:
         """What collects the bytes of a shard that is not checked yet; `second`: of a copy that is fetched beside the first one."""
 
-    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+    def put(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         """Take over a checked shard. Called by several threads, for different shards."""
 
     def seal(self, signed: Signed[WeightsManifest]) -> None:
@@ -91,7 +91,7 @@ class Transfer:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: WantedVersion,
         sources: Sources,
         downloader: Downloader,
         target: Target,
@@ -127,18 +127,18 @@ class Transfer:
         # Bytes of a shard that were had before are no progress: a relay that sends rubbish for ever must not keep a transfer alive.
         self._furthest: dict[int, int] = {}
         # What collects a shard, kept from one source to the next, and whose bytes it has: if they are wrong, any of them may be to blame.
-        self._parts: dict[tuple[int, bool, str], Part] = {}
-        self._senders: dict[Part, set[str]] = {}
+        self._parts: dict[tuple[int, bool, str], ShardPart] = {}
+        self._senders: dict[ShardPart, set[str]] = {}
         # Shards that were nowhere: when to ask again (monotonic seconds), and the pause after that.
         self._absent: dict[int, tuple[float, float]] = {}
         self._seal_at = 0.0
         self.received_bytes = 0
         """Bytes of shards received so far, those of failed tries included."""
 
-    def run(self) -> Outcome:
+    def run(self) -> TransferOutcome:
         """Fetch until sealed, or until there is a reason to stop. Raises what the target raised (no space, wrong weights)."""
         opened = self._await(self._documents.opening)
-        if isinstance(opened, Outcome):
+        if isinstance(opened, TransferOutcome):
             return opened
         record = opened.document
         self._have = self._target.opened(opened)
@@ -151,7 +151,7 @@ class Transfer:
                 outcome = self._complete(record)
             except OtherOpening as error:
                 self._log.warning("the version was opened anew", detail=str(error))
-                outcome = Outcome.CHANGED
+                outcome = TransferOutcome.CHANGED
             finally:
                 self._over.set()
                 self._flights.end()
@@ -159,10 +159,10 @@ class Transfer:
                 thread.result()
         return outcome
 
-    def _complete(self, record: VersionOpen) -> Outcome:
+    def _complete(self, record: VersionOpen) -> TransferOutcome:
         """Wait for the manifest, then for every shard to fit it; then seal."""
         manifest = self._await(lambda: self._sealing(record))
-        if isinstance(manifest, Outcome):
+        if isinstance(manifest, TransferOutcome):
             return manifest
         with self._lock:
             self._expected = manifest.document.shards
@@ -173,14 +173,14 @@ class Transfer:
                     self._claimed.discard(index)
                     self._todo.append(index)
         whole = self._await(lambda: True if len(self._have) == record.shard_count else None)
-        if isinstance(whole, Outcome):
+        if isinstance(whole, TransferOutcome):
             return whole
         self._over.set()
         allowed = self._await(self._allowed)
-        if isinstance(allowed, Outcome):
+        if isinstance(allowed, TransferOutcome):
             return allowed
         self._target.seal(manifest)
-        return Outcome.SEALED
+        return TransferOutcome.SEALED
 
     def _sealing(self, record: VersionOpen) -> Signed[WeightsManifest] | None:
         """The manifest, if it is to be had; asked for often only when nothing else is missing."""
@@ -196,7 +196,7 @@ class Transfer:
         self._progress_at = time.monotonic()
         return self._may_seal() or None
 
-    def _await(self, poll: Callable[[], Piece | None]) -> Piece | Outcome:
+    def _await(self, poll: Callable[[], Piece | None]) -> Piece | TransferOutcome:
         """Poll until there is a value, or until the transfer is stalled, unwanted or broken."""
         while True:
             if self._trouble is not None:
@@ -207,11 +207,11 @@ class Transfer:
                 return value
             idle = time.monotonic() - self._progress_at
             if not self._keep_on(idle):
-                return Outcome.ABANDONED
+                return TransferOutcome.ABANDONED
             if idle > self._stall_seconds:
-                return Outcome.STALLED
+                return TransferOutcome.STALLED
             if telemetry.STOP.wait(self._documents.pause):
-                return Outcome.ABANDONED
+                return TransferOutcome.ABANDONED
 
     def _work(self, record: VersionOpen) -> None:
         """A thread: take the lowest shard that is wanted, fetch it, put it back when nobody has it; hedge when none is left."""
@@ -297,7 +297,7 @@ class Transfer:
                 self._documents.blame({source}, error)
         return Round.DONE if self._here(index) else result
 
-    def _part(self, descriptor: ShardDescriptor, second: bool) -> Part:
+    def _part(self, descriptor: ShardDescriptor, second: bool) -> ShardPart:
         key = (descriptor.index, second, descriptor.encoding)
         with self._lock:
             part = self._parts.get(key)
@@ -307,7 +307,7 @@ class Transfer:
                 self._parts[key] = part
         return part
 
-    def _forget(self, part: Part) -> None:
+    def _forget(self, part: ShardPart) -> None:
         """Nobody needs this copy."""
         part.drop()
         self._senders.pop(part, None)
@@ -315,7 +315,7 @@ class Transfer:
             for key in [key for key, known in self._parts.items() if known is part]:
                 del self._parts[key]
 
-    def _receive(self, source: str, signed: Signed[ShardDescriptor], part: Part, tried: set[str]) -> bool:
+    def _receive(self, source: str, signed: Signed[ShardDescriptor], part: ShardPart, tried: set[str]) -> bool:
         """Fetch a shard's bytes from `source` into `part` and hand it over; True when the shard is here, from whomever.
 
         Raises as `Downloader.shard` does, and `WrongBytes` when what came is not the shard.
@@ -371,7 +371,7 @@ class Transfer:
         """Whether a connection that broke off had brought bytes for so long that its end is no sign of a bad source."""
         return flight.age() >= SERVED_SECONDS and flight.received > 0
 
-    def _hand_over(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+    def _hand_over(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         """Give a checked shard to the target, unless a second try of it was faster."""
         index = signed.document.index
         with self._lock:

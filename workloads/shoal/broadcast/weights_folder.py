@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoal import telemetry
-from shoal.broadcast.parts import FilePart, Part, PlacedPart
+from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
 from shoal.broadcast.relay_target import NoSpace
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed
@@ -139,7 +139,7 @@ class FolderTarget:
         self.resumed = bool(held)
         return held
 
-    def part(self, descriptor: ShardDescriptor, *, second: bool) -> Part:
+    def part(self, descriptor: ShardDescriptor, *, second: bool) -> ShardPart:
         """What travels in full is written where it will stay. Deltas, which are unpacked, and second copies have files of their own."""
         assert self._assembler is not None
         index = descriptor.index
@@ -154,7 +154,7 @@ class FolderTarget:
             return part
         return FilePart(path)
 
-    def put(self, signed: Signed[ShardDescriptor], part: Part) -> None:
+    def put(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         assert self._assembler is not None
         index = signed.document.index
         with self._lock:

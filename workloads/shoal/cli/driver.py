@@ -1,6 +1,6 @@
 """Between the operator's local run and the rest of the command line: the one module here that knows `shoal_operator.local`.
 
-`Driver` owns a `LocalRun` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s, and
+`Driver` owns a `RunHandle` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s, and
 writes one a second into the run's folder for `shoal ui`.
 """
 
@@ -14,7 +14,7 @@ from shoal.contracts.protocol import NodeState
 from shoal.report.atomic import write_atomically
 from shoal.report.progress import ProgressReader
 from shoal.report.run_folders import LIVE_FILE, METRICS_FILE
-from shoal.report.sampler import METRIC_PORTS, Sampler, Target
+from shoal.report.sampler import METRIC_PORTS, SampledProcess, Sampler
 from shoal.report.snapshot import Part, Snapshot, snapshot_bytes
 
 LIVE_SECONDS = 1.0
@@ -22,7 +22,7 @@ MEMBERS: tuple[NodeState, ...] = ("Healthy", "Unhealthy")
 """States of nodes that send heartbeats."""
 
 
-class LocalRun(Protocol):
+class RunHandle(Protocol):
     """What is used of `shoal_operator.local.run.LocalRun`."""
 
     run_dir: Path
@@ -46,9 +46,9 @@ class LocalRun(Protocol):
 
 
 class Driver:
-    """Runs one `LocalRun`. `start`, then `tick` some four times a second, then `end_readings` and `stop`."""
+    """Runs one `RunHandle`. `start`, then `tick` some four times a second, then `end_readings` and `stop`."""
 
-    def __init__(self, local: LocalRun) -> None:
+    def __init__(self, local: RunHandle) -> None:
         self._local = local
         self._parts: tuple[Part, ...] = ()
         self._ended_badly: dict[str, None] = {}
@@ -121,5 +121,5 @@ class Driver:
         address = next(addresses, None)
         return None if address is None else f"http://{address}:{METRIC_PORTS['orchestrator']}"
 
-    def _targets(self) -> list[Target]:
-        return [Target(part.pod, part.container, part.address, part.pid) for part in self._parts if part.pid]
+    def _targets(self) -> list[SampledProcess]:
+        return [SampledProcess(part.pod, part.container, part.address, part.pid) for part in self._parts if part.pid]

@@ -56,9 +56,9 @@ def evaluate(
     Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
     """
     from shoal.inference.evaluation.record import NothingScored, evaluate_all
-    from shoal.inference.evaluation.sampling import CannotEvaluate, Wanted
+    from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest
 
-    wanted = Wanted(samples, temperature, max_tokens, seed, target_length)
+    wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length)
     try:
         evaluate_all(model, env, count, wanted, output, typer.echo)
     except CannotEvaluate as error:

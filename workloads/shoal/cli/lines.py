@@ -9,7 +9,7 @@ from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.report.snapshot import Part, Snapshot
-from shoal.report.view import History, Model, time_left, waiting_for
+from shoal.report.view import Model, SnapshotHistory, time_left, waiting_for
 from shoal.text import count, duration, number, percent, plain
 
 STATUS_SECONDS = 10.0
@@ -101,7 +101,7 @@ def step_line(metrics: StepMetrics, steps_total: int) -> str:
     )
 
 
-def status_line(snapshot: Snapshot, history: History, model: Model) -> str:
+def status_line(snapshot: Snapshot, history: SnapshotHistory, model: Model) -> str:
     """Where the run stands, in one line."""
     ready = sum(part.state in ("ready", "done") for part in snapshot.parts)
     pieces = [model.headline, f"{ready}/{len(snapshot.parts)} processes ready"]

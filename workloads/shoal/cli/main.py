@@ -262,9 +262,9 @@ def ui(
 
     Example: shoal ui arithmetic
     """
-    from shoal.cli.ui import Place, serve
+    from shoal.cli.ui import PageAddress, serve
 
-    place = Place(host, port, token_file, certificate, key)
+    place = PageAddress(host, port, token_file, certificate, key)
     serve(
         source, runs_dir, place, print_line,
         orchestrator=orchestrator, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials,

@@ -52,7 +52,7 @@ def environment(given: Mapping[str, str], home: Path, bind: str, role: str, pod:
 
 
 @dataclass
-class Part:
+class NodeProcess:
     """One process and its successors."""
 
     name: str
@@ -84,7 +84,7 @@ class Processes:
         self._commands = commands
         self._table = ProcessTable(home / "run" / "processes")
         self._table.stop_all(grace_seconds=5.0)  # of an agent before this one that was killed
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, NodeProcess] = {}
         self._kind: str | None = None
         self._restarts = 0
         self._lock = threading.RLock()
@@ -165,7 +165,7 @@ class Processes:
                 if held is not None and held.process is not None:
                     held.finished = False
                 else:
-                    self._parts[name] = Part(name, command)
+                    self._parts[name] = NodeProcess(name, command)
 
     def _restart(self, now: float) -> None:
         for part in self._parts.values():
@@ -174,7 +174,7 @@ class Processes:
                 part.asked_to_end = now
                 ask(part.process)
 
-    def _advance(self, part: Part, now: float) -> None:
+    def _advance(self, part: NodeProcess, now: float) -> None:
         if part.process is None:
             if not part.finished and now >= part.next_start:
                 self._start(part, now)
@@ -192,7 +192,7 @@ class Processes:
         else:
             trim(self._home / "log" / f"{part.name}.log")
 
-    def _start(self, part: Part, now: float) -> None:
+    def _start(self, part: NodeProcess, now: float) -> None:
         try:
             part.process = self._table.spawn(
                 part.name,
@@ -209,7 +209,7 @@ class Processes:
         part.started, part.asked_to_end, part.note = now, None, ""
         get_logger().info("process started", name=part.name, pid=part.process.pid)
 
-    def _ended(self, part: Part, code: int, now: float) -> None:
+    def _ended(self, part: NodeProcess, code: int, now: float) -> None:
         assert part.process is not None
         self._table.forget(part.process.pid)
         part.process, part.last_exit = None, code

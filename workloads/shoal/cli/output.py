@@ -10,7 +10,7 @@ from rich.text import Text
 from shoal.cli.lines import STATUS_SECONDS, events, stamped, status_line
 from shoal.cli.screen import render
 from shoal.report.snapshot import Snapshot
-from shoal.report.view import History, view_model
+from shoal.report.view import SnapshotHistory, view_model
 from shoal.text import plain
 
 REDRAWS_PER_SECOND = 4
@@ -30,7 +30,7 @@ class Output(Protocol):
 class PlainOutput:
     """A line for every event, and where the run stands each `STATUS_SECONDS`."""
 
-    def __init__(self, console: Console, history: History) -> None:
+    def __init__(self, console: Console, history: SnapshotHistory) -> None:
         self._console = console
         self._history = history
         self._before: Snapshot | None = None
@@ -57,7 +57,7 @@ class PlainOutput:
 class LiveOutput:
     """The live view; lines said while it runs appear above it."""
 
-    def __init__(self, console: Console, history: History) -> None:
+    def __init__(self, console: Console, history: SnapshotHistory) -> None:
         self._history = history
         self._live = Live(
             console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False, redirect_stderr=False

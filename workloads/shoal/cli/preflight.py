@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.environments.base import installed
-from shoal.environments.harness_names import BadHarnessTask, Wanted
+from shoal.environments.harness_names import BadHarnessTask, HarnessTask
 
 if TYPE_CHECKING:
     from shoal_operator.api.training_run import TrainingRunSpec
@@ -37,7 +37,7 @@ def _problem_of_environment(name: str) -> str | None:
     if package != "lm-eval" or not part:
         return None
     try:
-        wanted = Wanted.parse(part)
+        wanted = HarnessTask.parse(part)
     except BadHarnessTask as error:
         return str(error)
     if wanted.is_file and not (Path(wanted.task).is_absolute() and Path(wanted.task).is_file()):

@@ -22,7 +22,7 @@ from shoal.report.run_folders import LIVE_FILE, find_run, still_prepares
 from shoal.report.snapshot import Snapshot, parse_snapshot
 from shoal.storage import StoreUnavailable
 from shoal.text import plain
-from shoal.ui.access import Access, BadToken, access_for
+from shoal.ui.access import Access, BadPageToken, access_for
 from shoal.ui.app import make_app
 from shoal.ui.serving import server
 from shoal.ui.watch import RunWatch
@@ -35,7 +35,7 @@ STALE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Place:
+class PageAddress:
     """Where the page is served; certificate and key make it HTTPS."""
 
     host: str
@@ -48,7 +48,7 @@ class Place:
 def serve(
     source: str | None,
     runs_dir: Path,
-    place: Place,
+    place: PageAddress,
     say: Callable[[str], None],
     *,
     orchestrator: str | None = None,
@@ -96,16 +96,16 @@ def wait_for_orchestrator(folder: Path, say: Callable[[str], None], most_seconds
         time.sleep(LOOK_SECONDS)
 
 
-def _access(place: Place) -> Access:
+def _access(place: PageAddress) -> Access:
     try:
         return access_for(place.host, place.token_file)
-    except BadToken as error:
+    except BadPageToken as error:
         raise InputWrong(plain(error, 400)) from None
     except OSError as error:
         raise InputWrong(f"--token-file {plain(place.token_file, 200)}: {error.strerror}") from None
 
 
-def _bind(place: Place) -> socket.socket:
+def _bind(place: PageAddress) -> socket.socket:
     """The listening socket, open before anything is read, so that a port in use is said at once."""
     for file in (place.certificate, place.key):
         if file is not None and not file.is_file():

@@ -21,7 +21,7 @@ from shoal.contracts.protocol import HEARTBEAT_SECONDS
 from shoal.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from shoal.report.access import has_orchestrator
 from shoal.report.run_folders import LOCK_FILE, LOGS_FOLDER, RunLock, is_run
-from shoal.report.view import History
+from shoal.report.view import SnapshotHistory
 from shoal.telemetry.logs import STEPS
 
 TICK_SECONDS = 0.25
@@ -47,7 +47,7 @@ def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fres
             empty(run_dir)
             before = False
         log_to_file(run_dir)
-        history = History()
+        history = SnapshotHistory()
         history.seed(seen_steps(run_dir) if before else [])
         driver = Driver(local)
         interrupts = Interrupts(driver.kill)
@@ -122,7 +122,7 @@ def _hint(run_dir: Path) -> str:
     return RESUME_HINT if has_orchestrator(run_dir) else AGAIN_HINT
 
 
-def beginning(run_dir: Path, history: History, before: bool) -> str:
+def beginning(run_dir: Path, history: SnapshotHistory, before: bool) -> str:
     """The first line: where the run lies, and whether it goes on."""
     steps = history.ordered()
     if steps:

@@ -48,7 +48,7 @@ class BadProduct(ValueError):
 
 
 @dataclass(frozen=True)
-class Work:
+class ChallengeWork:
     """What is asked: `lanes` chains of `depth` matrices from `seed` (32 bytes)."""
 
     seed: bytes
@@ -75,7 +75,7 @@ def base_matrices(seed: bytes) -> Values:
     return (np.frombuffer(stream, np.uint8) % PRIME).astype(np.float32).reshape(BASES, SIZE, SIZE)
 
 
-def turns(work: Work) -> npt.NDArray[np.int64]:
+def turns(work: ChallengeWork) -> npt.NDArray[np.int64]:
     """For each matrix of each chain its base and by how much its rows and columns are turned, (lanes, depth, 3)."""
     count = work.lanes * work.depth * 3
     stream = hashlib.shake_256(b"shoal/challenge/v1\0turns" + work.seed).digest(count * 2)
@@ -87,7 +87,7 @@ class TooSlow(RuntimeError):
     """The answer would come too late; the message says how far the work had come."""
 
 
-def solve(work: Work, go_on: Callable[[], bool] = lambda: True, threads: int | None = None) -> bytes:
+def solve(work: ChallengeWork, go_on: Callable[[], bool] = lambda: True, threads: int | None = None) -> bytes:
     """The answer, by numpy: the sum over lanes of their products modulo `PRIME`, row by row, one byte each.
 
     Lanes are shared out over `threads` (None: as many as there are processors). `go_on` is asked before every product and from every thread; once
@@ -134,7 +134,7 @@ def reduce(values: Values, scratch: Values) -> None:
     np.subtract(values, np.float32(PRIME), out=values, where=values >= PRIME)
 
 
-def solve_with_torch(work: Work, torch: Any, device: str, go_on: Callable[[], bool] = lambda: True) -> bytes:
+def solve_with_torch(work: ChallengeWork, torch: Any, device: str, go_on: Callable[[], bool] = lambda: True) -> bytes:
     """The same answer on a device of torch: the matrices are turned there too. `torch` is handed in, so that nothing here needs it."""
     bases, drawn = torch.from_numpy(base_matrices(work.seed)).to(device), turns(work).tolist()
 
@@ -151,7 +151,7 @@ def solve_with_torch(work: Work, torch: Any, device: str, go_on: Callable[[], bo
     return found
 
 
-def check(work: Work, answer: bytes, draw: Callable[[int], bytes] = secrets.token_bytes) -> None:
+def check(work: ChallengeWork, answer: bytes, draw: Callable[[int], bytes] = secrets.token_bytes) -> None:
     """Raise `BadProduct` unless `answer` is the product. `draw` gives random bytes, which the answering side must not be able to guess."""
     claimed = parse_answer(answer)
     vectors = random_vectors(draw)

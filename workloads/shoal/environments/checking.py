@@ -1,7 +1,7 @@
 """Is an installed environment fit for a run? What `shoal env check` does.
 
 The environment runs in processes of its own (`probe`), twice with different hash seeds, under limits of time and memory: what hangs, dies, needs too
-much or answers differently is a fault, not an accident of ours. In: a name. Out: a `Report`.
+much or answers differently is a fault, not an accident of ours. In: a name. Out: a `EnvironmentReport`.
 """
 
 import json
@@ -25,7 +25,7 @@ HASH_SEEDS = ("1", "2")
 
 
 @dataclass(frozen=True)
-class Report:
+class EnvironmentReport:
     """`faults` is empty when all is well; `facts` are `probe`'s."""
 
     name: str
@@ -34,7 +34,7 @@ class Report:
     peak_bytes: int
 
 
-def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) -> Report:
+def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) -> EnvironmentReport:
     """Try `count` tasks of an environment; `seconds` is the time for each of two passes."""
     faults: list[str] = []
     passes: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) ->
             )
     if peak > MEMORY_BYTES:
         faults.append(f"scoring took {peak >> 20} MiB of memory, allowed are {MEMORY_BYTES >> 20}")
-    return Report(name, tuple(faults), passes[0] if passes else {}, peak)
+    return EnvironmentReport(name, tuple(faults), passes[0] if passes else {}, peak)
 
 
 def _one_pass(

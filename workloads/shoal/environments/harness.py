@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
-from shoal.environments.harness_names import Wanted
+from shoal.environments.harness_names import HarnessTask
 from shoal.environments.math import Math, problem_text
 from shoal.rewards.harness import NoValue, shared_harness_judge
 from shoal.rewards.harness.scoring import TERMS
@@ -35,7 +35,7 @@ class Harness:
     extra = "lm-eval"
 
     def __init__(self, wanted: str | None = None) -> None:
-        self._wanted = None if wanted is None else Wanted.parse(wanted)
+        self._wanted = None if wanted is None else HarnessTask.parse(wanted)
         self.name = "lm-eval" if wanted is None else f"lm-eval:{wanted}"
         self._documents: list[Task] | None = None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.contracts.tasks import Task
-from shoal.environments.harness_names import BadHarnessTask, Wanted, is_commit, near
+from shoal.environments.harness_names import BadHarnessTask, HarnessTask, is_commit, near
 from shoal.rewards.harness import HarnessJudge, NoValue
 from shoal.rewards.harness.scoring import FUNCTION
 
@@ -42,7 +42,7 @@ KINDS = (
 Config = dict[str, Any]
 
 
-def documents(wanted: Wanted, judge: HarnessJudge) -> list[Task]:
+def documents(wanted: HarnessTask, judge: HarnessJudge) -> list[Task]:
     """All documents of the task or group. Raises BadHarnessTask. Takes seconds to minutes: the package has 15,000 files, data sets are fetched."""
     from datasets import disable_progress_bars
 
@@ -75,7 +75,7 @@ def chosen(found: list[Task], count: int, seed: int, name: str) -> list[Task]:
     return [found[index] for index in sorted(random.Random(seed).sample(range(len(found)), count))]
 
 
-def _configs(wanted: Wanted) -> list[tuple[str, Config]]:
+def _configs(wanted: HarnessTask) -> list[tuple[str, Config]]:
     """The task's configuration, or those of a group's or tag's tasks. What is refused is refused before a function of its own is loaded."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -92,7 +92,7 @@ def _configs(wanted: Wanted) -> list[tuple[str, Config]]:
     return [(name, {key: given for key, given in config.items() if key not in left}) for name, config in loaded]
 
 
-def _files(wanted: Wanted) -> list[tuple[str, Path]]:
+def _files(wanted: HarnessTask) -> list[tuple[str, Path]]:
     """Names and YAML files of the tasks that are wanted."""
     from lm_eval.tasks._index import TaskIndex
 
@@ -143,7 +143,7 @@ def _leaves(name: str, index: Mapping[str, Any], above: tuple[str, ...] = ()) ->
         yield name, entry.yaml_path
 
 
-def _check(name: str, config: Config, wanted: Wanted) -> None:
+def _check(name: str, config: Config, wanted: HarnessTask) -> None:
     """Refuse what cannot be asked or scored here, or is not pinned."""
     start = f"lm-eval:{name}: "
     kind = config.get("output_type", "generate_until")
@@ -194,7 +194,7 @@ def _own_revision(config: Config) -> str | None:
     return revision if isinstance(revision, str) and is_commit(revision) else None
 
 
-def _documents(name: str, config: Config, wanted: Wanted) -> Iterator[Task]:
+def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]:
     from lm_eval.api.metrics import mean
     from lm_eval.api.task import ConfigurableTask
 
@@ -227,7 +227,7 @@ def _documents(name: str, config: Config, wanted: Wanted) -> Iterator[Task]:
             raise BadHarnessTask(f"lm-eval:{name}: its documents cannot be had: {_said(error)}") from error
 
 
-def _terms(name: str, config: Config, wanted: Wanted) -> dict[str, Any]:
+def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
     """What is the same for all documents: metric, filter, where an answer ends."""
     from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, METRIC_REGISTRY
 

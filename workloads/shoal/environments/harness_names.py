@@ -27,7 +27,7 @@ class BadHarnessTask(ValueError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HarnessTask:
     """A task or group of the harness, or the path of a YAML file; its metric and filter (None: its first) and its data set's commit."""
 
     task: str
@@ -36,7 +36,7 @@ class Wanted:
     revision: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Wanted:
+    def parse(cls, text: str) -> HarnessTask:
         """BadHarnessTask when the text is no such name."""
         name, at, revision = text.partition("@")
         if at and not is_commit(revision):

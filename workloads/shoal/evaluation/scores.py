@@ -27,7 +27,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Problem:
+class AnsweredTask:
     """One task and all that was answered to it."""
 
     problem_id: str
@@ -77,7 +77,7 @@ class Scores(Contract):
     problems: list[ProblemScore]
 
 
-def scores(problems: Sequence[Problem], samples: int) -> Scores:
+def scores(problems: Sequence[AnsweredTask], samples: int) -> Scores:
     """The figures for `samples` answers a problem. Raises ValueError without an answer, or when a reward is not in 0 to 1."""
     answers = [answer for problem in problems for answer in problem.answers]
     if not answers:
@@ -116,7 +116,7 @@ def ks(samples: int) -> list[int]:
     return powers if powers[-1] == samples else [*powers, samples]
 
 
-def right(problem: Problem) -> int:
+def right(problem: AnsweredTask) -> int:
     """Answers with the whole reward."""
     return sum(reward >= 1.0 for reward in problem.scored)
 
@@ -151,13 +151,13 @@ def interval(values: Sequence[float], trials: int) -> tuple[float, float]:
     return max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half))
 
 
-def _pass_at(k: int, problems: Sequence[Problem]) -> Estimate | None:
+def _pass_at(k: int, problems: Sequence[AnsweredTask]) -> Estimate | None:
     """Over the problems with as many scored answers as that."""
     enough = [one for one in problems if len(one.scored) >= k]
     return _estimate(k, [pass_at_k(len(one.scored), right(one), k) for one in enough], enough)
 
 
-def _estimate(k: int, values: Sequence[float], problems: Sequence[Problem]) -> Estimate | None:
+def _estimate(k: int, values: Sequence[float], problems: Sequence[AnsweredTask]) -> Estimate | None:
     if not values:
         return None
     low, high = interval(values, sum(len(one.scored) for one in problems))

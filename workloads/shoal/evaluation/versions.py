@@ -15,7 +15,7 @@ from shoal.contracts.base import Contract, RunName
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.weights import VersionNumber
-from shoal.evaluation.scores import Answer, Problem, Scores, scores
+from shoal.evaluation.scores import Answer, AnsweredTask, Scores, scores
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def record(
     answers: dict[int, list[Answer]] = {}
     for each in answered:
         answers |= {prompt: found for prompt, found in _answers(each, terms.samples).items() if prompt in each.own}
-    problems = [Problem(problem_ids[prompt], answers[prompt]) for prompt in sorted(answers)]
+    problems = [AnsweredTask(problem_ids[prompt], answers[prompt]) for prompt in sorted(answers)]
     return VersionEvaluation(
         run=run,
         version=version,

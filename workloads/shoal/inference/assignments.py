@@ -1,7 +1,7 @@
 """What a worker needs for one kind of work: the run's own tasks, or a benchmark that is scored on versions.
 
-In: the run's public description, the agent. Out: a `Work` for each, with environment, task table and sampling. Called by `worker`, which asks for the
-one that a step's number stands for.
+In: the run's public description, the agent. Out: a `WorkContext` for each, with environment, task table and sampling. Called by `worker`, which asks
+for the one that a step's number stands for.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class WrongEnvironmentError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkContext:
     """`public` is the run's description, or what stands in its place for a benchmark: its environment, tasks, samples and sampling."""
 
     public: PublicRun
@@ -36,7 +36,7 @@ class Work:
         return drawn_tasks(self.public.mode, step, len(self.tasks), self.public.sampling.groups_per_submission)
 
 
-def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> Work:
+def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContext:
     """The work that a description stands for; `tasks` gives the table with a digest. Raises WrongEnvironmentError."""
     try:
         environment = environments.load(public.environment)
@@ -48,15 +48,15 @@ def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> Work:
             f"environment {public.environment} has digest {found[:12]}... here, the run pins "
             f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
         )
-    return Work(public, environment, tasks(public.tasks_digest))
+    return WorkContext(public, environment, tasks(public.tasks_digest))
 
 
-def benchmarks_here(public: PublicRun, tasks: Callable[[str], list[Task]]) -> dict[str, Work]:
+def benchmarks_here(public: PublicRun, tasks: Callable[[str], list[Task]]) -> dict[str, WorkContext]:
     """The run's benchmarks by name, or none of them where this node lacks the environment of one: it trains all the same.
 
     All or none, because the orchestrator knows only whether a node takes slices, and not of which benchmarks.
     """
-    found: dict[str, Work] = {}
+    found: dict[str, WorkContext] = {}
     for each in public.benchmarks:
         try:
             found[each.name] = work_on(as_run(public, each), tasks)

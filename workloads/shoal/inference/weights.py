@@ -15,7 +15,7 @@ from shoal.telemetry import get_logger
 
 
 @dataclass(frozen=True)
-class Policy:
+class VersionOnDisk:
     """A version on disk: its folder and its signed manifest (whose `sha256` is the weights digest)."""
 
     version: int
@@ -31,7 +31,9 @@ def versions_in(folder: Path) -> list[int]:
     return sorted(version for version in found if version is not None)
 
 
-def newest_policy(folder: Path, trainer_key: str, run: str, lowest: int = 0, highest: int = 999_999) -> Policy | None:
+def newest_policy(
+    folder: Path, trainer_key: str, run: str, lowest: int = 0, highest: int = 999_999
+) -> VersionOnDisk | None:
     """The newest version from `lowest` to `highest` whose manifest the trainer signed, or None."""
     for version in reversed(versions_in(folder)):
         if not lowest <= version <= highest:
@@ -43,6 +45,6 @@ def newest_policy(folder: Path, trainer_key: str, run: str, lowest: int = 0, hig
             get_logger().warning("version on disk is not usable", version=version, reason=str(error))
             continue
         if (manifest.run, manifest.version) == (run, version):
-            return Policy(version, path, manifest)
+            return VersionOnDisk(version, path, manifest)
         get_logger().warning("version on disk belongs elsewhere", version=version, run=manifest.run)
     return None

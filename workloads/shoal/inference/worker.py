@@ -24,7 +24,7 @@ from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
-from shoal.inference.assignments import Work, benchmarks_here, work_on
+from shoal.inference.assignments import WorkContext, benchmarks_here, work_on
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.commitment import Commitment
 from shoal.inference.completions import Completion
@@ -32,7 +32,7 @@ from shoal.inference.device import require_cpu_where_redrawn
 from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
 from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations, plan_submission
 from shoal.inference.tool_episodes import ToolFailedError, play
-from shoal.inference.weights import Policy, newest_policy, versions_in
+from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
 from shoal.telemetry import STOP, Liveness, Stopped, busy, every_line, get_logger, wait_for
 from shoal.transport.client import Refused, Unavailable
 
@@ -57,7 +57,7 @@ class Worker:
         self._liveness = liveness
         self._settings = settings
         self._engine: Engine | None = None
-        self._policy: Policy | None = None
+        self._policy: VersionOnDisk | None = None
         self._policy_is_new = False  # no token has come of it yet
 
     @property
@@ -113,7 +113,7 @@ class Worker:
     def _task_table(self, digest: str, *, benchmark: bool = False) -> list[Task]:
         return wait_for("a task table", lambda: self._agent.tasks(digest, benchmark), **self._waiting)
 
-    def _work_of(self, step: int) -> Work:
+    def _work_of(self, step: int) -> WorkContext:
         """The run's own tasks, or, for a slice of an evaluation, its benchmark."""
         if not is_evaluation(step):
             return self._training
@@ -148,7 +148,7 @@ class Worker:
         metrics.RETURNED.labels(reason).inc()
         self._agent.give_back(lease.lease)
 
-    def _swap(self, policy: Policy) -> None:
+    def _swap(self, policy: VersionOnDisk) -> None:
         assert self._engine is not None
         assert self._policy is not None
         if policy.version == self._policy.version:
@@ -159,12 +159,12 @@ class Worker:
         metrics.SWAP_SECONDS.observe(time.monotonic() - started, exemplar={"version": str(policy.version)})
         self._loaded(policy)
 
-    def _loaded(self, policy: Policy) -> None:
+    def _loaded(self, policy: VersionOnDisk) -> None:
         self._policy, self._policy_is_new = policy, True
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
-    def _generate(self, step: StepInfo, lease: Lease, policy: Policy, work: Work) -> list[Rollout]:
+    def _generate(self, step: StepInfo, lease: Lease, policy: VersionOnDisk, work: WorkContext) -> list[Rollout]:
         assert self._engine is not None
         if not is_evaluation(step.step):
             metrics.POLICY_LAG.set(step.step - policy.version)
@@ -216,7 +216,7 @@ class Worker:
             return engine.generate([row.request for row in planned], over)
         return play(planned, tools, lambda requests: engine.generate(requests, over, tools.pauses))
 
-    def _submit(self, lease: Lease, policy: Policy, rows: Sequence[Rollout], public: PublicRun) -> None:
+    def _submit(self, lease: Lease, policy: VersionOnDisk, rows: Sequence[Rollout], public: PublicRun) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
         path = self._tmp / f"{lease.lease}.parquet"
         metadata = RolloutMetadata(
@@ -243,10 +243,10 @@ class Worker:
         state = self._agent.state()
         return state if state is not None and state.public is not None else None
 
-    def _newest(self, lowest: int, highest: int) -> Policy | None:
+    def _newest(self, lowest: int, highest: int) -> VersionOnDisk | None:
         return newest_policy(self._weights, self._state.trainer_key, self._public.run, lowest, highest)
 
-    def _work(self) -> tuple[StepInfo, Policy] | None:
+    def _work(self) -> tuple[StepInfo, VersionOnDisk] | None:
         """The open step with the newest weights that it accepts, when there are both."""
         # Which versions are here is said only where benchmarks can be served: without it no slice is offered.
         step = self._agent.step(versions_in(self._weights)[-16:] if self._benchmarks else ())

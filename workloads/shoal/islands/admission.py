@@ -11,14 +11,14 @@ from shoal.contracts.islands import IslandNotice
 from shoal.islands.certificate import enough
 from shoal.islands.group import Unreachable
 from shoal.islands.head import Head, NoHead, head_of, vouched
-from shoal.islands.setting import Place
+from shoal.islands.setting import IslandPlace
 
 
 class TooFew(Unreachable):
     """Not enough islands came for a round that the others would believe; another attempt at once would find the same."""
 
 
-def agreed_head(notices: Sequence[IslandNotice], place: Place, base: str) -> Head:
+def agreed_head(notices: Sequence[IslandNotice], place: IslandPlace, base: str) -> Head:
     """Which state is the shared one; `base` is the digest of that of round 0. Raises Unreachable when there is no round to be made from it."""
     mine = next(notice for notice in notices if notice.island == place.island)
     _check_own(mine, place, base)
@@ -35,7 +35,7 @@ def agreed_head(notices: Sequence[IslandNotice], place: Place, base: str) -> Hea
     return head
 
 
-def _check_own(mine: IslandNotice, place: Place, base: str) -> None:
+def _check_own(mine: IslandNotice, place: IslandPlace, base: str) -> None:
     """Raises TooFew when nobody can believe this island's state any more. It must not copy another then: that would be one that the others began
     without it, from the base model perhaps."""
     if vouched(mine, place.run, place.known, base):

@@ -24,7 +24,7 @@ class Unreachable(RuntimeError):
     """Another island is gone, or did not answer in time."""
 
 
-class Group:
+class RejoinableGroup:
     """A group that can be joined again and again. `connect_seconds` bounds the joining, `transfer_seconds` every exchange of bytes."""
 
     def __init__(self, connect_seconds: float, transfer_seconds: float, beat: Callable[[], None]) -> None:

@@ -32,11 +32,11 @@ from shoal.contracts.signed import sign
 from shoal.islands.admission import TooFew, agreed_head
 from shoal.islands.certificate import VOTE_BYTES, Certificate, count_votes, extended
 from shoal.islands.contributions import HEADER_BYTES, Claim, padded, payload_of, receive, sha256, unpadded
-from shoal.islands.group import Group, Unreachable
+from shoal.islands.group import RejoinableGroup, Unreachable
 from shoal.islands.head import Head
 from shoal.islands.judgement import counted, judge_parts, part_of, state_after
 from shoal.islands.members import Encounter, Meeting, Members
-from shoal.islands.setting import Exchanged, IslandSettings, Place, Ranks
+from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings, RankAgreement
 from shoal.islands.shared import META_BYTES, Meta, Parameters, SharedState
 from shoal.islands.store import MeetingStore
 
@@ -53,9 +53,9 @@ class Island:
 
     def __init__(
         self,
-        place: Place,
+        place: IslandPlace,
         settings: IslandSettings,
-        ranks: Ranks,
+        ranks: RankAgreement,
         parameters: Mapping[str, Tensor],
         beat: Callable[[], None] = lambda: None,
         beside: str = "",
@@ -89,7 +89,7 @@ class Island:
         self._refuses: list[str] = []
         self._updates = 0
         self._began = time.monotonic()
-        self._group = Group(settings.connect_seconds, settings.transfer_seconds, beat)
+        self._group = RejoinableGroup(settings.connect_seconds, settings.transfer_seconds, beat)
         self._members: Members | None = None
         if ranks.leader:
             self._store = MeetingStore(place.bind, place.advertised)

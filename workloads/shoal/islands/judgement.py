@@ -23,7 +23,7 @@ Voice = tuple[bool, int, float]
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """What one rank received: inner products of its parts, what is wrong with whom, and what the islands say."""
 
     gram: Float64[Tensor, "islands islands"]
@@ -40,7 +40,7 @@ class Judged:
     reference: float | None
 
 
-def part_of(received: Sequence[Received], count: int, kind: ExchangeType) -> Part:
+def part_of(received: Sequence[Received], count: int, kind: ExchangeType) -> RankPart:
     """This rank's part."""
     gram, bad = inner_products(received, count, kind)
     problems = {one.island: one.problem for one in received if one.problem is not None} | bad
@@ -48,10 +48,10 @@ def part_of(received: Sequence[Received], count: int, kind: ExchangeType) -> Par
         None if (said := one.header) is None else (said.contributes, said.position, said.inner_seconds)
         for one in received
     ]
-    return Part(gram, problems, voices)
+    return RankPart(gram, problems, voices)
 
 
-def judge_parts(parts: Sequence[Part], received: Sequence[Received], reference: float | None) -> Judged:
+def judge_parts(parts: Sequence[RankPart], received: Sequence[Received], reference: float | None) -> Judged:
     """Judge by the parts of all ranks, in their order: the same on each of them."""
     problems = {island: why for part in reversed(parts) for island, why in part.problems.items()}
     for index, one in enumerate(received):

@@ -31,7 +31,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judged:
+class WeighedContributions:
     """Of all contributions, in their order. `reference` is the norm that they were held against, to be kept for the next round."""
 
     each: list[Judgement]
@@ -44,7 +44,7 @@ class Judged:
         return [one.factor * one.weight / total if total > 0 else 0.0 for one in self.each]
 
 
-def judge(gram: Sequence[Sequence[float]], previous: float | None = None) -> Judged:
+def judge(gram: Sequence[Sequence[float]], previous: float | None = None) -> WeighedContributions:
     """Judge contributions by their inner products `gram[i][j]`. `previous` is the last round's reference norm, one more vote for the median.
 
     Raises ValueError when the matrix is not square or not finite.
@@ -55,7 +55,7 @@ def judge(gram: Sequence[Sequence[float]], previous: float | None = None) -> Jud
     norms = [coarse(math.sqrt(max(0.0, gram[i][i]))) for i in range(count)]
     positive = [norm for norm in norms if norm > 0]
     if not positive:
-        return Judged([Judgement(0.0, 0.0, 1.0, 0.0) for _ in norms], previous)
+        return WeighedContributions([Judgement(0.0, 0.0, 1.0, 0.0) for _ in norms], previous)
     reference = median_low(positive if previous is None else [*positive, previous])
     agreements = [_agreement(gram, norms, i) for i in range(count)]
     usual = median_high(agreements)
@@ -69,7 +69,7 @@ def judge(gram: Sequence[Sequence[float]], previous: float | None = None) -> Jud
             weight = min(1.0, max(0.0, agreement / (FULL_AGREEMENT * usual)))
         factor = min(1.0, LONGEST * reference / norm) if norm > 0 else 1.0
         each.append(Judgement(norm, agreement, factor, weight))
-    return Judged(each, reference)
+    return WeighedContributions(each, reference)
 
 
 def _agreement(gram: Sequence[Sequence[float]], norms: Sequence[float], i: int) -> float:

@@ -18,7 +18,7 @@ LONGEST_WAIT_SECONDS = 480.0
 """Other ranks of an island wait for the one that waits, in a collective that gives up after 600 s (`shoal.training.parallel`)."""
 
 
-class Ranks(Protocol):
+class RankAgreement(Protocol):
     """How the ranks of one island agree; `shoal.training.parallel.Ranks` is one."""
 
     @property
@@ -39,7 +39,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class IslandPlace:
     """Where an island stands: its name, its key and everybody's, the lighthouse's URL, and the addresses of its own store. `excluded` are those of
     the known whom nobody meets any more, and whose signatures vouch for what was shared with them."""
 

@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Seen(Generic[R]):
+class ParsedRecord(Generic[R]):
     """A record and the text in Redis that it was read from, or written as."""
 
     text: str
@@ -23,19 +23,19 @@ class Parsed(Generic[R]):
 
     def __init__(self, parse: Callable[[str], R]) -> None:
         self._parse = parse
-        self._seen: dict[str, Seen[R]] = {}
+        self._seen: dict[str, ParsedRecord[R]] = {}
 
-    def recall(self, name: str) -> Seen[R] | None:
+    def recall(self, name: str) -> ParsedRecord[R] | None:
         """The record as it was read or written last; by now it may be another."""
         return self._seen.get(name)
 
-    def remember(self, name: str, text: str, record: R) -> Seen[R]:
+    def remember(self, name: str, text: str, record: R) -> ParsedRecord[R]:
         """Keep what was just written."""
-        seen = Seen(text, record)
+        seen = ParsedRecord(text, record)
         self._seen[name] = seen
         return seen
 
-    def read(self, name: str, data: str | bytes) -> Seen[R]:
+    def read(self, name: str, data: str | bytes) -> ParsedRecord[R]:
         """Parse a record, unless it is the one that was read last under this name."""
         text = data if isinstance(data, str) else data.decode()
         seen = self._seen.get(name)

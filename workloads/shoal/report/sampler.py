@@ -33,7 +33,7 @@ OUR_PREFIX = "shoal_"
 
 
 @dataclass(frozen=True)
-class Target:
+class SampledProcess:
     """One process to read."""
 
     pod: str
@@ -71,7 +71,7 @@ def cpu_seconds(pid: int) -> float | None:
     return total
 
 
-def scrape(client: httpx.Client, target: Target) -> dict[str, float]:
+def scrape(client: httpx.Client, target: SampledProcess) -> dict[str, float]:
     """Our metrics of one process; empty when it has none or does not answer."""
     port = METRIC_PORTS.get(target.container)
     if port is None or not target.address:
@@ -88,7 +88,9 @@ def scrape(client: httpx.Client, target: Target) -> dict[str, float]:
 class Sampler:
     """Appends to one file until stopped; `start` and `stop` frame a session."""
 
-    def __init__(self, path: Path, targets: Callable[[], Iterable[Target]], seconds: float = SAMPLE_SECONDS) -> None:
+    def __init__(
+        self, path: Path, targets: Callable[[], Iterable[SampledProcess]], seconds: float = SAMPLE_SECONDS
+    ) -> None:
         self._path = path
         self._targets = targets
         self._seconds = seconds

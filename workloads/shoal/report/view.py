@@ -1,6 +1,6 @@
 """Turns snapshots into what a person sees: figures, rates, time left. Pure; drawn by `screen.py`, printed by `lines.py`.
 
-`History` gathers what one snapshot cannot tell: the metrics of all steps seen and the token counts of the last minute. `view_model(snapshot,
+`SnapshotHistory` gathers what one snapshot cannot tell: the metrics of all steps seen and the token counts of the last minute. `view_model(snapshot,
 history)` is the whole decision of what is shown; the clock is the snapshot's own.
 """
 
@@ -20,7 +20,7 @@ ETA_STEPS = 10
 
 
 @dataclass
-class History:
+class SnapshotHistory:
     """What earlier snapshots told. `add` is to be called once for every snapshot, in order of time."""
 
     steps: dict[int, StepMetrics] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def headline(snapshot: Snapshot) -> str:
     return f"step {trained}/{progress.steps_total}, version {progress.latest_version if progress.latest_version is not None else NONE}{phase}"
 
 
-def view_model(snapshot: Snapshot, history: History) -> Model:
+def view_model(snapshot: Snapshot, history: SnapshotHistory) -> Model:
     """Everything that the live view shows for one moment."""
     progress = snapshot.progress
     steps = history.ordered()

@@ -36,7 +36,7 @@ MEMORY_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
-class Worker:
+class JudgeWorker:
     """What runs as a process: the module, its name in messages, and what to look for when it does not start."""
 
     module: str
@@ -58,7 +58,7 @@ class WorkerFailed(RuntimeError):
 class _Process:
     """One process of a worker; `ask` may be called until it returns nothing."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: JudgeWorker) -> None:
         self._worker = worker
         environment = {
             "PATH": "/usr/bin:/bin",
@@ -142,7 +142,9 @@ class _Process:
 class Judges:
     """`workers` questions are answered at once (default: a core each, at most 4); one more waits to take a killed one's place."""
 
-    def __init__(self, worker: Worker, workers: int | None = None, question_seconds: float = QUESTION_SECONDS) -> None:
+    def __init__(
+        self, worker: JudgeWorker, workers: int | None = None, question_seconds: float = QUESTION_SECONDS
+    ) -> None:
         self._worker = worker
         self._seconds = question_seconds
         self._free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()

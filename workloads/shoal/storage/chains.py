@@ -12,7 +12,7 @@ MAX_CHAIN = 1000
 """No honest chain is longer: `Broadcast.anchor_every` is at most 100. A reader gives up there."""
 
 
-class BrokenChain(ValueError):
+class BrokenDeltas(ValueError):
     """The versions do not lead to one that is published in full."""
 
 
@@ -34,13 +34,13 @@ def next_wanted(opened: Mapping[int, VersionOpen], held: Collection[int], target
 def plan(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) -> list[int]:
     """Versions to fetch, oldest first, ending with `target`: from what is held, or from an anchor.
 
-    `opened` has every record that `next_wanted` asked for. Raises `BrokenChain` where a record is missing.
+    `opened` has every record that `next_wanted` asked for. Raises `BrokenDeltas` where a record is missing.
     """
     way: list[int] = []
     version: int | None = target
     while version is not None and version not in held:
         if version not in opened or len(way) >= MAX_CHAIN:
-            raise BrokenChain(f"version {target} leads to version {version}, which is not known")
+            raise BrokenDeltas(f"version {target} leads to version {version}, which is not known")
         way.append(version)
         version = base_of(opened[version])
     return way[::-1]

@@ -81,7 +81,7 @@ def serve_health(
     """
     further = dict(routes or {})
 
-    class Handler(BaseHTTPRequestHandler):
+    class ProbeHandler(BaseHTTPRequestHandler):
         timeout = 10  # seconds for a client to send its request
 
         def do_GET(self) -> None:
@@ -119,6 +119,6 @@ def serve_health(
         def log_message(self, *_: object) -> None:
             """Probes come every second; they are not worth a line."""
 
-    server = _Server((bind_address(), port), Handler)
+    server = _Server((bind_address(), port), ProbeHandler)
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return server

@@ -43,7 +43,7 @@ def main() -> None:
     from shoal.training.extensions.enabled import enabled_extensions
     from shoal.training.loop import Trainer
     from shoal.training.parallel import start_ranks
-    from shoal.training.progress import Progress
+    from shoal.training.progress import ProgressReporter
     from shoal.transport import SignedClient
 
     config = load_run_config()
@@ -62,7 +62,7 @@ def main() -> None:
     if ranks.leader and extensions.publishes:
         key = PrivateKey.load(home() / "secrets" / "role.pem")
         orchestrator = SignedClient(config.addresses.orchestrator, key)
-    progress = Progress(config.run, orchestrator, state_store)
+    progress = ProgressReporter(config.run, orchestrator, state_store)
     base = home() / "tmp" / "base"
     try:
         ranks.each_does(

@@ -19,7 +19,7 @@ from shoal.training.advantages import group_advantages
 from shoal.training.objectives import objective_of
 from shoal.training.objectives.dapo import overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
-from shoal.training.rollouts import Group, Sample
+from shoal.training.rollouts import RolloutGroup, Sample
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,17 @@ class StepPlan:
 
 Scored = tuple[Sample, float | Float[np.ndarray, " completion"]]
 """A sample with its advantage: one for all of its tokens, or one for each token of the completion."""
-AdvantageEstimator = Callable[[Sequence[Group], Recipe, int | None], list[Scored]]
+AdvantageEstimator = Callable[[Sequence[RolloutGroup], Recipe, int | None], list[Scored]]
 """All samples of a step in their order, each with its advantage. The number is the most tokens that a completion may have."""
 
 
-def group_relative(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+def group_relative(groups: Sequence[RolloutGroup], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
     """The objective's own advantages: each sample's reward against those of its group."""
     return [pair for group in groups for pair in score(group, recipe, completion_limit)]
 
 
 def plan_step(
-    groups: Sequence[Group],
+    groups: Sequence[RolloutGroup],
     recipe: Recipe,
     *,
     seed: int,
@@ -153,7 +153,7 @@ def plan_step(
     return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
 
 
-def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+def score(group: RolloutGroup, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
     """Each sample of a group with its advantage under the recipe's objective."""
     objective = objective_of(recipe)
     advantages = group_advantages(
@@ -164,7 +164,7 @@ def score(group: Group, recipe: Recipe, completion_limit: int | None = None) -> 
     return list(zip(group.samples, advantages.tolist(), strict=True))
 
 
-def shaped_rewards(group: Group, recipe: Recipe, completion_limit: int | None) -> Float[np.ndarray, " samples"]:
+def shaped_rewards(group: RolloutGroup, recipe: Recipe, completion_limit: int | None) -> Float[np.ndarray, " samples"]:
     """The rewards of a group's samples, overlong completions penalised if the recipe says so. float64."""
     return np.array(
         [

@@ -10,7 +10,7 @@ from shoal.contracts.run import RunConfig
 from shoal.storage import Store
 from shoal.telemetry import Liveness
 from shoal.training.parallel import Ranks
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TrainerContext:
     outbox: Path
     scratch: Path
     attempt: str
-    progress: Progress
+    progress: ProgressReporter
     liveness: Liveness
     ranks: Ranks
 

@@ -27,7 +27,7 @@ from shoal.training.final import Final
 from shoal.training.objectives import needs_behaviour
 from shoal.training.outbox import Outbox
 from shoal.training.parallel import Ranks
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 from shoal.training.retention import (
     best_version,
     delete_shards,
@@ -61,7 +61,7 @@ class Delivery:
         store: Store,
         states: States,
         outbox: Outbox,
-        progress: Progress,
+        progress: ProgressReporter,
         ranks: Ranks,
         *,
         publishes: bool = True,

@@ -23,7 +23,7 @@ from shoal.training.export import Export
 from shoal.training.extensions.base import Extensions
 from shoal.training.handover import BLOCKED_SECONDS, Handover
 from shoal.training.host_copy import HostCopy
-from shoal.training.method import Method, Tools, Untrained
+from shoal.training.method import Method, StepTools, Untrained
 from shoal.training.metrics import StepTimes, untrained_metrics
 from shoal.training.model import Policy, load_policy
 from shoal.training.outbox import Outbox
@@ -85,7 +85,7 @@ class Trainer:
             ranks,
             publishes=extensions.publishes,
         )
-        self._method.begin(Tools(self._copy, self._states, self._waits))
+        self._method.begin(StepTools(self._copy, self._states, self._waits))
         self._history = History()
         self.version = 0
 

@@ -17,7 +17,7 @@ from shoal.training.waits import Waits
 
 
 @dataclass(frozen=True)
-class Tools:
+class StepTools:
     """What the loop makes of policy and optimizer: the copy that versions are made from, the states, the waits."""
 
     copy: HostCopy
@@ -43,7 +43,7 @@ class Method(Protocol):
     optimizer: Optimizer
     data: str | None
 
-    def begin(self, tools: Tools) -> None:
+    def begin(self, tools: StepTools) -> None:
         """Called once, before the first step."""
 
     def train(self, step: int) -> Report | Untrained:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.contracts.steps import StepMetrics
 from shoal.training.batches import StepPlan
-from shoal.training.rollouts import Group
+from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Updates
 
 
@@ -31,7 +31,7 @@ def step_metrics(
     run: str,
     step: int,
     attempt: str,
-    groups: Sequence[Group],
+    groups: Sequence[RolloutGroup],
     plan: StepPlan,
     updates: Updates,
     mismatch_kl: float,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, Store, StoreUnavailable
-from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch, read_groups
+from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch, read_groups
 
 LOOK_SECONDS = 1.0
 """Between looks for a batch that is not there yet."""
@@ -23,7 +23,7 @@ class Reader:
 
     config: RunConfig
     store: Store
-    limits: Limits
+    limits: RowLimits
 
     def rows(self, batch: StepBatch) -> StepRows:
         """Raises BadBatch and `StoreUnavailable` as `read_groups` does."""

@@ -121,7 +121,7 @@ class Listener(Protocol):
         """Put a step into gauges, and into counters where it is `finished`."""
 
 
-class Progress:
+class ProgressReporter:
     """Reports of one run's trainer. Without an `orchestrator` (on ranks that do not lead) it only keeps time."""
 
     def __init__(self, run: str, orchestrator: SignedClient | None, store: Store) -> None:

@@ -11,13 +11,13 @@ from shoal.training.batches import StepPlan, plan_step
 from shoal.training.behaviour import BehaviourWeights
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extensions
-from shoal.training.method import Report, Tools, Untrained
+from shoal.training.method import Report, StepTools, Untrained
 from shoal.training.metrics import step_metrics
 from shoal.training.model import Policy, load_reference, served_dtype
 from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
 from shoal.training.prefetch import Prefetch, Reader
-from shoal.training.rollouts import BadBatch, Limits, StepRows, read_batch
+from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch
 from shoal.training.update import LogProbs, behaviour_logprobs, mismatch, plan_logprobs, train
 
 BATCH_DEADLINE_SECONDS = 24 * 3600.0
@@ -38,12 +38,12 @@ class Reinforcement:
         self._reader = Reader(
             config,
             context.store,
-            Limits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations),
+            RowLimits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations),
         )
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
 
-    def begin(self, tools: Tools) -> None:
+    def begin(self, tools: StepTools) -> None:
         context = self._context
         self._waits = tools.waits
         if needs_behaviour(context.config.recipe):

@@ -31,7 +31,7 @@ class BadBatch(ValueError):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ContinuationReward:
     """What came of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began at, its
     reward, and the length of the whole answer (tokens)."""
 
@@ -58,7 +58,7 @@ class Sample:
     task_reward: float
     length_penalty: float
     reward: float
-    estimates: tuple[Estimate, ...] = ()
+    estimates: tuple[ContinuationReward, ...] = ()
 
     @property
     def completion_length(self) -> int:
@@ -66,7 +66,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Group:
+class RolloutGroup:
     """Completions of one prompt with one target length: what advantages are relative to."""
 
     samples: list[Sample]
@@ -76,7 +76,7 @@ class Group:
 class StepRows:
     """What was read of a batch: its groups, how many rows were left out, and why (one sentence each, with file and row)."""
 
-    groups: list[Group]
+    groups: list[RolloutGroup]
     left_out: int
     problems: list[str]
 
@@ -100,7 +100,7 @@ class Continuations(Protocol):
 
     def estimates(
         self, rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int
-    ) -> list[list[Estimate]]:
+    ) -> list[list[ContinuationReward]]:
         """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
 
         Raises BadBatch when one does not go on from where it must: the file would not be one that a validator of this run accepts.
@@ -108,7 +108,7 @@ class Continuations(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RowLimits:
     """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together.
 
     `continuations`: how files hold such; None: they hold completions only.
@@ -132,14 +132,14 @@ def read_batch(store: Store, run: str, step: int) -> StepBatch:
 
 
 def read_groups(
-    store: Store, batch: StepBatch, validator_key: str, limits: Limits, *, leave_out: bool = False
+    store: Store, batch: StepBatch, validator_key: str, limits: RowLimits, *, leave_out: bool = False
 ) -> StepRows:
     """The groups of a batch in the order of its files.
 
     What cannot be trained on raises BadBatch, or with `leave_out` is left out and named in `problems`. A group that is left with one row is
     dropped: there is nothing to compare it with. Raises `StoreUnavailable` when the store is away: that is no fault of the data.
     """
-    groups: list[Group] = []
+    groups: list[RolloutGroup] = []
     problems: list[str] = []
     left_out = 0
     for file in batch.files:
@@ -157,7 +157,7 @@ def read_groups(
     return StepRows(groups, left_out, problems)
 
 
-def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: Limits) -> StepRows:
+def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: RowLimits) -> StepRows:
     """The groups of one file. Raises BadBatch when the file as a whole is not what was accepted."""
     key = keys.upload(file.node, file.sha256)
     try:
@@ -188,7 +188,7 @@ def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: s
 
 
 def _group_rows(
-    key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: Limits
+    key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: RowLimits
 ) -> StepRows:
     """The used groups of a file's rows. A row that the validator could not score is left out without being a problem."""
     continuations = limits.continuations
@@ -218,7 +218,7 @@ def _group_rows(
     groups = []
     for index, samples in used.items():
         if len(samples) >= SMALLEST_GROUP:
-            groups.append(Group(samples))
+            groups.append(RolloutGroup(samples))
             continue
         left_out += len(samples)
         what = (
@@ -244,7 +244,7 @@ def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key
     return verdict
 
 
-def _sample(name: str, row: Rollout, reward: RowReward, limits: Limits) -> Sample:
+def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sample:
     """The row as arrays; raises BadBatch when a value would poison the step."""
     tokens = np.array([*row.prompt_tokens, *row.completion_tokens], dtype=np.int64)
     if len(tokens) > limits.max_length:

@@ -63,7 +63,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Decision:
+class StabilityDecision:
     """What to do before the next step: nothing, `pause`, or `roll_back` to a version; `reason` in words."""
 
     action: Literal["go", "pause", "roll_back"] = "go"
@@ -96,27 +96,29 @@ def observe(history: History, metrics: StepMetrics, settings: Stability) -> tupl
     return kept, signals, warnings
 
 
-def decide(history: History, settings: Stability, states: Collection[int]) -> Decision:
+def decide(history: History, settings: Stability, states: Collection[int]) -> StabilityDecision:
     """What an open incident asks for. `states` are the versions that could be gone back to.
 
     A roll-back for which no state is left becomes a pause: a person must look.
     """
     incident = history.incident
     if incident is None or incident.settled or settings.action == "Report":
-        return Decision()
+        return StabilityDecision()
     if incident.version <= settings.acknowledged_version:
-        return Decision()
+        return StabilityDecision()
     what = f"version {incident.version} showed {WARNINGS_THAT_ACT} or more signs of instability at once"
     if settings.action == "Pause":
-        return Decision("pause", reason=f"{what}; set stability.acknowledgedVersion to {incident.version} to go on")
+        return StabilityDecision(
+            "pause", reason=f"{what}; set stability.acknowledgedVersion to {incident.version} to go on"
+        )
     target = max((version for version in states if version <= incident.calm_version), default=None)
     if target is None:
-        return Decision(
+        return StabilityDecision(
             "pause",
             reason=f"{what}, and no state of version {incident.calm_version} or older is left to go back to;"
             f" set stability.acknowledgedVersion to {incident.version} to go on from here",
         )
-    return Decision("roll_back", target, f"{what}; version {target} is the newest before the signs began")
+    return StabilityDecision("roll_back", target, f"{what}; version {target} is the newest before the signs began")
 
 
 def after_roll_back(restored: History, incident: Incident | None) -> History:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from shoal import telemetry
 from shoal.training.handover import Handover
 from shoal.training.parallel import Ranks
-from shoal.training.progress import Progress
+from shoal.training.progress import ProgressReporter
 
 Value = TypeVar("Value")
 
@@ -22,7 +22,9 @@ HANDOVER_DEADLINE_SECONDS = 2 * 3600.0
 class Waits:
     """The waits of one trainer."""
 
-    def __init__(self, ranks: Ranks, handover: Handover, progress: Progress, liveness: telemetry.Liveness) -> None:
+    def __init__(
+        self, ranks: Ranks, handover: Handover, progress: ProgressReporter, liveness: telemetry.Liveness
+    ) -> None:
         self._ranks = ranks
         self._handover = handover
         self._progress = progress

@@ -12,7 +12,7 @@ from shoal.report.progress import ProgressReader
 from shoal.storage import open_store
 from shoal.telemetry import every_line, start
 from shoal.text import plain
-from shoal.ui.access import Access, BadToken, access_for
+from shoal.ui.access import Access, BadPageToken, access_for
 from shoal.ui.app import make_app
 from shoal.ui.parts import snapshots
 from shoal.ui.serving import server
@@ -50,7 +50,7 @@ def _access() -> Access:
     path = home() / "secrets" / "token"
     try:
         return access_for(bind_address(), path)
-    except BadToken as error:
+    except BadPageToken as error:
         sys.exit(plain(error, 400))
     except OSError as error:
         sys.exit(f"secrets/token cannot be read: {error.strerror}; the operator makes it as Secret <run>-ui-token")

@@ -28,7 +28,7 @@ HEADERS = {
 """On every answer. Nothing from other hosts, no inline script or style, no markup made from text, no frame, no form."""
 
 
-class BadToken(ValueError):
+class BadPageToken(ValueError):
     """The token cannot be used; the message says why."""
 
 
@@ -77,7 +77,7 @@ def host_name(header: str) -> str:
 
 
 def access_for(host: str, token_file: Path | None) -> Access:
-    """Access of a page bound to `host`: a token from the file, a fresh one off loopback, none on loopback. Raises `BadToken`, OSError."""
+    """Access of a page bound to `host`: a token from the file, a fresh one off loopback, none on loopback. Raises `BadPageToken`, OSError."""
     if token_file is not None:
         token: str | None = checked_token(token_file.read_text(encoding="utf-8", errors="replace").strip(), token_file)
     else:
@@ -86,9 +86,9 @@ def access_for(host: str, token_file: Path | None) -> Access:
 
 
 def checked_token(text: str, where: Path) -> str:
-    """A token that a header can carry and nobody guesses; raises `BadToken`."""
+    """A token that a header can carry and nobody guesses; raises `BadPageToken`."""
     if not SHORTEST_TOKEN <= len(text) <= LONGEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
-        raise BadToken(
+        raise BadPageToken(
             f"{where}: a token has {SHORTEST_TOKEN} to {LONGEST_TOKEN} printable ASCII characters without spaces; "
             "make one with `openssl rand -hex 24`"
         )

@@ -20,7 +20,7 @@ from shoal.ledger.source import LedgerSource
 from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.snapshot import Snapshot
 from shoal.report.times import StoreTimes, read_times
-from shoal.report.view import History
+from shoal.report.view import SnapshotHistory
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
 from shoal.text import plain
@@ -43,7 +43,7 @@ class Seen:
     snapshot: Snapshot
     facts: StoreFacts
     times: StoreTimes
-    history: History
+    history: SnapshotHistory
     audit: Audit | None = None
     audited_unix: float = 0.0
     problem: str = ""
@@ -88,7 +88,7 @@ class RunWatch:
         self._wanted_until = 0.0
         self._entries = -1
         self.revision = 0
-        self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), History(), vine=vine)
+        self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), SnapshotHistory(), vine=vine)
         self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
 
     def start(self) -> None:

@@ -19,14 +19,14 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a prefill must not take the cores from the workers beside it
     from shoal.storage import open_store  # these import torch, which reads the environment
-    from shoal.validation.service import Validator
+    from shoal.validation.service import ValidatorProcess
 
     config = load_run_config()
     telemetry.every_line(run=config.run)
     use_runners(config.addresses.runners)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
-    validator = Validator(config, key, open_store(config), home() / "tmp" / "validation", pod_name(), liveness)
+    validator = ValidatorProcess(config, key, open_store(config), home() / "tmp" / "validation", pod_name(), liveness)
     telemetry.serve_health(PORT, liveness, lambda: validator.not_ready)
     log.info("validator started")
     try:

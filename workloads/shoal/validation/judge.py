@@ -1,4 +1,4 @@
-"""From one file to one verdict: the checks in their order, cheap before dear.
+"""From one file to one verdict: the checks in their order, cheap before expensive.
 
 In: the file on disk, the job, facts, policies, a source of randomness. Out: a `Verdict`, always: what goes wrong on
 our side is `inconclusive`, which costs nobody anything. Called by `service`. Nothing is remembered between files, so
@@ -36,7 +36,7 @@ from shoal.validation.checks import (
 from shoal.validation.claims import ClaimLostError
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.parsing import ReaderLost, parse_file
-from shoal.validation.policies import Policy
+from shoal.validation.policies import LoadedPolicy
 from shoal.validation.prefill import Prefill, prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
@@ -47,7 +47,7 @@ MOST_TIMES_ROWS = 4
 class PolicySource(Protocol):
     """What is used of `Policies`."""
 
-    def get(self, version: int) -> Policy: ...
+    def get(self, version: int) -> LoadedPolicy: ...
 
 
 def judge(
@@ -85,7 +85,7 @@ def judge(
         if finding is None:
             with watch("load"):
                 policy = policies.get(file.policy_version)
-            finding = dear_finding(file, facts, policy, rng, looked_at, watch, progress)
+            finding = expensive_finding(file, facts, policy, rng, looked_at, watch, progress)
             compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
     except ClaimLostError:
         raise
@@ -125,10 +125,10 @@ def cheap_finding(file: File, facts: Facts, watch: Stopwatch) -> Finding | None:
         )
 
 
-def dear_finding(
+def expensive_finding(
     file: File,
     facts: Facts,
-    policy: Policy,
+    policy: LoadedPolicy,
     rng: random.Random,
     looked_at: dict[int, Prefill],
     watch: Stopwatch,
@@ -147,18 +147,18 @@ def dear_finding(
     copied = copies.agreements(file, facts) if facts.vine is not None and file.job.sampler is None else {}
     for rows in strata:
         seen: dict[int, Prefill] = {}
-        finding = _dear_finding_among(rows, file, facts, policy, rng, copied, seen, watch, progress)
+        finding = _expensive_finding_among(rows, file, facts, policy, rng, copied, seen, watch, progress)
         looked_at |= seen
         if finding is not None:
             return finding
     return None
 
 
-def _dear_finding_among(
+def _expensive_finding_among(
     rows: range,
     file: File,
     facts: Facts,
-    policy: Policy,
+    policy: LoadedPolicy,
     rng: random.Random,
     copied: copies.Agreements,
     seen: dict[int, Prefill],
@@ -183,7 +183,7 @@ def _dear_finding_among(
 def _row_by_row(
     file: File,
     facts: Facts,
-    policy: Policy,
+    policy: LoadedPolicy,
     thresholds: ProofThresholds,
     drawn: Mapping[int, Rollout],
     copied: copies.Agreements,

@@ -1,6 +1,6 @@
 """Policy versions as loaded models, a few at a time.
 
-In: the store's published versions (assembled and checked by `storage.versions`). Out: `Policy`: a model to prefill
+In: the store's published versions (assembled and checked by `storage.versions`). Out: `LoadedPolicy`: a model to prefill
 with, and its weights digest. Called by `judge`. Step `s` accepts versions `s-k .. s`, so that a few versions serve
 nearly every file.
 """
@@ -22,7 +22,7 @@ from shoal.telemetry import get_logger
 
 
 @dataclass(frozen=True)
-class Policy:
+class LoadedPolicy:
     """A version in memory: a Hugging Face causal language model, in evaluation mode, in the dtype of its checkpoint.
 
     `profile` is what is known about proofs of this model; the manifest's digest covers it like every file.
@@ -56,9 +56,9 @@ class Policies:
         self._run = run
         self._trainer_key = trainer_key
         self._capacity = capacity
-        self._loaded: OrderedDict[int, Policy] = OrderedDict()
+        self._loaded: OrderedDict[int, LoadedPolicy] = OrderedDict()
 
-    def get(self, version: int) -> Policy:
+    def get(self, version: int) -> LoadedPolicy:
         """The version, loaded; raises what `storage.versions.materialise` raises when it cannot be had, and
         `proof_profile.WrongProfile`.
         """
@@ -73,7 +73,7 @@ class Policies:
         folder = self._folder / version_name(version)
         manifest = materialise(self._store, version, folder, self._run, self._trainer_key)
         model = load_model(folder)
-        policy = Policy(version, manifest.sha256, model, read_profile(folder, model.config.hidden_size))
+        policy = LoadedPolicy(version, manifest.sha256, model, read_profile(folder, model.config.hidden_size))
         self._loaded[version] = policy
         kept = {version_name(number) for number in self._loaded}
         for left in self._folder.iterdir():  # of a process before this one; until now it could serve as a delta's base

@@ -35,7 +35,7 @@ VERDICT_DEADLINE_SECONDS = 120.0
 PAUSE_SECONDS = 1.0
 
 
-class Validator:
+class ValidatorProcess:
     """One validator process."""
 
     def __init__(

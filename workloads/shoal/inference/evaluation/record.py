@@ -15,7 +15,7 @@ from shoal import environments
 from shoal.contracts.base import Contract, Sha256Hex
 from shoal.environments import BadEnvironment
 from shoal.evaluation.scores import Estimate, Scores, scores
-from shoal.inference.evaluation.sampling import CannotEvaluate, Wanted, ask
+from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 
 USUAL_TASKS = 64
 """Of an environment that makes as many as it is asked for, where no count is given."""
@@ -47,7 +47,7 @@ def evaluate_all(
     model: Path,
     names: Sequence[str],
     count: int | None,
-    wanted: Wanted,
+    wanted: EvaluationRequest,
     output: Path | None,
     write: Callable[[str], None],
 ) -> None:
@@ -75,7 +75,9 @@ def evaluate_all(
         )
 
 
-def _one(model: Path, name: str, count: int | None, wanted: Wanted, write: Callable[[str], None]) -> Evaluation:
+def _one(
+    model: Path, name: str, count: int | None, wanted: EvaluationRequest, write: Callable[[str], None]
+) -> Evaluation:
     started = time.monotonic()
     try:
         environment = environments.load(name)

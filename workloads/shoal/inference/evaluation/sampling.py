@@ -1,7 +1,7 @@
 """Ask a model an environment's tasks, k answers each, with the engine that rollout workers use, and score what it says.
 
-In: a checkpoint folder, an environment, `Settings`. Out: `Problem`s for `scores`. Prompts, stop tokens, tools and scoring are the workers' own, so
-that a score here is the score that a run would have given. Called by `cli/eval.py`.
+In: a checkpoint folder, an environment, `Settings`. Out: `AnsweredTask`s for `scores`. Prompts, stop tokens, tools and scoring are the workers' own,
+so that a score here is the score that a run would have given. Called by `cli/eval.py`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
 from shoal.environments.episodes import tools_of
 from shoal.environments.tokens import completion_text, prompt_tokens
-from shoal.evaluation.scores import Answer, Problem
+from shoal.evaluation.scores import Answer, AnsweredTask
 from shoal.inference.checkpoint import BadCheckpointError, read_checkpoint
 from shoal.inference.completions import Completion, Request
 from shoal.inference.process_settings import set_engine_variables
@@ -51,7 +51,7 @@ USUAL_MAX_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvaluationRequest:
     """What the user chose. `max_tokens` None: what the model's run allowed; `target_length` None: what its run asked for, 0: no length."""
 
     samples: int
@@ -65,9 +65,9 @@ def ask(
     model: Path,
     environment: Environment,
     tasks: Sequence[Task],
-    wanted: Wanted,
+    wanted: EvaluationRequest,
     say: Callable[[str], None],
-) -> tuple[Settings, list[Problem]]:
+) -> tuple[Settings, list[AnsweredTask]]:
     """How was asked, and all answers, scored; `say` is told which lengths are used and how many completions are there.
 
     Raises CannotEvaluate: for what does not fit the model, before the engine is loaded. Takes the engine's start (half a minute on a CPU) and then as
@@ -122,11 +122,11 @@ def ask(
         engine.close()
     count = settings.samples
     return settings, [
-        Problem(task.problem_id, answers[index * count : (index + 1) * count]) for index, task in enumerate(tasks)
+        AnsweredTask(task.problem_id, answers[index * count : (index + 1) * count]) for index, task in enumerate(tasks)
     ]
 
 
-def asked_targets(wanted: Wanted, origin: ModelOrigin | None) -> tuple[int, ...]:
+def asked_targets(wanted: EvaluationRequest, origin: ModelOrigin | None) -> tuple[int, ...]:
     """The lengths to ask for: the user's, else those of the model's run."""
     if wanted.target_length is not None:
         return (wanted.target_length,) if wanted.target_length else ()
@@ -134,7 +134,7 @@ def asked_targets(wanted: Wanted, origin: ModelOrigin | None) -> tuple[int, ...]
 
 
 def chosen(
-    wanted: Wanted, origin: ModelOrigin | None, targets: tuple[int, ...], longest_prompt: int, positions: int
+    wanted: EvaluationRequest, origin: ModelOrigin | None, targets: tuple[int, ...], longest_prompt: int, positions: int
 ) -> Settings:
     """The settings in full: a completion's limit is the user's, else that of the model's run, else `USUAL_MAX_TOKENS`, if the model has room."""
     most = wanted.max_tokens
@@ -144,7 +144,7 @@ def chosen(
     return Settings(wanted.samples, wanted.temperature, most, wanted.seed, targets)
 
 
-def how_asked(wanted: Wanted, origin: ModelOrigin | None, settings: Settings) -> list[str]:
+def how_asked(wanted: EvaluationRequest, origin: ModelOrigin | None, settings: Settings) -> list[str]:
     """What the user did not choose, in words, and what he chose against the model's run."""
     lines = []
     trained = ", ".join(map(str, origin.targets)) if origin is not None else ""

@@ -16,7 +16,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import terms_of
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
-from shoal.crypto.challenge import BadProduct, Work, check, decode_answer, plan
+from shoal.crypto.challenge import BadProduct, ChallengeWork, check, decode_answer, plan
 from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.telemetry import get_logger
@@ -149,7 +149,7 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
             "Too slow",
             f"the answer took {seconds:.1f} s, {challenge.limit_seconds:.1f} s are allowed for this pool",
         )
-    work = Work(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
+    work = ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
     try:
         product = decode_answer(answer.product)
         with _checking:

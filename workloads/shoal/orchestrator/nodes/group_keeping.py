@@ -11,7 +11,7 @@ from pydantic import Field
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.protocol import GroupPlace
-from shoal.orchestrator.nodes.groups import Candidate, Group, GroupState, follow, form
+from shoal.orchestrator.nodes.groups import Candidate, GroupState, NodeGroup, follow, form
 from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.telemetry import get_logger
@@ -86,7 +86,7 @@ def _keep_pool(state: RunState, pool: str, size: int, members: list[NodeRecord],
             get_logger().info("group", group=group.group, pool=pool, state=group.state, nodes=len(group.nodes))
 
 
-def _group(group: GroupRecord, members: dict[str, NodeRecord]) -> Group:
+def _group(group: GroupRecord, members: dict[str, NodeRecord]) -> NodeGroup:
     """A kept group, with those of its nodes that have had a heartbeat answered since they were given their places."""
     told = frozenset(
         node
@@ -96,7 +96,7 @@ def _group(group: GroupRecord, members: dict[str, NodeRecord]) -> Group:
         and record.group.group == group.group
         and record.last_heartbeat_unix > group.formed_unix
     )
-    return Group(group.group, tuple(group.nodes), group.state, told)
+    return NodeGroup(group.group, tuple(group.nodes), group.state, told)
 
 
 def _candidate(record: NodeRecord) -> Candidate:

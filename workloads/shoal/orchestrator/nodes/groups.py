@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes by rank, and who of them has been told."""
 
     group: str
@@ -62,7 +62,7 @@ def network(block: str) -> str:
     return ".".join(block.split(".")[:2])
 
 
-def follow(groups: Iterable[Group], members: Sequence[Candidate], size: int) -> list[Group]:
+def follow(groups: Iterable[NodeGroup], members: Sequence[Candidate], size: int) -> list[NodeGroup]:
     """The groups that stand after a look at the members; those that do not are dissolved (and not returned)."""
     present = {member.node: member.kind for member in members}
     standing = []
@@ -75,11 +75,11 @@ def follow(groups: Iterable[Group], members: Sequence[Candidate], size: int) -> 
         if group.told >= set(group.nodes):
             state = next_group_state(state, "all-told")
         if state != "Dissolved":
-            standing.append(Group(group.group, group.nodes, state, group.told))
+            standing.append(NodeGroup(group.group, group.nodes, state, group.told))
     return standing
 
 
-def form(groups: Sequence[Group], members: Sequence[Candidate], size: int, salt: str) -> list[Group]:
+def form(groups: Sequence[NodeGroup], members: Sequence[Candidate], size: int, salt: str) -> list[NodeGroup]:
     """New groups of members that have none, neighbours together; who is left over waits.
 
     `salt` (random) makes the names of groups, so that one that was dissolved is never taken for its successor.
@@ -94,7 +94,7 @@ def form(groups: Sequence[Group], members: Sequence[Candidate], size: int, salt:
         free.sort(key=_place)
         for begin in range(0, len(free) - size + 1, size):
             nodes = tuple(member.node for member in free[begin : begin + size])
-            made.append(Group(_name(salt, nodes), nodes))
+            made.append(NodeGroup(_name(salt, nodes), nodes))
     return made
 
 

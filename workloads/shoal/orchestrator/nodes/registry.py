@@ -11,7 +11,7 @@ import redis
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
 from shoal.contracts.protocol import NodeState
-from shoal.orchestrator.parsed import Parsed, Seen
+from shoal.orchestrator.parsed import Parsed, ParsedRecord
 from shoal.orchestrator.records import NodeRecord
 from shoal.transport.server import Problem
 
@@ -53,7 +53,7 @@ class NodeRegistry:
             return NodeRecord(node=node, state=self._excluded(node)) if node in self._evicted else None
         return self._as_the_ledger_says(self.read(node, data).record)
 
-    def recall(self, node: str) -> Seen[NodeRecord] | None:
+    def recall(self, node: str) -> ParsedRecord[NodeRecord] | None:
         """The record as it was read or written last; by now it may be another."""
         return self._parsed.recall(node)
 
@@ -61,7 +61,7 @@ class NodeRegistry:
         """Keep what was just written."""
         self._parsed.remember(record.node, text, record)
 
-    def read(self, node: str, data: str | bytes) -> Seen[NodeRecord]:
+    def read(self, node: str, data: str | bytes) -> ParsedRecord[NodeRecord]:
         """A record from what Redis holds of `node`."""
         return self._parsed.read(node, data)
 

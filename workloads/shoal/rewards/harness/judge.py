@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.rewards.harness.scoring import FUNCTION, fault
-from shoal.rewards.judging import QUESTION_SECONDS, Judges, NoReply, Worker
+from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply
 
-WORKER = Worker("shoal.rewards.harness.worker", "a harness worker", "is lm_eval installed?")
+WORKER = JudgeWorker("shoal.rewards.harness.worker", "a harness worker", "is lm_eval installed?")
 
 
 @dataclass(frozen=True)

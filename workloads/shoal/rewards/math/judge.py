@@ -1,6 +1,6 @@
 """Equality of mathematical answers, decided in bounded time: text and numbers here, all else in worker processes that can be killed.
 
-In: two answers as text, from any thread. Out: a `Verdict`, or `Undecided` when sympy took too long, needed too much memory or failed, which is
+In: two answers as text, from any thread. Out: a `MathVerdict`, or `Undecided` when sympy took too long, needed too much memory or failed, which is
 nobody's zero. One judge a process (`shared_judge`). Called by `environments.math`.
 """
 
@@ -9,15 +9,15 @@ import os
 import threading
 from dataclasses import dataclass
 
-from shoal.rewards.judging import QUESTION_SECONDS, Judges, NoReply, Worker
+from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply
 from shoal.rewards.math.compare import Decided, compare
 
-WORKER = Worker("shoal.rewards.math.worker", "a math worker", "is math-verify installed?")
+WORKER = JudgeWorker("shoal.rewards.math.worker", "a math worker", "is math-verify installed?")
 """An honest pair takes it 5 to 300 ms."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MathVerdict:
     equal: bool
     detail: str
 
@@ -36,18 +36,18 @@ class MathJudge:
         self._seconds = question_seconds
         self._judges = Judges(WORKER, workers, question_seconds)
 
-    def equal(self, gold: str, answer: str) -> Verdict | Undecided:
+    def equal(self, gold: str, answer: str) -> MathVerdict | Undecided:
         """Whether `answer` says the same as `gold`. Any strings are allowed; never raises for what they contain."""
         found = compare(gold, answer)
         if isinstance(found, Decided):
-            return Verdict(found.equal, found.detail)
+            return MathVerdict(found.equal, found.detail)
         reply = self._judges.ask(found.pairs)
         if isinstance(reply, NoReply):
             return Undecided(reply.reason or f"sympy did not decide within {self._seconds:.0f} s of CPU time")
         verdict, detail = map(str, reply)
         # An answer that cannot be read is wrong; a gold answer that cannot be read, or an error, decides nothing.
         if verdict in ("equal", "unequal"):
-            return Verdict(verdict == "equal", detail)
+            return MathVerdict(verdict == "equal", detail)
         return Undecided(detail)
 
     def close(self) -> None:

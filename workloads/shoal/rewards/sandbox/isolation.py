@@ -123,7 +123,7 @@ def _system_folders() -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Place:
+class SandboxPlace:
     """Where one sandbox is: its slot's user, the folder with the guest's modules, and a folder for a program without a file system of its own."""
 
     uid: int
@@ -131,7 +131,7 @@ class Place:
     folder: Path
 
 
-def command(isolation: Isolation, place: Place) -> list[str]:
+def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
     """The command line of one sandbox, which then waits for its program. Pure, but for where this machine's libraries lie."""
     boxed = isolation.kind == "bubblewrap"
     root = os.geteuid() == 0
@@ -153,14 +153,14 @@ def command(isolation: Isolation, place: Place) -> list[str]:
     return [*_bubblewrap(isolation, place, root), *python] if boxed else python
 
 
-def environment(isolation: Isolation, place: Place) -> dict[str, str]:
+def environment(isolation: Isolation, place: SandboxPlace) -> dict[str, str]:
     """Nothing of ours: the sandbox's own variables only."""
     boxed = isolation.kind == "bubblewrap"
     folder = INSIDE_FOLDER if boxed else str(place.folder)
     return ENVIRONMENT | {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": "/sandbox" if boxed else str(place.guest)}
 
 
-def _bubblewrap(isolation: Isolation, place: Place, root: bool) -> list[str]:
+def _bubblewrap(isolation: Isolation, place: SandboxPlace, root: bool) -> list[str]:
     # As process 1 the program is bwrap's own child, so that the CPU time that it took is known when it has ended.
     line = [
         "bwrap",

@@ -21,7 +21,7 @@ from typing import Protocol
 from prometheus_client import Gauge
 
 from shoal import telemetry
-from shoal.rewards.sandbox.isolation import FIRST_UID, Isolation, Place, choose, copy_guest
+from shoal.rewards.sandbox.isolation import FIRST_UID, Isolation, SandboxPlace, choose, copy_guest
 from shoal.rewards.sandbox.process import START_SECONDS, Box
 from shoal.rewards.sandbox.program import Limits, Outcome, Program, SandboxFailed
 
@@ -111,7 +111,7 @@ class SandboxPool:
                     return
                 number = self._numbers.popleft()
             try:
-                place = Place(uid=number, guest=self._folder / "guest", folder=self._folder / f"box-{number}")
+                place = SandboxPlace(uid=number, guest=self._folder / "guest", folder=self._folder / f"box-{number}")
                 box = Box(self.isolation, place)
             except OSError as error:
                 with self._changed:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from shoal.rewards.cpu_time import cpu_seconds
 from shoal.rewards.sandbox.inside.guest import READY, TAKEN
-from shoal.rewards.sandbox.isolation import Isolation, Place, command, environment, folder_bytes
+from shoal.rewards.sandbox.isolation import Isolation, SandboxPlace, command, environment, folder_bytes
 from shoal.rewards.sandbox.program import FILE_BYTES, Ended, Limits, Outcome, Program, SandboxFailed
 
 START_SECONDS = 20.0
@@ -38,7 +38,7 @@ ABOUT_THE_CPU_LIMIT = 0.5
 class Box:
     """One sandbox. `start` returns at once, `run` may be called once, `close` always."""
 
-    def __init__(self, isolation: Isolation, place: Place) -> None:
+    def __init__(self, isolation: Isolation, place: SandboxPlace) -> None:
         self.place = place
         self._watch_folder = isolation.kind != "bubblewrap"
         if self._watch_folder:
@@ -249,7 +249,7 @@ def _how_it_ended(forced: Ended | None, code: int, cpu: float, limits: Limits) -
     return "exited", code
 
 
-def _remove(place: Place) -> None:
+def _remove(place: SandboxPlace) -> None:
     """The folder with everything in it. rmtree follows no links; folders that their owner has locked are opened first."""
     shutil.rmtree(place.folder, onerror=_open_and_retry)
 

@@ -20,7 +20,7 @@ from shoal.training.batches import AdvantageEstimator, StepPlan, group_relative
 from shoal.training.context import TrainerContext
 from shoal.training.host_copy import Learner
 from shoal.training.model import Policy
-from shoal.training.rollouts import Continuations, Group, StepRows
+from shoal.training.rollouts import Continuations, RolloutGroup, StepRows
 from shoal.training.update import Beat, LogProbs
 from shoal.training.waits import Waits
 
@@ -69,7 +69,9 @@ class Extension:
         """The rows of a step that may be learnt."""
         return rows
 
-    def before_updates(self, groups: Sequence[Group], plan: StepPlan, reference: LogProbs, beat: Beat) -> StepPlan:
+    def before_updates(
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+    ) -> StepPlan:
         """The plan of a step, perhaps with other advantages. `reference`: log-probabilities under the base model."""
         return plan
 
@@ -79,7 +81,7 @@ class Extension:
     def after_updates(self, step: int) -> None:
         """The optimizer made the last update of step `step`; or there was nothing to train on."""
 
-    def measured(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         """Fields of `StepMetrics` for the report of a step that was trained on these groups."""
         return {}
 
@@ -164,7 +166,9 @@ class Extensions:
     def keep_rows(self, rows: StepRows) -> StepRows:
         return reduce(lambda found, each: each.keep_rows(found), self, rows)
 
-    def before_updates(self, groups: Sequence[Group], plan: StepPlan, reference: LogProbs, beat: Beat) -> StepPlan:
+    def before_updates(
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+    ) -> StepPlan:
         return reduce(lambda found, each: each.before_updates(groups, found, reference, beat), self, plan)
 
     def after_update(self, step: int) -> None:
@@ -175,7 +179,7 @@ class Extensions:
         for each in self:
             each.after_updates(step)
 
-    def measured(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         return {name: value for each in self for name, value in each.measured(groups).items()}
 
     def after_step(self, version: int) -> int:

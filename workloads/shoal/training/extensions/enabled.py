@@ -6,7 +6,7 @@ from shoal.storage import Store, open_island_store
 from shoal.training.extensions.base import Extension, Extensions
 from shoal.training.extensions.islands.extension import Islands
 from shoal.training.extensions.islands.membership import own_island
-from shoal.training.extensions.prime.extension import Prime
+from shoal.training.extensions.prime.extension import PrimeExtension
 from shoal.training.extensions.vine.extension import Vine
 
 
@@ -25,7 +25,7 @@ def recipe_extensions(recipe: Recipe) -> list[Extension]:
     """Those that the recipe's algorithm needs."""
     found: list[Extension] = []
     if recipe.process_rewards is not None:
-        found.append(Prime(recipe, recipe.process_rewards))
+        found.append(PrimeExtension(recipe, recipe.process_rewards))
     if recipe.vine is not None:
         found.append(Vine(recipe.vine))
     return found

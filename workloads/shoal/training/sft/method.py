@@ -14,12 +14,12 @@ from shoal.contracts.sft import SftSettings
 from shoal.contracts.steps import StepMetrics
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extensions
-from shoal.training.method import Report, Tools, Untrained
+from shoal.training.method import Report, StepTools, Untrained
 from shoal.training.metrics import bare_metrics, finite
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer, cosine_rate
-from shoal.training.sft.order import Schedule
-from shoal.training.sft.rows import Limits, TokenRows, fetch_rows, read_manifest
+from shoal.training.sft.order import SftSchedule
+from shoal.training.sft.rows import SftRowLimits, TokenRows, fetch_rows, read_manifest
 from shoal.training.sft.update import Batch, Learnt, batch_of, held_out_loss, learn
 
 
@@ -35,7 +35,7 @@ class SupervisedFineTuning:
         self._capacity = settings.pack_length or settings.max_sequence_length
         manifest = read_manifest(context.store, config.run)
         self.data: str | None = manifest.digest
-        limits = Limits(policy.vocabulary, settings.max_sequence_length)
+        limits = SftRowLimits(policy.vocabulary, settings.max_sequence_length)
         learnt, held_out = (
             fetch_rows(
                 context.store, manifest, context.scratch / "rows", limits, ranks, context.liveness, held_out=which
@@ -46,7 +46,7 @@ class SupervisedFineTuning:
         self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
         # Trainers of one run share the rows out: the same number each, so that all have the same updates.
         self._first, self._stride = extensions.share
-        self._schedule = Schedule(settings, len(learnt) // self._stride, config.steps, config.seed)
+        self._schedule = SftSchedule(settings, len(learnt) // self._stride, config.steps, config.seed)
         total = self._schedule.updates
         cosine = settings.schedule == "Cosine"
         self.optimizer = Optimizer(
@@ -56,7 +56,7 @@ class SupervisedFineTuning:
             "data set read", rows=len(learnt), held_out=len(held_out), updates=total, data=manifest.digest
         )
 
-    def begin(self, tools: Tools) -> None:
+    def begin(self, tools: StepTools) -> None:
         self._beat = tools.waits.beat
 
     def train(self, step: int) -> Report | Untrained:

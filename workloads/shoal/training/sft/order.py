@@ -18,7 +18,7 @@ class BadSchedule(ValueError):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SftSchedule:
     """All updates of a run: `rows` are those that are learnt, `steps` the versions that the run makes."""
 
     settings: SftSettings

@@ -65,7 +65,7 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SftRowLimits:
     """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together."""
 
     vocabulary: int
@@ -91,7 +91,7 @@ def fetch_rows(
     store: Store,
     manifest: SftManifest,
     folder: Path,
-    limits: Limits,
+    limits: SftRowLimits,
     ranks: Ranks,
     liveness: telemetry.Liveness,
     *,
@@ -135,7 +135,7 @@ def _shards(
         yield key, table
 
 
-def _write(folder: Path, shards: Iterator[tuple[str, pa.Table]], limits: Limits) -> None:
+def _write(folder: Path, shards: Iterator[tuple[str, pa.Table]], limits: SftRowLimits) -> None:
     """Every row checked, as files that are mapped afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     names: list[str] = []
@@ -177,7 +177,7 @@ def _flat(table: pa.Table, column: str) -> list[Int[np.ndarray, " tokens"]]:
     return [values[start:end] for start, end in pairwise(offsets)]
 
 
-def _check(name: str, tokens: Int[np.ndarray, " row"], completion: int, limits: Limits) -> None:
+def _check(name: str, tokens: Int[np.ndarray, " row"], completion: int, limits: SftRowLimits) -> None:
     """Raises BadRows for a row that would be cut, or would poison an update."""
     if completion == 0 or completion == len(tokens):
         what = "no completion tokens, so nothing to learn" if completion == 0 else "no prompt tokens to answer"

@@ -107,10 +107,10 @@ def only_these_calls() -> None:
     code = filter_program(machine, os.getpid())
     instructions = ctypes.create_string_buffer(code, len(code))
 
-    class Program(ctypes.Structure):  # struct sock_fprog
+    class SeccompProgram(ctypes.Structure):  # struct sock_fprog
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    program = Program(len(code) // 8, ctypes.addressof(instructions))
+    program = SeccompProgram(len(code) // 8, ctypes.addressof(instructions))
     _call(
         SECCOMP_NUMBER[machine],
         ctypes.c_uint(SECCOMP_SET_MODE_FILTER),

@@ -26,7 +26,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.islands import library
 from shoal.islands.contributions import padded, unpadded
 from shoal.islands.island import Island
-from shoal.islands.setting import Exchanged, IslandSettings, Place
+from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings
 from shoal.islands.shared import Meta, SharedState
 from shoal.storage import Store
 from shoal.training.host_copy import local, trained
@@ -146,7 +146,7 @@ class Membership:
 
         bind = bind_address()
         self._island = Island(
-            Place(
+            IslandPlace(
                 terms.group or config.run,
                 own.name,
                 own.key,

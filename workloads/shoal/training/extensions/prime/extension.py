@@ -22,7 +22,7 @@ from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_o
 from shoal.training.host_copy import Learner
 from shoal.training.metrics import finite
 from shoal.training.model import Policy, load_policy
-from shoal.training.rollouts import Group
+from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Beat, LogProbs
 
 REWARD_MODEL = {
@@ -51,7 +51,9 @@ PRM_SKIPPED = Counter(
 )
 
 
-def outcome_advantages(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+def outcome_advantages(
+    groups: Sequence[RolloutGroup], recipe: Recipe, completion_limit: int | None = None
+) -> list[Scored]:
     """Each sample with the advantage of its outcome alone, leave-one-out and undivided; `RewardModel.complete` adds the rest."""
     return [
         (sample, advantage)
@@ -66,7 +68,7 @@ def outcome_advantages(groups: Sequence[Group], recipe: Recipe, completion_limit
     ]
 
 
-class Prime(Extension):
+class PrimeExtension(Extension):
     """The extension of algorithm `prime`. The reward model begins as the base model; states bring it back."""
 
     advantages = staticmethod(outcome_advantages)
@@ -82,7 +84,9 @@ class Prime(Extension):
     def learners(self) -> Mapping[str, Learner]:
         return {"beside": self.reward_model.learner}
 
-    def before_updates(self, groups: Sequence[Group], plan: StepPlan, reference: LogProbs, beat: Beat) -> StepPlan:
+    def before_updates(
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+    ) -> StepPlan:
         with self._progress.phase("process_rewards"):
             outcomes = outcomes_of(groups)
             plan = self.reward_model.complete(plan, reference, outcomes, beat)
@@ -90,7 +94,7 @@ class Prime(Extension):
             self._updates = self.reward_model.learn(plan, reference, outcomes, beat)
         return plan
 
-    def measured(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         return {
             "prm_loss": finite(self._updates.loss),
             "prm_accuracy": self._updates.accuracy,

@@ -28,7 +28,7 @@ from shoal.training.extensions.prime.formulas import (
 from shoal.training.host_copy import Learner
 from shoal.training.model import Policy
 from shoal.training.optimizer import Applied, Optimizer
-from shoal.training.rollouts import Group
+from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Beat, LogProbs, Steps, over_ranks, plan_logprobs
 
 
@@ -70,7 +70,7 @@ class RewardModelRecipe:
         )
 
 
-def outcomes_of(groups: Sequence[Group]) -> Outcomes:
+def outcomes_of(groups: Sequence[RolloutGroup]) -> Outcomes:
     """The samples' groups and outcomes, in the order in which `batches.plan_step` counts them. An outcome beyond 0 to 1 counts as the nearest."""
     numbers = [number for number, group in enumerate(groups) for _ in group.samples]
     values = [sample.task_reward for group in groups for sample in group.samples]

@@ -13,7 +13,7 @@ from shoal.contracts.vine import VineSettings, continuations
 from shoal.training.batches import Scored, overlong
 from shoal.training.extensions.base import Extension
 from shoal.training.extensions.vine.values import boundary_means, token_advantages, values_of, whitened
-from shoal.training.rollouts import BadBatch, Estimate, Group, Sample
+from shoal.training.rollouts import BadBatch, ContinuationReward, RolloutGroup, Sample
 
 VALUE = Gauge(
     "shoal_trainer_value",
@@ -22,7 +22,9 @@ VALUE = Gauge(
 )
 
 
-def value_advantages(groups: Sequence[Group], recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
+def value_advantages(
+    groups: Sequence[RolloutGroup], recipe: Recipe, completion_limit: int | None = None
+) -> list[Scored]:
     """Each sample of a step with one advantage a token, from the values along its completion."""
 
     def shaped(sample: Sample, reward: float, length: int) -> float:
@@ -44,8 +46,8 @@ class VineContinuations:
 
     def estimates(
         self, rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int
-    ) -> list[list[Estimate]]:
-        found: list[list[Estimate]] = [[] for _ in range(completions)]
+    ) -> list[list[ContinuationReward]]:
+        found: list[list[ContinuationReward]] = [[] for _ in range(completions)]
         for each in continuations(completions, self._settings):
             row, parent, reward = rows[each.row], rows[each.parent], rewards[each.row].reward
             position = self._settings.positions(len(parent.completion_tokens))[each.boundary - 1]
@@ -53,7 +55,7 @@ class VineContinuations:
                 raise BadBatch(f"row {each.row} does not continue the first {position} tokens of row {each.parent}")
             if reward is not None:
                 length = position + len(row.completion_tokens)
-                found[each.parent].append(Estimate(each.boundary, position, reward, length))
+                found[each.parent].append(ContinuationReward(each.boundary, position, reward, length))
         return found
 
 
@@ -66,7 +68,7 @@ class Vine(Extension):
         self._segments = settings.segments
         self.continuations = VineContinuations(settings)
 
-    def measured(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         return {"value_by_boundary": boundary_means(groups, self._segments)}
 
     def show(self, metrics: StepMetrics, *, finished: bool) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from shoal.training.advantages import SMALLEST_DEVIATION
-from shoal.training.rollouts import Group, Sample
+from shoal.training.rollouts import RolloutGroup, Sample
 
 Shaping = Callable[[Sample, float, int], float]
 """What becomes of a reward of an answer to a sample's prompt, by the answer's length (tokens)."""
@@ -36,7 +36,7 @@ def unshaped(sample: Sample, reward: float, length: int) -> float:
     return reward
 
 
-def values_of(group: Group, shaping: Shaping = unshaped) -> list[Values]:
+def values_of(group: RolloutGroup, shaping: Shaping = unshaped) -> list[Values]:
     """The values along each completion of a group of two or more, from position 0 to its end."""
     rewards = [shaping(sample, sample.reward, sample.completion_length) for sample in group.samples]
     found = []
@@ -67,7 +67,7 @@ def whitened(
     return [(each - sampled.mean()) / sampled.std() for each in advantages]
 
 
-def boundary_means(groups: Sequence[Group], segments: int) -> list[float]:
+def boundary_means(groups: Sequence[RolloutGroup], segments: int) -> list[float]:
     """For the report: the mean value at each boundary, the first over prompts and the last the mean reward.
 
     Each boundary is over the completions that have an estimate there. One that nowhere has any is given the value before it.
