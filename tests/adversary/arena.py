@@ -131,7 +131,7 @@ class Outcome:
     @property
     def came_late(self) -> bool:
         """Whether the lease was over: nothing was judged, and the node asks for another, as an agent does."""
-        return self.refusal is not None and self.refusal.title == "Lease is over"
+        return self.refusal is not None and self.refusal.code == "lease-over"
 
 
 class Arena(Stack):
@@ -234,7 +234,7 @@ class Arena(Stack):
         try:
             lease = node.lease(step.step)
         except Refused as answer:
-            if answer.status != 409:
+            if answer.problem.status != 409:
                 raise
             return None
         return Entry(self, node, step, lease, self.workshop.plan(step, lease))

@@ -62,7 +62,7 @@ def test_its_node_is_evicted_in_the_ledger_and_gets_no_more_work(tournament: Tou
     assert tournament.arena.ledger_has("node-evicted", node.id)
     with pytest.raises(Refused) as refusal:
         node.step()
-    assert refusal.value.status == 403
+    assert refusal.value.problem.status == 403
 
 
 def test_a_reject_by_a_threshold_stands_only_after_a_second_finding(tournament: Tournament) -> None:
@@ -82,7 +82,7 @@ def test_a_reject_by_a_threshold_stands_only_after_a_second_finding(tournament: 
 def test_a_file_that_was_handed_in_before_is_refused_at_once(tournament: Tournament, cheat: Cheat) -> None:
     refusal = outcome_of(tournament, cheat).refusal
     assert refusal is not None
-    assert refusal.status == 409
+    assert refusal.problem.status == 409
     assert cheat.evidence in str(refusal)
 
 

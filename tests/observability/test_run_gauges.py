@@ -10,11 +10,11 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.run import Prepared
 from shoal.evaluation.versions import ScoredVersion
 from shoal.orchestrator import metrics
 from shoal.orchestrator.work import uploads
-from shoal.transport.server import Problem
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_refusal_by_the_quota_is_counted_apart_from_one_for_lack_of_room(
 
     def asked() -> tuple[float, ...]:
         before = counts()
-        with contextlib.suppress(Problem), metrics.counted(metrics.LEASES):
+        with contextlib.suppress(Refusal), metrics.counted(metrics.LEASES):
             run.lease(node)
         return tuple(now - then for now, then in zip(counts(), before, strict=True))
 
@@ -191,4 +191,4 @@ def test_a_refusal_by_the_quota_is_counted_apart_from_one_for_lack_of_room(
 
 
 def refuse(node: str) -> None:
-    raise Problem(403, "Not a member", f"{node} is not")
+    raise Refusal(Code.NOT_A_MEMBER, f"{node} is not")

@@ -34,7 +34,8 @@ from shoal.transport import SignedClient, Unavailable, service
 from shoal.transport.authorities import authorities
 from shoal.transport.pace import Pace
 from shoal.transport.patience import PatientProtocol
-from shoal.transport.server import SignatureGate, add_problem_answers
+from shoal.transport.problems import add_problem_answers
+from shoal.transport.server import SignatureGate
 
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = ["\x1b[2J\x1b[31mred", "a\nb", "\u202eevil", "nul\x00", "caf\u00e9", "x" * 201]
@@ -72,10 +73,10 @@ def once(node: Node, method: str, url: str, path: str, body: bytes = b"") -> htt
     return httpx.request(method, url + path, content=body, headers=headers, trust_env=False, timeout=30)
 
 
-def is_problem(answer: httpx.Response, status: int, title: str) -> bool:
+def is_problem(answer: httpx.Response, status: int, code: str) -> bool:
     document = answer.json()
     assert answer.headers["content-type"] == "application/problem+json"
-    assert (answer.status_code, document["title"]) == (status, title), answer.text
+    assert (answer.status_code, document["type"]) == (status, f"urn:shoal:problem:{code}"), answer.text
     return bool(document["detail"])
 
 
@@ -118,7 +119,7 @@ def test_a_key_that_asks_without_end_is_told_when_to_come_again() -> None:
 
     answers = [ask(app, "/v1/anything", hurried) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert is_problem(answers[-1], 429, "Too many requests")
+    assert is_problem(answers[-1], 429, "too-many-requests")
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 100
     assert ask(app, "/v1/anything", calm).status_code == 200, "another key is not held back"
     assert {ask(app, "/v1/anything", validator).status_code for _ in range(5)} == {200}, (
@@ -142,7 +143,7 @@ def test_a_path_in_the_host_header_is_not_the_one_that_was_signed(host: str, mon
     assert ask(app, "/v1/signed?x=1", node, sent="/v1/other", host=host).status_code == 401
     assert ask(app, "/v1/other", node, host=host).json() == node.public
     told = ask(app, "/v1/of-a-role", node, host=host)
-    assert is_problem(told, 403, "Wrong role")
+    assert is_problem(told, 403, "wrong-role")
     assert "POST /v1/of-a-role is for the trainer" in told.json()["detail"]
 
 
@@ -169,7 +170,7 @@ def test_heartbeats_without_end_are_refused_before_redis_sees_them(monkeypatch: 
     # A body that is no heartbeat is for the long way to refuse; the third is not even looked at.
     answers = [ask(app, heartbeats.PATH, node) for _ in range(3)]
     assert [answer.text for answer in answers[:2]] == ["the long way"] * 2
-    assert is_problem(answers[2], 429, "Too many heartbeats")
+    assert is_problem(answers[2], 429, "too-many-heartbeats")
     assert 1 <= int(answers[2].headers["retry-after"]) <= 100
 
 
@@ -188,11 +189,11 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     client.set(counter, str(uploads.FILES_AN_HOUR))
     request = UploadRequest(node=member.id, lease=later.lease, size=4, sha256="0" * 64)
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/uploads", request.to_json())
-    assert is_problem(answer, 429, "Too many files")
+    assert is_problem(answer, 429, "quota-used")
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
     wanted = LeaseRequest(node=member.id, step=step.step)
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
-    assert is_problem(answer, 409, "Too many files"), "nothing is generated in vain"
+    assert is_problem(answer, 409, "quota-leased"), "nothing is generated in vain"
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
     counted = httpx.get(f"{stack.addresses.orchestrator}/metrics", trust_env=False, timeout=30).text
     assert re.search(r'^shoal_leases_total\{outcome="quota"\} [1-9]', counted, re.M)
@@ -240,16 +241,16 @@ def test_text_that_a_terminal_or_page_would_obey_does_not_get_in(stack: Stack) -
             {"run": text},
         ):
             answer = once(node, "POST", stack.addresses.discovery, "/v1/nodes", registration(node, **changes))
-            assert is_problem(answer, 422, "Not a valid Registration"), changes
+            assert is_problem(answer, 422, "not-valid"), changes
     for name in (SCRIPT, "a b", "x\x1b[0m", "A", ""):
         body = json.dumps({"node": node.id, "metrics": {name: 1.0}}).encode()
         answer = once(node, "POST", stack.addresses.orchestrator, "/v1/heartbeats", body)
-        assert is_problem(answer, 422, "Not a valid Heartbeat"), name
+        assert is_problem(answer, 422, "not-valid"), name
 
 
 def test_markup_that_is_plain_text_comes_back_as_json_and_nothing_else(stack: Stack, member: Node) -> None:
     answer = once(member, "GET", stack.addresses.discovery, f"/v1/nodes/{member.id}/invite?wait_seconds=%3Cscript%3E")
-    assert is_problem(answer, 422, "Wrong wait_seconds")
+    assert is_problem(answer, 422, "not-valid")
     odd = once(member, "GET", stack.addresses.discovery, "/v1/%3Cscript%3E")
     assert odd.headers["content-type"] == "application/problem+json"
     assert "<script>" not in odd.text

@@ -15,7 +15,8 @@ from servers import Loopback, wait_until
 from shoal.transport import patience, server
 from shoal.transport.pace import Pace
 from shoal.transport.patience import PatientProtocol, within
-from shoal.transport.server import BodyLimit, add_problem_answers
+from shoal.transport.problems import add_problem_answers
+from shoal.transport.server import BodyLimit
 
 SHORT_SECONDS = 0.6
 

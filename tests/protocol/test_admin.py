@@ -13,13 +13,14 @@ from starlette.concurrency import run_in_threadpool
 
 from servers import Redis
 from shoal.contracts.pools import Admission, PoolTerms
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Hardware, Heartbeat, NodeLogs, Registration
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.audit import NodeTotals
 from shoal.orchestrator.http.admin_routes import add_admin_routes, read_token
 from shoal.orchestrator.nodes import admin, membership
 from shoal.orchestrator.nodes.invites import why_not
-from shoal.transport.server import Problem, add_problem_answers
+from shoal.transport.problems import add_problem_answers
 
 STRANGER = PrivateKey.generate().public
 
@@ -31,8 +32,8 @@ def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return made
 
 
-def problem(action: Callable[[], object]) -> Problem:
-    with pytest.raises(Problem) as found:
+def problem(action: Callable[[], object]) -> Refusal:
+    with pytest.raises(Refusal) as found:
         action()
     return found.value
 
@@ -51,7 +52,7 @@ def test_nodes_are_listed_with_what_they_do_and_did(run: Orchestrator) -> None:
     assert [view.leases_open for view in found.nodes] == [0, 1, 0]
     assert admin.list_nodes(run.state, node_state="Dead").nodes == []
     assert [view.node for view in admin.list_nodes(run.state, after=nodes[0]).nodes] == nodes[1:]
-    assert problem(lambda: admin.one_node(run.state, STRANGER)).status == 404
+    assert problem(lambda: admin.one_node(run.state, STRANGER)).code == "no-such-node"
 
 
 def test_long_lists_come_in_pages(run: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def test_a_restart_reaches_the_node_with_its_heartbeat_and_grows(run: Orchestrat
     assert before.restarts < first.restarts < second.restarts
     run.clock.now += 1000
     membership.reap(run.state)
-    assert problem(lambda: admin.restart(run.state, node)).title == "Not a member now"
+    assert problem(lambda: admin.restart(run.state, node)).code == "node-not-a-member"
 
 
 def test_logs_are_asked_for_sent_once_and_kept_from_others(run: Orchestrator) -> None:
@@ -90,13 +91,13 @@ def test_logs_are_asked_for_sent_once_and_kept_from_others(run: Orchestrator) ->
     assert admin.logs(run.state, node, ticket.request) is None
     sent = NodeLogs(node=node, request=ticket.request, parts={"worker": "\x1b[31mred"})
     forged = sent.model_copy(update={"node": other})
-    assert problem(lambda: admin.take_logs(run.state, forged)).status == 409
+    assert problem(lambda: admin.take_logs(run.state, forged)).code == "logs-not-wanted"
     admin.take_logs(run.state, sent)
     assert admin.logs(run.state, node, ticket.request) == sent
     assert beat(run, node).logs_wanted is None
-    assert problem(lambda: admin.take_logs(run.state, sent)).status == 409
-    assert problem(lambda: admin.logs(run.state, other, ticket.request)).status == 404
-    assert problem(lambda: admin.logs(run.state, node, "0" * 32)).status == 404
+    assert problem(lambda: admin.take_logs(run.state, sent)).code == "logs-not-wanted"
+    assert problem(lambda: admin.logs(run.state, other, ticket.request)).code == "no-such-question"
+    assert problem(lambda: admin.logs(run.state, node, "0" * 32)).code == "no-such-question"
 
 
 def test_a_banned_node_is_out_its_reason_is_kept_and_only_the_admin_takes_it_back(run: Orchestrator) -> None:
@@ -106,22 +107,22 @@ def test_a_banned_node_is_out_its_reason_is_kept_and_only_the_admin_takes_it_bac
     assert admin.ban(run.state, node, "again").state == "Banned"
     entries = [entry for entry in ledger(run.store) if entry.kind == "node-banned"]
     assert [(entry.node, entry.detail) for entry in entries] == [(node, "ten keys, one machine")]
-    assert problem(lambda: beat(run, node)).title == "Banned"
+    assert problem(lambda: beat(run, node)).code == "banned"
     assert node in membership.exclusions(run.state).nodes
     assert [record.status for record in run.state.leases.all()] == ["abandoned"]
 
     run.lose_redis()
-    assert problem(lambda: beat(run, node)).title == "Banned"
+    assert problem(lambda: beat(run, node)).code == "banned"
     admin.unban(run.state, node, "it was another machine")
     assert node not in membership.exclusions(run.state).nodes
     assert run.restarted().nodes.get(node) is not None
-    assert problem(lambda: beat(run, node)).title == "Not admitted"
-    assert problem(lambda: admin.unban(run.state, node, "twice")).title == "Not banned"
+    assert problem(lambda: beat(run, node)).code == "not-admitted"
+    assert problem(lambda: admin.unban(run.state, node, "twice")).code == "not-banned"
 
 
 def test_a_node_may_be_banned_before_it_was_ever_seen(run: Orchestrator) -> None:
     admin.ban(run.state, STRANGER, "known from another run")
-    assert problem(lambda: run.beat(STRANGER, run.invite(STRANGER))).status == 403
+    assert problem(lambda: run.beat(STRANGER, run.invite(STRANGER))).code == "evicted"
 
 
 def test_an_eviction_for_a_rejected_file_is_never_taken_back(run: Orchestrator) -> None:
@@ -129,7 +130,7 @@ def test_an_eviction_for_a_rejected_file_is_never_taken_back(run: Orchestrator) 
     run.hand_in(node)
     run.judge(verdict_on(run.claimed(), "reject", "sampling"))
     admin.ban(run.state, node, "and banned besides")
-    assert problem(lambda: admin.unban(run.state, node, "please")).title == "Evicted"
+    assert problem(lambda: admin.unban(run.state, node, "please")).code == "node-excluded"
     assert node in membership.exclusions(run.state).nodes
 
 
@@ -156,7 +157,7 @@ def test_an_admin_lets_a_machine_in_past_the_list_but_not_past_the_requirements(
     wanting = listed.model_copy(update={"requirements": listed.requirements.model_copy(update={"gpus": 1})})
     assert "wants 1 GPUs" in why_not(registration, [wanting], own_pod=False, welcome=True)
     admin.ban(run.state, STRANGER, "no more")
-    assert problem(lambda: admin.invite(run.state, STRANGER)).status == 409
+    assert problem(lambda: admin.invite(run.state, STRANGER)).code == "node-excluded"
 
 
 def test_a_token_that_could_be_guessed_is_refused_and_none_means_no_admin(tmp_path: Path) -> None:
@@ -207,4 +208,4 @@ def test_without_a_token_nobody_is_admin(run: Orchestrator) -> None:
     add_admin_routes(app, run.state, None, run_in_threadpool)
     with TestClient(app) as http:
         answer = http.get("/v1/admin/nodes", headers={"Authorization": "Bearer "})
-    assert (answer.status_code, answer.json()["title"]) == (401, "No admin")
+    assert (answer.status_code, answer.json()["type"]) == (401, "urn:shoal:problem:no-admin")

@@ -13,11 +13,11 @@ from servers import Loopback, Server, wait_until
 from shoal.agent import node_key
 from shoal.agent.socket_routes import parse_metrics
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
 from shoal.crypto.keys import PrivateKey
 from shoal.transport import Refused, SignedClient
-from shoal.transport.server import Problem
 
 
 class Pod:
@@ -169,7 +169,7 @@ def test_files_outside_tmp_cannot_be_handed_in(stack: Stack, new_pod: Callable[[
     with pytest.raises(Refused, match="404 No such file"):
         pod.submit(lease, "nowhere.parquet")
     body = b'{"lease": "%s", "file": "../key/node.pem", "groups": 2}' % (b"0" * 32)
-    with pytest.raises(Refused, match="422 Not a valid LocalSubmission: file: String should match pattern"):
+    with pytest.raises(Refused, match=r"422 .*: LocalSubmission: file: String should match pattern"):
         pod.socket.request("POST", "/v1/submissions", body)
 
 
@@ -184,7 +184,7 @@ def test_files_outside_tmp_cannot_be_handed_in(stack: Stack, new_pod: Callable[[
     ],
 )
 def test_metrics_that_are_no_numbers_are_refused(body: bytes, words: str) -> None:
-    with pytest.raises(Problem, match=words):
+    with pytest.raises(Refusal, match=words):
         parse_metrics(body)
 
 

@@ -10,13 +10,13 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.agent.capability import show
 from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, Invite
 from shoal.contracts.signed import Signed, sign
 from shoal.crypto import challenge as arithmetic
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import capability_check
 from shoal.orchestrator.records import NodeRecord
-from shoal.transport.server import Problem
 
 GFLOPS = 500
 NONCE = "ab" * 16
@@ -53,15 +53,15 @@ def answer(run: Orchestrator, challenge: Challenge, product: str, node: str = ""
 
 
 def refused(run: Orchestrator, invite: Signed[Invite]) -> str:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(Refusal) as caught:
         run.beat(invite.document.node, invite)
-    return f"{caught.value.status} {caught.value.title}"
+    return caught.value.code
 
 
 def test_a_strangers_machine_joins_after_the_right_product_in_time(run: Orchestrator) -> None:
     invite = invited(run)
     node = invite.document.node
-    assert refused(run, invite) == "428 Challenge first"
+    assert refused(run, invite) == "challenge-not-passed"
     challenge = ask(run, node)
     product = solved(challenge)
     run.clock.now += 2.0
@@ -71,16 +71,16 @@ def test_a_strangers_machine_joins_after_the_right_product_in_time(run: Orchestr
 
 def test_a_pools_own_pod_is_not_asked(run: Orchestrator) -> None:
     invite = invited(run, outside=False)
-    with pytest.raises(Problem, match="No challenge is due"):
+    with pytest.raises(Refusal, match="challenge-not-due"):
         ask(run, invite.document.node)
     assert run.beat(invite.document.node, invite) == "Healthy"
 
 
 def test_a_node_that_is_not_known_any_more_registers_again_in_place_of_slipping_in(run: Orchestrator) -> None:
     invite = invited(run, outside=None)
-    assert refused(run, invite) == "403 Invite is not valid"
+    assert refused(run, invite) == "invite-not-valid"
     run.redis.delete(f"{run.state.prefix}:nodes")
-    assert refused(run, invite) == "403 Invite is not valid"
+    assert refused(run, invite) == "invite-not-valid"
 
 
 def test_a_wrong_product_does_not_open_the_door_and_is_answered_once(run: Orchestrator) -> None:
@@ -88,17 +88,17 @@ def test_a_wrong_product_does_not_open_the_door_and_is_answered_once(run: Orches
     challenge = ask(run, invite.document.node)
     right = solved(challenge)
     wrong = arithmetic.encode_answer(bytes(arithmetic.ANSWER_BYTES))
-    with pytest.raises(Problem, match="403 Wrong product: the product is wrong"):
+    with pytest.raises(Refusal, match="challenge-wrong: the product is wrong"):
         answer(run, challenge, wrong)
-    with pytest.raises(Problem, match="409 No such challenge"):
+    with pytest.raises(Refusal, match="no-such-challenge"):
         answer(run, challenge, right)
-    assert refused(run, invite) == "428 Challenge first"
+    assert refused(run, invite) == "challenge-not-passed"
 
 
 @pytest.mark.parametrize(("text", "words"), [("A", "not base64"), ("AAAA", "has 262144 bytes, this has 3")])
 def test_an_answer_that_is_no_product_is_refused_in_words(run: Orchestrator, text: str, words: str) -> None:
     challenge = ask(run, invited(run).document.node)
-    with pytest.raises(Problem, match=words):
+    with pytest.raises(Refusal, match=words):
         answer(run, challenge, text)
 
 
@@ -107,21 +107,21 @@ def test_a_right_product_that_comes_late_does_not_count(run: Orchestrator) -> No
     challenge = ask(run, invite.document.node)
     product = solved(challenge)
     run.clock.now += challenge.limit_seconds + 0.1
-    with pytest.raises(Problem, match=r"403 Too slow: the answer took 5\.1 s, 5\.0 s are allowed"):
+    with pytest.raises(Refusal, match=r"challenge-too-slow: the answer took 5\.1 s, 5\.0 s are allowed"):
         answer(run, challenge, product)
-    assert refused(run, invite) == "428 Challenge first"
+    assert refused(run, invite) == "challenge-not-passed"
 
 
 def test_an_answer_is_taken_once_and_from_its_own_node_only(run: Orchestrator) -> None:
     first, second = invited(run), invited(run, nonce="cd" * 16)
     challenge = ask(run, first.document.node)
     product = solved(challenge)
-    with pytest.raises(Problem, match="409 No such challenge"):
+    with pytest.raises(Refusal, match="no-such-challenge"):
         answer(run, challenge, product, node=second.document.node)
     answer(run, challenge, product)
-    with pytest.raises(Problem, match="409 No such challenge"):
+    with pytest.raises(Refusal, match="no-such-challenge"):
         answer(run, challenge, product, node=second.document.node)
-    assert refused(run, second) == "428 Challenge first"
+    assert refused(run, second) == "challenge-not-passed"
 
 
 def test_a_new_challenge_replaces_the_old_and_has_another_seed(run: Orchestrator) -> None:
@@ -129,7 +129,7 @@ def test_a_new_challenge_replaces_the_old_and_has_another_seed(run: Orchestrator
     old, new = ask(run, node), ask(run, node)
     assert old.seed != new.seed
     product = solved(old)
-    with pytest.raises(Problem, match="409 No such challenge"):
+    with pytest.raises(Refusal, match="no-such-challenge"):
         answer(run, old, product)
 
 
@@ -141,7 +141,7 @@ def test_what_was_shown_under_one_invite_does_not_count_for_the_next(run: Orches
     record = run.state.nodes.require_known(node)
     run.state.nodes.put(record.model_copy(update={"invite_nonce": "cd" * 16}))
     later = first.document.model_copy(update={"nonce": "cd" * 16})
-    assert refused(run, sign(later, run.role_keys["orchestrator"])) == "428 Challenge first"
+    assert refused(run, sign(later, run.role_keys["orchestrator"])) == "challenge-not-passed"
 
 
 def test_a_member_whose_agent_restarts_shows_it_again_and_stays(run: Orchestrator) -> None:
@@ -150,11 +150,11 @@ def test_a_member_whose_agent_restarts_shows_it_again_and_stays(run: Orchestrato
     challenge = ask(run, node)
     answer(run, challenge, solved(challenge))
     assert run.beat(node, first) == "Healthy"
-    with pytest.raises(Problem, match="409 No challenge is due"):
+    with pytest.raises(Refusal, match="challenge-not-due"):
         ask(run, node)
     run.state.nodes.change(run.state.nodes.require_known(node), "invited", invite_nonce="cd" * 16)
     again = sign(first.document.model_copy(update={"nonce": "cd" * 16}), run.role_keys["orchestrator"])
-    assert refused(run, again) == "428 Challenge first"
+    assert refused(run, again) == "challenge-not-passed"
     challenge = ask(run, node)
     answer(run, challenge, solved(challenge))
     assert run.beat(node, again) == "Healthy"
@@ -163,7 +163,7 @@ def test_a_member_whose_agent_restarts_shows_it_again_and_stays(run: Orchestrato
 def test_a_dead_node_is_given_no_challenge_before_it_is_invited_again(run: Orchestrator) -> None:
     node = invited(run).document.node
     run.state.nodes.put(run.state.nodes.require_known(node).model_copy(update={"state": "Dead"}))
-    with pytest.raises(Problem, match="409 No challenge is due"):
+    with pytest.raises(Refusal, match="challenge-not-due"):
         ask(run, node)
 
 
@@ -185,7 +185,7 @@ def test_a_right_answer_sent_again_says_nothing_for_the_next_invite(run: Orchest
     product = solved(challenge)
     answer(run, challenge, product)
     run.state.nodes.change(run.state.nodes.require_known(node), "invited", invite_nonce="cd" * 16)
-    with pytest.raises(Problem, match="409 No such challenge"):
+    with pytest.raises(Refusal, match="no-such-challenge"):
         answer(run, challenge, product)
 
 
@@ -196,9 +196,9 @@ def test_challenges_for_one_key_are_few_whatever_invites_it_has(run: Orchestrato
         ask(run, node)
         run.clock.now += 60.0
     invited(run, nonce="ef" * 16, node=node)
-    with pytest.raises(Problem, match="429 Too many challenges") as caught:
+    with pytest.raises(Refusal, match="too-many-challenges") as caught:
         ask(run, node)
-    assert caught.value.headers == {"Retry-After": "60"}
+    assert caught.value.retry_after_seconds == 60
     assert ask(run, invited(run).document.node).node != node, "others are not held up"
 
 
@@ -239,7 +239,7 @@ def test_a_crowd_at_the_door_is_put_off_and_the_time_in_it_is_not_the_nodes(
     run.clock.now += 2.0
     crowd(True)
     for _ in range(5):
-        with pytest.raises(Problem, match="503 Many answers at once"):
+        with pytest.raises(Refusal, match="too-many-answers"):
             answer(run, challenge, product)
         run.clock.now += 2.0
     crowd(False)
@@ -251,16 +251,16 @@ def test_another_answer_does_not_have_the_time_of_one_that_was_put_off(
 ) -> None:
     challenge = ask(run, invited(run).document.node)
     crowd(True)
-    with pytest.raises(Problem, match="503 Many answers at once"):
+    with pytest.raises(Refusal, match="too-many-answers"):
         answer(run, challenge, arithmetic.encode_answer(bytes(arithmetic.ANSWER_BYTES)))
     crowd(False)
     run.clock.now += challenge.limit_seconds + 0.1
-    with pytest.raises(Problem, match="403 Too slow"):
+    with pytest.raises(Refusal, match="challenge-too-slow"):
         answer(run, challenge, solved(challenge))
 
 
 def test_strangers_to_the_run_are_given_no_challenge(run: Orchestrator) -> None:
-    with pytest.raises(Problem, match="403 Not admitted"):
+    with pytest.raises(Refusal, match="not-admitted"):
         ask(run, PrivateKey.generate().public)
 
 

@@ -11,6 +11,7 @@ from test_evaluation_work import SLICES, answer, asked, found, scored_run, scori
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
 from shoal.contracts.work import FIRST_NUMBER
 from shoal.orchestrator import background, progress, recovery
@@ -20,7 +21,6 @@ from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.lease_returns import take_back
 from shoal.orchestrator.work.uploads import find_verdict, largest_file
 from shoal.storage.store import StoreUnavailable
-from shoal.transport.server import Problem
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_files_of_slices_may_be_as_large_as_they_were_after_the_run_s_own_became
     request = UploadRequest(node=first, lease=lease.lease, size=limit, sha256=sha(b"large"))
     uploads.grant_upload(rated.state, request)
     assert rated.state.leases.require(lease.lease, first).size == limit
-    with pytest.raises(Problem, match="413 File is too large"):
+    with pytest.raises(Refusal, match="file-too-large"):
         uploads.grant_upload(rated.state, request.model_copy(update={"size": limit + 1}))
 
 
@@ -144,7 +144,7 @@ def test_asking_for_upload_grants_again_and_again_keeps_no_place(rated: Orchestr
         assert uploads.grant_upload(rated.state, request).expires_unix <= held_until
     assert rated.state.leases.require(lease.lease, first).lease.expires_unix == held_until
     rated.clock.now = held_until + 1
-    with pytest.raises(Problem, match="409 Lease is over"):
+    with pytest.raises(Refusal, match="lease-over"):
         uploads.grant_upload(rated.state, request)
 
 
@@ -167,7 +167,7 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
     else:
         rated.confirm(lease, rated.upload(lease))
         rated.judge(verdict_on(rated.claimed(), "expired", evidence="another version"))
-    with pytest.raises(Problem, match="409 Slice is under way"):
+    with pytest.raises(Refusal, match="slice-under-way"):
         rated.lease(first, FIRST_NUMBER)
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "2")
     assert asked(rated, first, 0).step in (1, 2, FIRST_NUMBER + 1)

@@ -16,6 +16,7 @@ from shoal.contracts.evaluation import (
     EvaluationSettings,
     sampling_of,
 )
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import StepInfo, ValidationJob
 from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import tasks_digest, write_tasks
@@ -26,7 +27,6 @@ from shoal.orchestrator import background, progress
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.work import handout
-from shoal.transport.server import Problem
 
 BENCHMARK = TASKS[:3]
 SAMPLES = 2
@@ -127,7 +127,7 @@ def test_two_nodes_are_not_given_the_same_slice_and_one_at_a_time_evaluates_here
     train_file(scored, first, 0)
     lease = scored.lease(first, asked(scored, first, 0).step)
     assert asked(scored, second, 0).step == 0, "half of two nodes is one"
-    with pytest.raises(Problem, match="409 Slice is under way"):
+    with pytest.raises(Refusal, match="slice-under-way"):
         scored.lease(second, lease.step)
     scored.clock.now = lease.expires_unix + 1
     for node in (first, second):
@@ -209,7 +209,7 @@ def test_an_accept_without_lengths_is_not_taken_for_an_evaluation(scored: Orches
     scored.announce(0)
     train_step(scored, node, 0)
     scored.hand_in(node, FIRST_NUMBER)
-    with pytest.raises(Problem, match="422 Lengths are missing"):
+    with pytest.raises(Refusal, match="lengths-missing"):
         scored.judge(verdict_on(scored.claimed()))
 
 
@@ -217,7 +217,7 @@ def test_an_accept_without_lengths_is_not_taken_for_an_evaluation(scored: Orches
 def test_a_number_that_stands_for_no_open_slice_is_refused(scored: Orchestrator, number: int) -> None:
     node = scored.join()
     scored.announce(0)
-    with pytest.raises(Problem, match="409 Step is not open to this node"):
+    with pytest.raises(Refusal, match="step-not-open"):
         scored.lease(node, number)
 
 

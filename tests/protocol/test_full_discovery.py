@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from servers import Redis
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, Registration
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery import discovery
 from shoal.discovery.discovery import LATELY_SECONDS, NodeBook
 from shoal.transport.redis_access import connect_async
-from shoal.transport.server import Problem
 
 MACHINE = Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1)
 
@@ -55,7 +55,7 @@ def test_a_newcomer_takes_the_place_of_the_oldest_that_was_never_invited(redis_s
         await book.leave_invite("a" * 64, sign(invite, PrivateKey.generate()), 60)
         await book.register(row("b", 5.0))  # heard of again
         await book.register(row("d", 5.0 + LATELY_SECONDS))
-        with pytest.raises(Problem, match="404"):
+        with pytest.raises(Refusal, match="not-registered"):
             await book.known("c" * 64)
         await book.register(row("e", 6.0 + LATELY_SECONDS))
 
@@ -66,7 +66,7 @@ def test_whoever_was_heard_of_just_now_keeps_his_place(redis_server: Redis) -> N
     async def work(book: NodeBook) -> None:
         for at, name in enumerate("abc"):
             await book.register(row(name, float(at)))
-        with pytest.raises(Problem, match="503 Too many nodes: 3 nodes are registered"):
+        with pytest.raises(Refusal, match="too-many-nodes: 3 nodes are registered"):
             await book.register(row("d", LATELY_SECONDS - 1.0))
         await book.register(row("a", LATELY_SECONDS - 1.0))  # no newcomer
 
@@ -136,7 +136,7 @@ def test_a_row_that_another_release_left_and_nobody_can_read_keeps_nobody_outsid
         await book._redis.hset(book._nodes, "b" * 64, strange)
         await book._redis.delete(book._times)  # so that both readers of all rows come to it
         assert [each.registration.node[0] for each in (await book.unanswered(2.0)).nodes] == ["a", "c"]
-        with pytest.raises(Problem, match="404 Not registered"):  # so that it registers anew
+        with pytest.raises(Refusal, match="not-registered"):  # so that it registers anew
             await book.known("b" * 64)
 
     assert with_book(redis_server.url, work) == "ac"

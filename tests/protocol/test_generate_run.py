@@ -10,6 +10,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.datasets import GenerateSettings
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import DatasetAnnouncement
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.steps import StepBatch
@@ -18,7 +19,6 @@ from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.work import handout
 from shoal.sampling.draw import drawn_tasks
-from shoal.transport.server import Problem
 
 SLICES = len(TASKS) // GROUPS
 
@@ -51,7 +51,7 @@ def test_nodes_get_slices_of_their_own_and_a_given_up_one_goes_to_the_next(gener
     generating.announce(0)
     lease = generating.lease(first, served(generating, first))
     assert served(generating, second) == 1
-    with pytest.raises(Problem, match="409 Enough is under way"):
+    with pytest.raises(Refusal, match="enough-under-way"):
         generating.lease(second, 0)
     generating.clock.now = lease.expires_unix + 1
     generating.beat(first)
@@ -99,21 +99,21 @@ def test_a_restarted_orchestrator_goes_on_with_the_slices_that_are_left(generati
 def test_a_data_set_that_comes_too_early_or_is_another_is_refused(generating: Orchestrator) -> None:
     node = generating.join()
     generating.announce(0)
-    with pytest.raises(Problem, match="409 Data set is not in the store"):
+    with pytest.raises(Refusal, match="dataset-not-stored"):
         progress.announce_dataset(generating.state, announcement(generating))
     generating.store.put(keys.dataset_card("sums"), b"card")
-    with pytest.raises(Problem, match="409 Data set comes too early: step 0 has no batch yet"):
+    with pytest.raises(Refusal, match="dataset-too-early: step 0 has no batch yet"):
         progress.announce_dataset(generating.state, announcement(generating))
-    with pytest.raises(Problem, match="409 Data set has another card"):
+    with pytest.raises(Refusal, match="dataset-changed"):
         progress.announce_dataset(generating.state, announcement(generating, b"other"))
-    with pytest.raises(Problem, match="409 No such data set: data set 'others' is not what run"):
+    with pytest.raises(Refusal, match="no-such-dataset: data set 'others' is not what run"):
         progress.announce_dataset(generating.state, announcement(generating, name="others"))
     assert served(generating, node) == 0
 
 
 def test_a_run_that_generates_takes_no_second_version(generating: Orchestrator) -> None:
     generating.announce(0)
-    with pytest.raises(Problem, match=r"409 Version comes too early.*mode Generate"):
+    with pytest.raises(Refusal, match=r"version-too-early.*mode Generate"):
         generating.announce(1)
 
 
@@ -132,7 +132,7 @@ def test_a_step_without_signal_stalls_at_the_cap_and_goes_on_with_a_higher_one(
     assert told.stalled_on_signal.startswith(f"step 0: {2 * NEEDED} groups were sampled and 0 of {NEEDED} carry signal")
     assert "Raise spec.recipe.samplingCap to go on" in told.stalled_on_signal
     assert (told.judged_groups, told.groups_accepted_total, told.groups_dropped_total) == (2 * NEEDED, 0, 2 * NEEDED)
-    with pytest.raises(Problem, match="409 The step waits for a person"):
+    with pytest.raises(Refusal, match="step-stalled"):
         run.lease(node)
     run.config = run.config.model_copy(update={"recipe": recipe.model_copy(update={"sampling_cap": 3})})
     run.restarted()

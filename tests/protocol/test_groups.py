@@ -10,6 +10,7 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts.pools import PoolTerms
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import GroupPlace, Heartbeat
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.nodes.group_keeping import keep_groups
@@ -23,7 +24,6 @@ from shoal.orchestrator.nodes.groups import (
     network,
     next_group_state,
 )
-from shoal.transport.server import Problem
 
 STATES: tuple[GroupState, ...] = get_args(GroupState)
 EVENTS: tuple[GroupEvent, ...] = get_args(GroupEvent)
@@ -164,7 +164,7 @@ def test_after_redis_was_lost_nodes_register_anew_and_are_grouped_again(run: Orc
     run.lose_redis()
     keep_groups(run.state)
     for number, node in enumerate(nodes):
-        with pytest.raises(Problem, match="403 Register again"):
+        with pytest.raises(Refusal, match="pool-forgotten"):
             run.beat(node)
         assert run.beat(node, run.invite(node, f"{number:032x}")) == "Healthy"
     keep_groups(run.state)

@@ -10,11 +10,11 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.node_states import SILENT_SECONDS
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
+from shoal.contracts.problems import Refusal
 from shoal.contracts.recipe import Validation
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import membership, registry
 from shoal.orchestrator.records import NodeRecord
-from shoal.transport.server import Problem
 
 POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
@@ -48,7 +48,7 @@ def test_an_invited_node_is_asked_what_its_invites_pool_wants_whatever_it_regist
     assert book.round() == 0
     assert (known(run, node).pool, known(run, node).place) == ("", "pool")
     assert known(run, node).refused == "pool 'closed' is not open to strangers' machines"
-    with pytest.raises(Problem, match="428 Challenge first"):
+    with pytest.raises(Refusal, match="challenge-not-passed"):
         run.beat(node, book.invites[node])
 
 
@@ -124,7 +124,7 @@ def test_tokens_are_drawn_again_after_redis_was_lost_where_pools_differ(run: Orc
     held = run.lease(node)
     run.lose_redis()
     for refused in (lambda: run.beat(node), lambda: run.lease(node)):
-        with pytest.raises(Problem, match="403 Register again: which pool this node is in was forgotten with Redis"):
+        with pytest.raises(Refusal, match="pool-forgotten: which pool this node is in was forgotten with Redis"):
             refused()
     assert [record.drawn_by.sampler for record in run.state.leases.all() if record.drawn_by] == ["vllm-cpu"]
     book.register(node, "easy")
@@ -143,7 +143,7 @@ def test_a_machine_counts_at_its_address_again_after_redis_was_lost(run: Orchest
     nodes = [member(run, book, "few") for _ in range(2)]
     run.lose_redis()
     for node in nodes:
-        with pytest.raises(Problem, match="403 Register again"):
+        with pytest.raises(Refusal, match="pool-forgotten"):
             run.beat(node)
         book.register(node, "few")
     book.register(PrivateKey.generate().public, "few")
@@ -168,7 +168,7 @@ def test_nodes_register_anew_only_where_something_hangs_on_their_pool(
     node = run.join()
     run.lose_redis()
     if again:
-        with pytest.raises(Problem, match="403 Register again"):
+        with pytest.raises(Refusal, match="pool-forgotten"):
             run.beat(node)
     else:
         assert run.beat(node) == "Healthy"
@@ -181,10 +181,10 @@ def test_only_the_newest_invite_admits_a_strangers_machine(run: Orchestrator, bo
     easy = book.invites[node]
     book.register(node, "pool")
     assert book.round() == 1
-    with pytest.raises(Problem, match="403 Invite is not valid: a newer invite was given; register at discovery"):
+    with pytest.raises(Refusal, match="invite-not-valid: a newer invite was given; register at discovery"):
         run.beat(node, easy)
     assert known(run, node).state == "Invited"
-    with pytest.raises(Problem, match="428 Challenge first"):
+    with pytest.raises(Refusal, match="challenge-not-passed"):
         run.beat(node, book.invites[node])
 
 
@@ -276,7 +276,7 @@ def test_of_nodes_that_are_gone_the_newest_are_remembered(
     assert left == waiting | {lives: "Healthy", dead[1]: "Dead", dead[2]: "Dead"}
     book.round()
     assert run.state.nodes.get(refused[0]) is None  # nor is it written and forgotten in turn while it waits
-    with pytest.raises(Problem, match="403 Not admitted: register at discovery"):
+    with pytest.raises(Refusal, match="not-admitted: register at discovery"):
         run.beat(dead[0])
     book.register(dead[0], "easy")  # and may come again
     book.round()

@@ -9,9 +9,9 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import SubmissionNotice, UploadRequest
 from shoal.orchestrator.work import uploads
-from shoal.transport.server import Problem
 
 
 @pytest.mark.parametrize("at", [keys.LEASE_FILES, keys.SUBMISSIONS])
@@ -38,19 +38,19 @@ def test_two_orchestrators_that_are_given_two_files_of_one_lease_take_one(
         run.store.put(keys.staging(node, lease.lease), second)
         try:
             assert uploads.submit(other, notice).status == "queued"
-        except Problem as problem:
+        except Refusal as problem:
             refusals.append(problem)
         return create(key, data)
 
     monkeypatch.setattr(run.store, "create", interrupted)
     if at == keys.LEASE_FILES:
-        with pytest.raises(Problem, match=r"409 Lease is for another file: .* a lease hands in one file"):
+        with pytest.raises(Refusal, match=r"lease-for-another-file: .* a lease hands in one file"):
             run.confirm(lease, first)
         assert refusals == []
         taken = sha(second)
     else:
         assert run.confirm(lease, first).status == "queued"
-        assert [problem.title for problem in refusals] == ["Lease is for another file"]
+        assert [refusal.code for refusal in refusals] == ["lease-for-another-file"]
         taken = sha(first)
     assert [info.key for info in run.store.list(keys.SUBMISSIONS)] == [keys.submission(node, taken)]
     job = run.claimed()
@@ -86,7 +86,7 @@ def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(
     run.store.put(keys.staging(node, lease.lease), other)
     notice = SubmissionNotice(node=node, lease=lease.lease, size=len(other), sha256=sha(other), groups=GROUPS)
     for _ in range(2):
-        with pytest.raises(Problem, match="409 Lease is for another file"):
+        with pytest.raises(Refusal, match="lease-for-another-file"):
             uploads.submit(run.state, notice)
     assert run.claimed().sha256 == sha(data), "what was begun is finished"
     assert run.lease(node).submission == 1

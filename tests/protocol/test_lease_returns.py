@@ -8,13 +8,13 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
 from shoal.contracts.recipe import Validation
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.lease_returns import take_back
 from shoal.orchestrator.work.leases import is_open, lease_seconds
-from shoal.transport.server import Problem
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_place_is_free_at_once_and_the_node_pays_nothing(run: Orchestrator, 
     held = run.lease(node)
     for other in others:
         run.lease(other)
-    with pytest.raises(Problem, match="409 Enough is under way"):
+    with pytest.raises(Refusal, match="enough-under-way"):
         run.lease(late)
     give_back(run, held)
     run.lease(late)
@@ -84,7 +84,7 @@ def test_the_oldest_lease_is_given_up_for_a_third(run: Orchestrator, node: str) 
         run.clock.now += 1
         leases.append(run.lease(node))
     assert [lease.submission for lease in leases] == [0, 1, 2]
-    with pytest.raises(Problem, match="409 Lease is over"):
+    with pytest.raises(Refusal, match="lease-over"):
         run.upload(leases[0])
     for lease in leases[1:]:
         assert run.confirm(lease, run.upload(lease)).status == "queued"
@@ -127,7 +127,7 @@ def test_a_file_that_was_begun_before_the_return_does_not_bind_the_lease(run: Or
     lease = run.lease(node)
     run.state.leases.name_file(run.state.leases.require(lease.lease, node), "ab" * 32, 10, lease.expires_unix)
     give_back(run, lease)
-    with pytest.raises(Problem, match="409 Lease is over"):
+    with pytest.raises(Refusal, match="lease-over"):
         run.upload(lease)
     again = run.lease(node)
     assert run.confirm(again, run.upload(again)).status == "queued"
@@ -154,7 +154,7 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
         return hashing(key)
 
     monkeypatch.setattr(run.state.store, "sha256", slow)
-    with pytest.raises(Problem, match=r"409 Lease is over: .* was handed back while its file was confirmed"):
+    with pytest.raises(Refusal, match=r"lease-over: .* was handed back while its file was confirmed"):
         run.confirm(lease, data)
     assert run.state.queue.size() == 1
 
@@ -174,9 +174,9 @@ def test_a_return_of_what_is_over_changes_nothing(run: Orchestrator, node: str) 
 
 def test_only_the_holder_hands_back(run: Orchestrator, node: str) -> None:
     lease = run.lease(node)
-    with pytest.raises(Problem, match="403 Lease of another node"):
+    with pytest.raises(Refusal, match="lease-of-another-node"):
         give_back(run, lease, run.join())
-    with pytest.raises(Problem, match="404 No such lease"):
+    with pytest.raises(Refusal, match="no-such-lease"):
         take_back(run.state, LeaseReturn(node=node, lease="0f" * 16))
 
 
@@ -223,7 +223,7 @@ def test_no_lease_is_given_for_a_file_that_would_be_over_the_hours_number(
     del held[0]
     for lease in held:
         assert run.confirm(lease, run.upload(lease)).status == "queued"
-    with pytest.raises(Problem, match="409 Too many files: a node hands in 3 files an hour at most: wait 3597 s"):
+    with pytest.raises(Refusal, match="quota-leased: a node hands in 3 files an hour at most: wait 3597 s"):
         run.lease(node)
     run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # without signal: the step needs more
     run.clock.now += uploads.HOUR_SECONDS
@@ -235,6 +235,6 @@ def test_leases_whose_files_are_to_come_count_towards_the_hours_number(
 ) -> None:
     monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1)
     lease = run.lease(node)
-    with pytest.raises(Problem, match="409 Too many files"):
+    with pytest.raises(Refusal, match="quota-leased"):
         run.lease(node)
     assert run.confirm(lease, run.upload(lease)).status == "queued"

@@ -60,7 +60,7 @@ def test_asked_to_end_it_serves_until_the_file_is_handed_in(stack: Stack, pod: P
         try:
             given = lease(pod)
         except Refused as refused:
-            return refused.title == "This pod is ending"
+            return refused.code == "pod-ending"
         give_back(pod, given.lease)
         return False
 

@@ -19,7 +19,7 @@ from shoal.contracts.admin import NodeView
 from shoal.contracts.protocol import NodeLogs
 from shoal.errors import InputWrong, RunFailed
 from shoal.orchestrator.http.admin_routes import add_admin_routes
-from shoal.transport.server import add_problem_answers
+from shoal.transport.problems import add_problem_answers
 
 
 @pytest.fixture

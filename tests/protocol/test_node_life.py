@@ -16,6 +16,7 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS, Event
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import ClaimRequest, Invite, LeaseRequest, NodeState
 from shoal.contracts.signed import sign
 from shoal.crypto.http_signatures import BadRequestSignature, verify_request
@@ -27,7 +28,6 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.work import handout, uploads
 from shoal.transport import Refused, SignedClient
-from shoal.transport.server import Problem
 
 STATES: tuple[NodeState, ...] = get_args(NodeState)
 EVENTS: tuple[Event, ...] = get_args(Event)
@@ -105,7 +105,7 @@ def test_a_node_that_dies_and_returns_again_and_again_loses_each_lease_once_and_
         run.clock.now += SILENT_SECONDS + 1
         membership.reap(run.state)
         membership.reap(run.state)  # a second look, as of a second orchestrator
-        with pytest.raises(Problem, match="Not a member now"):
+        with pytest.raises(Refusal, match="not-a-member"):
             run.lease(node)
         assert new_invite(run, node, f"{turn:032x}") == "Healthy"
     record = run.state.nodes.get(node)
@@ -171,14 +171,14 @@ def test_time_is_not_taken_from_just_anybody_nor_by_days(
 
 
 def both(*actions: Callable[[], object]) -> list[object]:
-    """Run actions at the same time; what each gave, or the `Problem` that it met."""
+    """Run actions at the same time; what each gave, or the `Refusal` that it met."""
     gate = threading.Barrier(len(actions))
 
     def one(action: Callable[[], object]) -> object:
         gate.wait()
         try:
             return action()
-        except Problem as problem:
+        except Refusal as problem:
             return problem
 
     with ThreadPoolExecutor(len(actions)) as pool:
@@ -245,7 +245,7 @@ def test_an_eviction_by_one_orchestrator_stands_against_heartbeats_at_the_other(
     node, other = run.join(), second(run)
     run.state.nodes.get(node)
     both(lambda: verdicts.evict(run.state, node, "a test"), *[lambda: membership.reap(other)] * 3)
-    assert isinstance(both(lambda: run.beat(node))[0], Problem)
+    assert isinstance(both(lambda: run.beat(node))[0], Refusal)
     record = other.nodes.get(node)
     assert record is not None
     assert record.state == "Evicted"

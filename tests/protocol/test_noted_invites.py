@@ -10,6 +10,7 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts.pools import PoolTerms
+from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger import view
@@ -188,7 +189,7 @@ def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(
 
     def refuse(method: str, *rest: object, **named: object) -> object:
         if method == "PUT":
-            raise Refused(404, "Not registered", "gone")
+            raise Refused(ProblemDocument(title="Not registered", status=404, detail="gone"))
         return leave(method, *rest, **named)  # type: ignore[arg-type]  # whatever it was given
 
     with monkeypatch.context() as lost:

@@ -8,12 +8,12 @@ from run_states import Orchestrator
 
 from servers import Redis
 from shoal.contracts import keys
+from shoal.contracts.problems import Refusal
 from shoal.contracts.recipe import Validation
 from shoal.orchestrator import background
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.records import MOST_READINGS, Job, OpinionNote, SubmissionRecord
 from shoal.orchestrator.verdicts.queue import LOOK_AHEAD
-from shoal.transport.server import Problem
 
 CLAIM_SECONDS = 60
 DAY_SECONDS = 86_400
@@ -52,7 +52,7 @@ def test_a_file_that_two_validators_cannot_read_is_rejected_after_one_check_of_e
     assert run.beat(node) == "Healthy"
     assert run.claim("validator-0") is None, "another validator has the first chance"
     cannot_read(run, "validator-1")
-    with pytest.raises(Problem, match="403 Evicted"):
+    with pytest.raises(Refusal, match="evicted"):
         run.beat(node)
     assert run_progress(run.state).reject_reasons == {"unread": 1}
 

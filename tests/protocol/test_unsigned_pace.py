@@ -57,7 +57,7 @@ def test_an_address_that_asks_what_the_run_is_without_end_is_told_when_to_come_a
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     refused = TestClient(app, client=(same, 40000)).get("/v1/join")
     assert (refused.status_code, refused.headers["content-type"]) == (429, "application/problem+json")
-    assert refused.json()["title"] == "Too many requests"
+    assert refused.json()["type"] == "urn:shoal:problem:too-many-requests"
     assert "an address has 3 at once" in refused.json()["detail"]
     assert 1 <= int(refused.headers["retry-after"]) <= 100
     assert TestClient(app, client=(other, 40000)).get("/v1/join").status_code == 200

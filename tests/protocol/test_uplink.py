@@ -91,7 +91,7 @@ def put(node: Node, test: str, body: bytes, signed: bytes | None = None) -> http
 def problem(answer: httpx.Response) -> tuple[int, str]:
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["detail"]
-    return answer.status_code, answer.json()["title"]
+    return answer.status_code, answer.json()["type"].removeprefix("urn:shoal:problem:")
 
 
 def ask_from(node: Node, source: str) -> str:
@@ -147,7 +147,7 @@ def seen_by_admin(stack: Stack, node: str) -> NodeView:
 
 def test_a_machine_is_measured_before_it_registers_and_what_was_seen_stays_with_it(stack: Stack, node: Node) -> None:
     first = refused(lambda: register(node))
-    assert (first.status, first.title) == (428, "Measure first")
+    assert (first.problem.status, first.code) == (428, "uplink-not-measured")
     assert f"pool 'pool' wants an uplink of {WANTED} Mbit/s, it is not measured yet" in first.detail
     result = uplink.show(node.discovery, node.id, "pool", 60.0)
     assert result.size == SIZE
@@ -170,7 +170,7 @@ def test_a_slow_line_is_measured_as_it_is_and_does_not_come_in(node: Node) -> No
         said = answer_on(made)
     assert said.startswith(b"HTTP/1.1 200 ")
     told = refused(lambda: register(node, claimed=99_999.0))
-    assert told.status == 428
+    assert told.problem.status == 428
     measured = float(told.detail.split("Mbit/s, ")[1].split(" were measured")[0])
     assert 0.0 < measured <= WANTED / 2 * 1.05
 
@@ -208,8 +208,8 @@ def test_a_forged_proof_brings_a_node_past_discovery_and_no_further(stack: Stack
 
 def test_bodies_of_another_size_or_content_are_refused_and_measure_nothing(node: Node) -> None:
     body = os.urandom(SIZE)
-    assert problem(put(node, ask(node).test, body[:-1])) == (422, "Upload is too small")
-    assert problem(put(node, ask(node).test, body, signed=b"others")) == (401, "Request is not signed as required")
+    assert problem(put(node, ask(node).test, body[:-1])) == (422, "upload-too-small")
+    assert problem(put(node, ask(node).test, body, signed=b"others")) == (401, "not-signed")
     assert refused(lambda: register(node)).detail.count("it is not measured yet") == 1
 
 
@@ -233,19 +233,19 @@ def test_a_body_without_end_in_pieces_is_cut_off(node: Node) -> None:
 
     with contextlib.suppress(httpx.TransportError):  # it is closed while we still send
         answer = httpx.put(url, content=endless(), headers=headers, trust_env=False, timeout=60)
-        assert problem(answer) == (413, "Upload is too large")
+        assert problem(answer) == (413, "upload-too-large")
     assert "it is not measured yet" in refused(lambda: register(node)).detail
 
 
 def test_a_test_is_made_once_by_its_own_node_with_a_request_of_its_own(stack: Stack, node: Node) -> None:
     other, body, test = Node(stack), os.urandom(SIZE), ask(node)
     assert problem(httpx.put(head(node, test.test, body)[0], content=b"", trust_env=False))[0] == 401
-    assert problem(put(other, test.test, body)) == (409, "No such test")
+    assert problem(put(other, test.test, body)) == (409, "no-such-test")
     url, headers = head(node, test.test, body)
     answers = [httpx.put(url, content=body, headers=headers, trust_env=False, timeout=60) for _ in range(2)]
     assert answers[0].status_code == 200
-    assert problem(answers[1]) == (401, "Request was seen before")
-    assert problem(put(node, test.test, body)) == (409, "No such test")
+    assert problem(answers[1]) == (401, "seen-before")
+    assert problem(put(node, test.test, body)) == (409, "no-such-test")
     assert "it is not measured yet" in refused(lambda: register(other)).detail
 
 
@@ -257,7 +257,7 @@ def test_a_key_that_asks_without_end_is_told_when_to_come_again(node: Node) -> N
     nonce, now = secrets.token_hex(16), int(time.time())
     headers = sign_request(method="POST", url=url, body=body, key=node.key, created_unix=now, nonce=nonce)
     answer = httpx.post(url, content=body, headers=headers, trust_env=False)
-    assert problem(answer) == (429, "Too many requests")
+    assert problem(answer) == (429, "too-many-requests")
     assert "a key has 3 tests at once and one in 30 s" in answer.json()["detail"]
     assert 1 <= int(answer.headers["retry-after"]) <= 30
 
@@ -284,11 +284,11 @@ def test_uploads_that_hang_cost_discovery_no_memory_and_nobody_else_the_service(
 def test_what_is_measured_is_asked_for_anew_when_redis_is_lost(stack: Stack, node: Node) -> None:
     test, body = ask(node), os.urandom(SIZE)
     stack.client().flushall()
-    assert problem(put(node, test.test, body)) == (409, "No such test")
+    assert problem(put(node, test.test, body)) == (409, "no-such-test")
     uplink.show(node.discovery, node.id, "pool", 60.0)
     register(node)
     stack.client().flushall()
-    assert refused(lambda: register(node)).status == 428
+    assert refused(lambda: register(node)).problem.status == 428
     wait_until("the orchestrator to be ready", lambda: ready(stack.addresses.orchestrator))
 
 
@@ -297,7 +297,7 @@ def test_while_redis_is_away_tests_are_put_off(stack: Stack, node: Node) -> None
     stack.redis.kill()
     try:
         away = put(node, test.test, body)
-        assert problem(away) == (503, "Redis is away")
+        assert problem(away) == (503, "redis-away")
         assert away.headers["retry-after"] == "1"
     finally:
         stack.redis.start()

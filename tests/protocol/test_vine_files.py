@@ -9,6 +9,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.algorithm import Algorithm, VinePpo
+from shoal.contracts.problems import Refusal
 from shoal.contracts.recipe import INTELLECT_2, Recipe
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
@@ -17,7 +18,6 @@ from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.work.leases import TOGETHER, lease_seconds
 from shoal.orchestrator.work.uploads import largest_file
 from shoal.sampling.draw import draw_submission
-from shoal.transport.server import Problem
 
 VINE = VineSettings(segments=3, continuations=2)
 COMPLETIONS = GROUPS * GROUP_SIZE
@@ -68,7 +68,7 @@ def test_an_accept_of_more_or_fewer_rows_is_not_taken(run: Orchestrator, rows: i
     run.announce(0)
     run.hand_in(node)
     verdict = found(run, [1.0, 0.0, 1.0, 0.0], [0.0] * (rows - COMPLETIONS))
-    with pytest.raises(Problem, match=f"verdict accepts {rows} rows, a submission of this run has {ROWS}"):
+    with pytest.raises(Refusal, match=f"verdict accepts {rows} rows, a submission of this run has {ROWS}"):
         run.judge(verdict)
     assert accepted(run) == 0
 

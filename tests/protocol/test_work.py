@@ -10,6 +10,7 @@ from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Heartbeat
 from shoal.contracts.recipe import Validation
 from shoal.contracts.signed import Signed
@@ -23,7 +24,6 @@ from shoal.orchestrator.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
 from shoal.orchestrator.work import handout
 from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.uploads import find_record
-from shoal.transport.server import Problem
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_an_expired_lease_frees_its_groups_and_counts_against_the_node(run: Orch
     record = run.state.nodes.get(node)
     assert record is not None
     assert record.abandoned_leases == 1
-    with pytest.raises(Problem, match="409 Lease is over"):
+    with pytest.raises(Refusal, match="lease-over"):
         run.upload(lease)
 
 
@@ -61,7 +61,7 @@ def test_a_lease_is_refused_while_enough_is_under_way(run: Orchestrator, node: s
     others = [run.join() for _ in range(5)]
     for other in others:  # all are admitted before the first lease reveals step 0
         run.lease(other)
-    with pytest.raises(Problem, match="409 Enough is under way: step 0 will probably be filled"):
+    with pytest.raises(Refusal, match="enough-under-way: step 0 will probably be filled"):
         run.lease(node)
 
 
@@ -111,7 +111,7 @@ def test_a_statistical_reject_is_checked_again_by_another_and_only_then_slashes(
     assert run_progress(run.state).files_rejected == 0
     assert run.claim("validator-0") is None, "another validator has the first chance"
     run.judge(verdict_on(run.claimed("validator-1"), "reject", "computation", evidence="chunk 5"))
-    with pytest.raises(Problem, match="403 Evicted"):
+    with pytest.raises(Refusal, match="evicted"):
         run.beat(node)
     kinds = [entry.kind for entry in ledger(run.store)]
     assert kinds[-2:] == ["rejected", "node-evicted"]
@@ -141,7 +141,7 @@ def test_a_late_finding_of_the_same_validator_is_no_second_one_while_others_have
     run.judge(verdict_on(job, "reject", "computation", evidence="second").model_copy(update=named))
     assert run.beat(node) == "Healthy"
     run.judge(verdict_on(job, "reject", "computation").model_copy(update={"validator": "validator-1"}))
-    with pytest.raises(Problem, match="403 Evicted"):
+    with pytest.raises(Refusal, match="evicted"):
         run.beat(node)
 
 
@@ -203,7 +203,7 @@ def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: O
     run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
     assert pending(run) == 0
     for action in (lambda: handout.step_for(run.state, node), lambda: run.lease(node), lambda: run.beat(node)):
-        with pytest.raises(Problem, match="403 Evicted"):
+        with pytest.raises(Refusal, match="evicted"):
             action()
     assert ledger(run.store)[-2].detail == "reward: row 0: 1.0 claimed, 0.0 found"
 
@@ -230,7 +230,7 @@ def test_files_that_nobody_can_judge_do_not_keep_a_step_from_its_files(run: Orch
     other, files = run.join(), 5
     for _ in range(files):
         run.hand_in(node)
-    with pytest.raises(Problem, match="409 Enough is under way"):
+    with pytest.raises(Refusal, match="enough-under-way"):
         run.lease(other)
     nobody_can_judge(run, files)
     assert run_progress(run.state).files_pending == files
@@ -248,7 +248,7 @@ def test_a_node_whose_files_nobody_can_judge_gets_no_more_leases_until_they_are_
         run.hand_in(node)
         handed_in += 1
         nobody_can_judge(run, handed_in)
-    with pytest.raises(Problem, match="409 Files could not be judged: 8 or more files of this node wait"):
+    with pytest.raises(Refusal, match="files-not-judged: 8 or more files of this node wait"):
         run.lease(node)
     run.lease(other)
     job = run.claimed()
@@ -341,7 +341,7 @@ def test_a_silent_node_becomes_unhealthy_then_dead_and_its_leases_are_given_up(r
     assert pending(run) == 0
     assert ledger(run.store)[-1].kind == "node-dead"
     assert run.beat(node) == "Dead"
-    with pytest.raises(Problem, match="403 Not a member now"):
+    with pytest.raises(Refusal, match="not-a-member"):
         run.lease(node)
 
 
@@ -375,7 +375,7 @@ def test_a_heartbeat_that_was_read_before_an_eviction_does_not_undo_it(run: Orch
     run.judge(verdict_on(run.claimed(), "reject", "format"))
     run.state.nodes.put(stale)
     assert run_progress(run.state).nodes == {"Evicted": 1}
-    with pytest.raises(Problem, match="403 Evicted"):
+    with pytest.raises(Refusal, match="evicted"):
         run.beat(node)
 
 

@@ -193,7 +193,7 @@ def test_a_runner_whose_sandboxes_fail_says_so_and_is_not_ready(loopback: Loopba
         httpx.post(f"{url(server)}/v1/programs", content=asked, trust_env=False, timeout=120.0) for _ in range(8)
     ]
     assert answers[-1].status_code == 500
-    assert answers[-1].json()["title"] == "The sandbox failed"
+    assert answers[-1].json()["type"] == "urn:shoal:problem:sandbox-failed"
     ready = httpx.get(f"{url(server)}/readyz", trust_env=False)
     assert (ready.status_code, "sandbox" in ready.text) == (503, True)
     guest.with_name("gone").rename(guest)

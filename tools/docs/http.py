@@ -23,6 +23,7 @@ from tools.docs.tables import GENERATED, table
 
 from shoal.agent import socket_routes
 from shoal.contracts.base import Contract
+from shoal.contracts.problems import TYPE_PREFIX
 from shoal.contracts.programs import ProgramOutcome, ProgramRequest
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.roster import ROLES, Roster
@@ -32,6 +33,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.discovery import discovery
 from shoal.orchestrator.http import service
 from shoal.rewards.runner import service as runner
+from shoal.transport.problems import KINDS
 
 BODIES: dict[str, str | type[Contract]] = {
     "/v1/staging": "multipart form of a grant",
@@ -58,9 +60,11 @@ INTRODUCTION = f"""# HTTP
 
 Nodes and roles of the run's roster sign their requests with HTTP Message Signatures (RFC 9421, Ed25519) over method, target URI, Content-Digest
 (RFC 9530), time and nonce. *node* below means that the signer must be the node that the request names. Errors are `application/problem+json` with
-`title`, `detail` and `status`; 429 and 503 carry `Retry-After`. Documents refuse unknown fields. `/healthz`, `/readyz` and `/metrics` are on every
-port.
+`type`, `title`, `detail` and `status`; 429 and 503 carry `Retry-After`. Clients decide by the code at the end of `type` (see Problems). Documents
+refuse unknown fields. `/healthz`, `/readyz` and `/metrics` are on every port.
 """
+PROBLEMS = f"""The `type` of a refusal is `{TYPE_PREFIX}` and one of these codes. A code never changes its meaning; titles and details may.
+Errors of HTTP alone, such as an unknown path, have the type `about:blank`."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,10 @@ def http_page() -> str:
             [(f"`{route.method} {route.path}`", route.signer, route.body, route.answer) for route in found],
         )
         documents |= {document.__name__: document for route in found for document in route.documents}
+    lines += ["## Problems", "", PROBLEMS, ""]
+    lines += table(
+        ("code", "status", "title"), [(f"`{code}`", str(kind.status), kind.title) for code, kind in KINDS.items()]
+    )
     lines += ["## Documents", ""]
     lines += messages(documents.values())
     return "\n".join(lines).rstrip() + "\n"

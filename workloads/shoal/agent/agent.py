@@ -17,13 +17,13 @@ from fastapi import Response
 from shoal.agent import node_key, socket_routes
 from shoal.agent.held_leases import HeldLeases, give_back
 from shoal.agent.session import Session
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LEAVE_SECONDS, Assignment
 from shoal.contracts.run import AgentStatus, NodeConfig, PartStatus, home, load_node_config
 from shoal.crypto.keys import PrivateKey
 from shoal.telemetry import every_line, get_logger, serve_health, start
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
-from shoal.transport.server import Problem
 from shoal.transport.whole_file import replace_file
 
 HEALTH_PORT = 9103
@@ -108,8 +108,8 @@ class PatientServer(uvicorn.Server):
             self._work.ask_to_end()
             if not self._held.wait_until_none(LEAVE_SECONDS):
                 give_back(self._held, self._session.orchestrator(), self._session.key.public, None)
-        except Problem as problem:  # no member any more: what is held runs out
-            get_logger().info("leases are not given back", reason=problem.detail)
+        except Refusal as refusal:  # no member any more: what is held runs out
+            get_logger().info("leases are not given back", reason=refusal.detail)
         finally:
             self.should_exit = True
 

@@ -7,7 +7,7 @@ from shoal.agent import hardware
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult
 from shoal.crypto.challenge import LANES, ChallengeWork, TooSlow, encode_answer, solve, solve_with_torch
 from shoal.telemetry import get_logger
-from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport import SignedClient, Unavailable
 
 GoOn = Callable[[], bool]
 Solver = Callable[[ChallengeWork, GoOn], bytes]
@@ -41,7 +41,7 @@ def best_solver() -> Solver:
 def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda: None) -> ChallengeResult:
     """Take and answer a challenge, calling `progress` while it computes.
 
-    Raises `Refused` when the orchestrator does not take the answer, or would not, as its time is over; `Unavailable` when it is away.
+    Raises `TooSlow` once the time is over, `Refused` when the orchestrator does not take the answer, `Unavailable` when it is away.
     """
     solver = best_solver()  # before the clock runs
     challenge = client.call("POST", "/v1/challenges", ChallengeRequest(node=node), Challenge, deadline_seconds=10.0)
@@ -57,7 +57,7 @@ def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda:
     try:
         product = solver(ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth), go_on)
     except TooSlow as slow:
-        raise Refused(403, "Too slow", f"{slow}, which is {limit:.1f} s for this pool") from slow
+        raise TooSlow(f"{slow}, which is {limit:.1f} s for this pool") from slow
     get_logger().info("challenge computed", seconds=round(time.monotonic() - begun, 2), on_gpu=solver is not solve)
     answer = ChallengeAnswer(node=node, challenge=challenge.challenge, product=encode_answer(product))
     result = client.call(

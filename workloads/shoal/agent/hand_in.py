@@ -15,6 +15,7 @@ from typing import IO
 
 import httpx
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import (
     LocalSubmission,
     SubmissionNotice,
@@ -25,7 +26,6 @@ from shoal.contracts.protocol import (
 from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
-from shoal.transport.server import Problem
 
 CHUNK_BYTES = 1 << 20
 CALL_SECONDS = 60.0  # one question to the orchestrator; hashing a gigabyte in the store lies within
@@ -42,7 +42,7 @@ def hand_in(
     submission: LocalSubmission,
     neighbourhood: Neighbourhood | None = None,
 ) -> SubmissionReceipt:
-    """Upload and confirm one file; raises `Problem` for a file that is not there, `Refused` and `Unavailable` as the client does.
+    """Upload and confirm one file; raises `Refusal` for a file that is not there, `Refused` and `Unavailable` as the client does.
 
     `neighbourhood` judges where a grant sends the file; None: it may be sent anywhere.
     """
@@ -73,7 +73,7 @@ def hand_in(
             except (httpx.HTTPError, UploadFailedError, ForbiddenUrl) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Refused as refused:
-                if refused.title != "Nothing was uploaded":
+                if refused.code != Code.NOTHING_UPLOADED:
                     raise
                 reason = str(refused)
             if time.monotonic() + pause > deadline:
@@ -90,28 +90,28 @@ class UploadFailedError(Exception):
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a worker's file, a regular one and no link, so that nothing else of this pod can be handed in; raises `Problem` 404 or 422."""
+    """Open a worker's file, a regular one and no link, so that nothing else of this pod can be handed in; raises `Refusal`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise Problem(404, "No such file", f"{path.name} is not in tmp/") from error
+        raise Refusal(Code.NO_SUCH_FILE, f"{path.name} is not in tmp/") from error
     except OSError as error:
-        raise Problem(422, "Not a plain file", f"{path.name}: {error.strerror}") from error
+        raise Refusal(Code.NOT_A_PLAIN_FILE, f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Problem(422, "Not a plain file", f"{path.name} is no regular file")
+        raise Refusal(Code.NOT_A_PLAIN_FILE, f"{path.name} is no regular file")
     return os.fdopen(handle, "rb")
 
 
 def digest(file: IO[bytes]) -> tuple[str, int]:
-    """SHA-256 (hex) and size (bytes) of a file; raises `Problem` 422 for an empty one."""
+    """SHA-256 (hex) and size (bytes) of a file; raises `Refusal` for an empty one."""
     running, size = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
         running.update(chunk)
         size += len(chunk)
     if size == 0:
-        raise Problem(422, "Empty file", "a submission has at least one row")
+        raise Refusal(Code.EMPTY_FILE, "a submission has at least one row")
     return running.hexdigest(), size
 
 
@@ -120,7 +120,7 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
     try:
         return client.call("POST", "/v1/uploads", request, UploadGrant, deadline_seconds=CALL_SECONDS)
     except Refused as refused:
-        if refused.title == "Already submitted":
+        if refused.code == Code.ALREADY_SUBMITTED:
             return None
         raise
 

@@ -15,6 +15,7 @@ from shoal.agent.registration import own_registration
 from shoal.agent.run_end import why_over
 from shoal.contracts import keys
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     Assignment,
@@ -27,11 +28,11 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, home
 from shoal.contracts.signed import BadSignature, Signed
+from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.neighbourhood import Neighbourhood
-from shoal.transport.server import Problem
 
 INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
 DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop starts over and says so
@@ -43,6 +44,8 @@ SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it need
 MAX_METRICS = 64  # the contract's bound of a heartbeat
 ROUND_TRIP = "heartbeat_round_trip_ms"
 """Metric of the last heartbeat's way there and back: how near a node is to the orchestrator, for its groups."""
+EXCLUDED_BY: dict[str, NodeState] = {Code.EVICTED: "Evicted", Code.BANNED: "Banned"}
+JOIN_AGAIN: tuple[str, ...] = (Code.NOT_ADMITTED, Code.NOT_A_MEMBER, Code.POOL_FORGOTTEN, Code.INVITE_NOT_VALID)
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -137,24 +140,24 @@ class Session:
             return why_over(self._reply, self._state, self._replied_unix, time.time())
 
     def orchestrator(self) -> SignedClient:
-        """The client for requests of this pod; raises `Problem` 403 when excluded and 503 while not a member."""
+        """The client for requests of this pod; raises `Refusal` when excluded and while not a member."""
         with self._lock:
             state, client = self._state.state, self._orchestrator
         if state in EXCLUDED:
-            raise Problem(
-                403, state, f"this node is {state.lower()} from run {self.config.run!r} and does not come back"
+            raise Refusal(
+                Code(state.lower()), f"this node is {state.lower()} from run {self.config.run!r} and does not come back"
             )
         if client is None or state not in MEMBERS:
-            raise Problem(503, "Not a member yet", f"node is {state}; the agent is joining", {"Retry-After": "1"})
+            raise Refusal(Code.NOT_YET_A_MEMBER, f"node is {state}; the agent is joining", retry_after_seconds=1)
         return client
 
     def note_metrics(self, metrics: dict[str, float]) -> None:
-        """Keep numbers of worker and fetch for the next heartbeat; raises `Problem` 422 when they are too many."""
+        """Keep numbers of worker and fetch for the next heartbeat; raises `Refusal` when they are too many."""
         with self._lock:
             merged = {**self._metrics, **metrics}
             if len(merged) > MAX_METRICS:
-                raise Problem(
-                    422, "Too many metrics", f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}"
+                raise Refusal(
+                    Code.TOO_MANY_METRICS, f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}"
                 )
             self._metrics = merged
 
@@ -165,8 +168,13 @@ class Session:
                 self._state = self._state.model_copy(update={"latest_version": latest})
 
     def check_soon(self) -> None:
-        """Heartbeat at once: a request of this pod was refused, so what the orchestrator thinks of this node may have changed."""
+        """Heartbeat at once: what the orchestrator thinks of this node may have changed."""
         self._soon.set()
+
+    def note_refusal(self, refused: Refused) -> None:
+        """Heartbeat at once if a request of this pod was refused for the standing of this node."""
+        if refused.code in EXCLUDED_BY or refused.code in JOIN_AGAIN:
+            self.check_soon()
 
     # The loop
 
@@ -218,7 +226,7 @@ class Session:
                     timeout_seconds=INVITE_POLL_SECONDS + 10.0,
                 )
             except Refused as refused:
-                if refused.status == 404:
+                if refused.code in (Code.NOT_REGISTERED, Code.UPLINK_OUTDATED):
                     raise MustJoinError(f"discovery: {refused.detail[:300]}") from refused
                 raise
             if signed is not None:
@@ -234,7 +242,7 @@ class Session:
             try:
                 self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
             except Refused as refused:
-                if refused.status != 428:
+                if refused.code != Code.UPLINK_NOT_MEASURED:
                     raise
                 if measured:
                     raise ChallengeFailedError(refused.detail) from refused
@@ -243,7 +251,7 @@ class Session:
                 try:
                     uplink.show(self._discovery, self.key.public, self.config.pool)
                 except uplink.TooSlowError as error:
-                    raise ChallengeFailedError(f"{refused.detail.partition(': POST')[0]}; {error}") from error
+                    raise ChallengeFailedError(f"{refused.detail}; {error}") from error
                 self.liveness.progress()
             else:
                 return
@@ -305,12 +313,12 @@ class Session:
                 "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
             )
         except Refused as refused:
-            if refused.status == 428 and invite is not None:
+            if refused.code == Code.CHALLENGE_NOT_PASSED and invite is not None:
                 self._show_capability()
                 return self._beat(invite)
-            if refused.title in EXCLUDED:
-                raise ExcludedError("Evicted" if refused.title == "Evicted" else "Banned", refused.detail) from refused
-            if refused.status == 403:
+            if refused.code in EXCLUDED_BY:
+                raise ExcludedError(EXCLUDED_BY[refused.code], refused.detail) from refused
+            if refused.code in JOIN_AGAIN:
                 raise MustJoinError(str(refused)) from refused
             raise
         if reply is None:
@@ -351,7 +359,7 @@ class Session:
         self._wait_for("this machine to compute the pool's challenge")
         try:
             shown = capability.show(self._orchestrator, self.key.public, self.liveness.progress)
-        except Refused as refused:
+        except (Refused, TooSlow) as refused:
             raise ChallengeFailedError(f"this machine did not pass the pool's challenge: {refused}") from refused
         self.liveness.progress()
         get_logger().info("challenge passed", seconds=round(shown.seconds, 2), gflops=round(shown.gflops, 1))

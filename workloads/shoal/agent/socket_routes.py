@@ -20,10 +20,13 @@ from starlette.concurrency import run_in_threadpool
 from shoal.agent.hand_in import hand_in
 from shoal.agent.held_leases import HeldLeases, give_back
 from shoal.agent.session import Session
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, MetricName, StepInfo
 from shoal.contracts.run import home
 from shoal.transport import Refused, Unavailable
-from shoal.transport.server import BodyLimit, Problem, add_problem_answers, problem_response
+from shoal.transport.problems import add_problem_answers, problem_response
+from shoal.transport.problems import refused as refused_answer
+from shoal.transport.server import BodyLimit
 from shoal.transport.service import json_answer, parse
 
 PASS_SECONDS = 4.0
@@ -46,13 +49,12 @@ def make_app(
 
     @app.exception_handler(Refused)
     async def _refused(_: Request, refused: Refused) -> Response:
-        if refused.status == 403:
-            session.check_soon()
-        return problem_response(refused.status, refused.title, refused.detail)
+        session.note_refusal(refused)
+        return problem_response(refused.problem)
 
     @app.exception_handler(Unavailable)
     async def _unavailable(_: Request, error: Unavailable) -> Response:
-        return problem_response(503, "The orchestrator is away", str(error), {"Retry-After": "1"})
+        return refused_answer(Refusal(Code.ORCHESTRATOR_AWAY, str(error), retry_after_seconds=1))
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -77,7 +79,7 @@ def make_app(
     async def lease(request: Request) -> Response:
         wanted = await parse(request, LeaseRequest)
         if leaving.is_set():
-            raise Problem(409, "This pod is ending", "no further lease is asked for")
+            raise Refusal(Code.POD_ENDING, "no further lease is asked for")
         client = session.orchestrator()
         given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
         if given is not None:
@@ -114,33 +116,33 @@ def make_app(
 
 
 def _passed_on(path: str, request: Request, parameter: str) -> str:
-    """The path with the one query parameter that is passed on; raises `Problem` 422 when it is no list of names."""
+    """The path with the one query parameter that is passed on; raises `Refusal` when it is no list of names."""
     value = request.query_params.get(parameter)
     if value is None:
         return path
     if not PLAIN.fullmatch(value):
-        raise Problem(422, "Not valid", f"{parameter}: expected digits, letters a to f and commas, 200 at most")
+        raise Refusal(Code.NOT_VALID, f"{parameter}: expected digits, letters a to f and commas, 200 at most")
     return f"{path}?{parameter}={value}"
 
 
 def parse_metrics(body: bytes) -> dict[str, float]:
-    """`{name: number}`; raises `Problem` 422 naming what is wrong."""
+    """`{name: number}`; raises `Refusal` naming what is wrong."""
     try:
         document = json.loads(body)
     except ValueError as error:
-        raise Problem(422, "Not valid metrics", f"not JSON: {str(error)[:200]}") from error
+        raise Refusal(Code.NOT_VALID, f"not JSON: {str(error)[:200]}") from error
     if not isinstance(document, dict):
-        raise Problem(422, "Not valid metrics", 'expected an object such as {"tokens_total": 12}')
+        raise Refusal(Code.NOT_VALID, 'expected an object such as {"tokens_total": 12}')
     numbers: dict[str, float] = {}
     for name, value in document.items():
         try:
             METRIC_NAME.validate_python(name)
         except ValidationError as error:
-            raise Problem(
-                422, "Not valid metrics", f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
+            raise Refusal(
+                Code.NOT_VALID, f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
             ) from error
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Problem(422, "Not valid metrics", f"{name}: expected a finite number")
+            raise Refusal(Code.NOT_VALID, f"{name}: expected a finite number")
         numbers[name] = float(value)
     return numbers
 

@@ -6,6 +6,7 @@ Called by `session` and `shoal node join`.
 import os
 import time
 
+from shoal.contracts.problems import Code
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -13,7 +14,6 @@ from shoal.transport import Refused, SignedClient, Unavailable
 LARGEST_BYTES = 32 << 20
 """Twice what a discovery of ours asks for: a node does not upload for ever because somebody says so."""
 LONGEST_SECONDS = 60.0
-NO_SUCH_TEST = 409
 ASK_SECONDS = 45.0
 """Others may be at it, and a key has one test in half a minute."""
 EARLY_SECONDS = 0.5
@@ -52,7 +52,7 @@ def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SE
         result = UplinkResult.from_json(answer.content)
     except (Unavailable, Refused) as error:
         if time.monotonic() - begun < limit - EARLY_SECONDS or (
-            isinstance(error, Refused) and error.status != NO_SUCH_TEST
+            isinstance(error, Refused) and error.code != Code.NO_SUCH_TEST
         ):
             raise
         mbps = test.size * 8 / 1e6 / limit

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
+from shoal.contracts.problems import ProblemDocument
 from shoal.contracts.protocol import NodeLogs
 from shoal.errors import InputWrong, RunFailed
 from shoal.text import plain
@@ -66,11 +67,11 @@ class Admin:
             return None
         try:
             if answer.status_code >= 400:
-                problem = answer.json()
-                words = plain(f"{problem['title']}: {problem.get('detail', '')}", 1000)
+                problem = ProblemDocument.model_validate_json(answer.content)
+                words = plain(f"{problem.title}: {problem.detail}", 1000)
                 raise (InputWrong if answer.status_code < 500 else RunFailed)(words)
             return reply.from_json(answer.content)
-        except (ValueError, KeyError, TypeError, ValidationError):
+        except ValidationError:
             raise RunFailed(
                 f"{method} /v1/admin/{path}: status {answer.status_code}, not an orchestrator's answer"
             ) from None

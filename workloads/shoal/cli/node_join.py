@@ -126,7 +126,7 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
             if time.monotonic() - began > give_up_seconds:
                 raise
             if time.monotonic() - said > SAY_AGAIN_SECONDS:
-                reason = str(away).rpartition("; last: ")[2]
+                reason = away.reason
                 so_far = time.monotonic() - began
                 waited = f"has not answered for {so_far:.0f} s" if said > began else "does not answer"
                 say(

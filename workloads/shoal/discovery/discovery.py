@@ -15,6 +15,7 @@ from typing import Annotated
 import redis.asyncio
 from fastapi import FastAPI, Query, Request, Response
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.contracts.signed import BadSignature, Signed
@@ -26,8 +27,9 @@ from shoal.discovery.uplink_check import LARGEST_BYTES, UplinkCheck
 from shoal.telemetry import every_line, get_logger, start
 from shoal.transport import api_pages
 from shoal.transport.pace import Pace
+from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect_async
-from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
+from shoal.transport.server import BodyLimit, SignatureGate, serve
 from shoal.transport.service import (
     OFFERS_AT_ONCE,
     OFFERS_PER_SECOND,
@@ -76,7 +78,7 @@ class NodeBook:
     async def register(self, known: KnownNode) -> None:
         """Note a registration, newer than any before; an invite that still waits was not wanted and is dropped.
 
-        Raises `Problem` 503 when all places are taken by nodes that were invited, or registered just now.
+        Raises `Refusal` when all places are taken by nodes that were invited, or registered just now.
         """
         node = known.registration.node
         if not await self._redis.hexists(self._nodes, node) and await self._redis.hlen(self._nodes) >= MAX_NODES:
@@ -95,8 +97,8 @@ class NodeBook:
         """
         oldest = await self._redis.zrangebyscore(self._unanswered, "-inf", now_unix - LATELY_SECONDS, start=0, num=1)
         if not oldest:
-            raise Problem(
-                503, "Too many nodes", f"{MAX_NODES} nodes are registered; try again later", {"Retry-After": "60"}
+            raise Refusal(
+                Code.TOO_MANY_NODES, f"{MAX_NODES} nodes are registered; try again later", retry_after_seconds=60
             )
         await self._forget(str(oldest[0]))
 
@@ -108,11 +110,11 @@ class NodeBook:
             await together.execute()
 
     async def known(self, node: str) -> KnownNode:
-        """A node's registration; raises `Problem` 404 where there is none."""
+        """A node's registration; raises `Refusal` where there is none."""
         row = await self._redis.hget(self._nodes, node)
         found = await self._readable({node: row}) if row is not None else []
         if not found:
-            raise Problem(404, "Not registered", f"node {node[:12]}... is not registered: POST /v1/nodes first")
+            raise Refusal(Code.NOT_REGISTERED, f"node {node[:12]}... is not registered: POST /v1/nodes first")
         return found[0]
 
     async def _readable(self, rows: Mapping[str | bytes, str | bytes]) -> list[KnownNode]:
@@ -261,7 +263,7 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     async def register(request: Request) -> Response:
         registration = await gate.speaks_for(request, Registration)
         if registration.run != config.run:
-            raise Problem(409, "Another run", f"this discovery serves run {config.run!r}, not {registration.run!r}")
+            raise Refusal(Code.ANOTHER_RUN, f"this discovery serves run {config.run!r}, not {registration.run!r}")
         registration = await uplinks.with_measured(registration)
         address = request.client.host if request.client is not None else ""
         await book.register(KnownNode(registration=registration, address=address, seen_unix=time.time()))
@@ -286,14 +288,14 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         try:
             document = signed.verified(orchestrator)
         except BadSignature as error:
-            raise Problem(422, "Invite is not signed as required", str(error)) from error
+            raise Refusal(Code.INVITE_NOT_SIGNED, str(error)) from error
         if document.node != node or document.run != config.run:
-            raise Problem(
-                409, "Invite of another node", f"invite is for node {document.node[:12]}... of run {document.run!r}"
+            raise Refusal(
+                Code.INVITE_OF_ANOTHER_NODE, f"invite is for node {document.node[:12]}... of run {document.run!r}"
             )
         seconds = math.ceil(document.expires_unix - time.time())
         if seconds <= 0:
-            raise Problem(409, "Invite has expired", "make a new one; check that the clocks of both machines agree")
+            raise Refusal(Code.INVITE_EXPIRED, "make a new one; check that the clocks of both machines agree")
         await book.known(node)
         await book.leave_invite(node, signed, seconds)
         return Response(status_code=204)

@@ -19,12 +19,12 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract
 from shoal.contracts.pools import PoolTerms, terms_of
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Registration
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.telemetry import get_logger
 from shoal.transport.pace import Pace
 from shoal.transport.patience import within
-from shoal.transport.server import Problem
 from shoal.transport.service import require_no_wait
 
 AIM_SECONDS = 3.0
@@ -120,7 +120,7 @@ class UplinkCheck:
         return UplinkResult.from_json(found) if found is not None else None
 
     async def require_still(self, registration: Registration) -> None:
-        """Raises `Problem` 404 for a stranger's machine whose pool wants more by now than was measured when it registered: it is to do so anew."""
+        """Raises `Refusal` for a stranger's machine whose pool wants more by now than was measured when it registered: it is to do so anew."""
         wanted, had = self.wanted(registration.pool), registration.hardware.uplink_mbps
         if not wanted or registration.proof is not None:
             return
@@ -133,24 +133,24 @@ class UplinkCheck:
             words = (
                 f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
             )
-            raise Problem(404, "Register anew", words)
+            raise Refusal(Code.UPLINK_OUTDATED, words)
 
     async def with_measured(self, registration: Registration) -> Registration:
-        """The registration with our figure in the place of the node's; raises `Problem` 428 for a stranger's machine that has not shown enough.
+        """The registration with our figure in the place of the node's; raises `Refusal` for a stranger's machine that has not shown enough.
 
         A pod of the pool's own says so by a proof, which only the orchestrator can check: who forges one comes in without a figure, and no further.
         """
         wanted, found = self.wanted(registration.pool), await self.measured(registration.node)
         if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
-            words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}: POST /v1/uplink-tests, then PUT /v1/uplink"
-            raise Problem(428, "Measure first", words)
+            words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}"
+            raise Refusal(Code.UPLINK_NOT_MEASURED, words)
         # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is no figure for the orchestrator either.
         counts = found is not None and found.size >= size_for(wanted)
         hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if counts and found else None})
         return registration.model_copy(update={"hardware": hardware})
 
     async def give(self, request: UplinkRequest, address: str) -> UplinkTest:
-        """A new test, in place of one that was not made; raises `Problem` 429 for who asks too often, or while many are at it."""
+        """A new test, in place of one that was not made; raises `Refusal` for who asks too often, or while many are at it."""
         require_no_wait(
             self._keys.wait(request.node), f"a key has {PER_KEY[1]} tests at once and one in {1 / PER_KEY[0]:.0f} s"
         )
@@ -174,14 +174,14 @@ class UplinkCheck:
         return test
 
     async def _take_place(self, given: GivenTest, seconds: float, replaced: str = "") -> None:
-        """For so long after it was given. Raises `Problem` 429 when there is none. A place that the test has still is its for longer."""
+        """For so long after it was given. Raises `Refusal` when there is none. A place that the test has still is its for longer."""
         now = await self._clock()
         told = (
             given.place, f"{given.address} ", now, given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced, now + LIMIT_SECONDS + 1.0,
         )  # fmt: skip
         if not await self._redis.eval(_TAKE, 2, self._running, self._test(given.test.node), *map(str, told)):
             words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
-            raise Problem(429, "Many uploads at once", words, {"Retry-After": "3"})
+            raise Refusal(Code.TOO_MANY_UPLOADS, words, retry_after_seconds=3)
 
     async def _redis_time(self) -> float:
         """Seconds since 1970 by the one clock that all discoveries have."""
@@ -193,17 +193,15 @@ class UplinkCheck:
     ) -> UplinkResult:
         """Count a test's upload and keep the result; `fits` says whether a SHA-256 is the one that was signed.
 
-        What came within the limit is the result of a line that is too slow for all of it. Raises `Problem` 409 for a test that is not open, 429 for
-        one that was begun late where there is no place by now, 413 and 422 for another size, 401 for other bytes than were signed.
+        What came within the limit is the result of a line that is too slow for all of it. Raises `Refusal` for a test that is not open, for
+        one that was begun late where there is no place by now, for another size, and for other bytes than were signed.
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None
         waited = await self._clock() - given.given_unix if given is not None else 0.0
         left = given.test.limit_seconds - waited if given is not None else 0.0
         if given is None or given.test.test != test or waited < 0.0 or left <= 0.0:  # before 0: the clock was set back
-            raise Problem(
-                409, "No such test", "it was made, replaced, is over or was never given out: ask for a new one"
-            )
+            raise Refusal(Code.NO_SUCH_TEST, "it was made, replaced, is over or was never given out: ask for a new one")
         # Who begins late has lost its place, and others may be at it by now.
         await self._take_place(given, given.test.limit_seconds)
         try:
@@ -220,17 +218,17 @@ class UplinkCheck:
                 came += len(part)
                 digest.update(part)
                 if came > size:
-                    raise Problem(413, "Upload is too large", f"this test is of {size} bytes", {"Connection": "close"})
+                    raise Refusal(Code.UPLOAD_TOO_LARGE, f"this test is of {size} bytes")
         except TimeoutError:
             pass
         else:
             if came < size:
-                raise Problem(422, "Upload is too small", f"this test is of {size} bytes, {came} came")
+                raise Refusal(Code.UPLOAD_TOO_SMALL, f"this test is of {size} bytes, {came} came")
             if not fits(digest.digest()):
-                raise Problem(401, "Request is not signed as required", "other bytes came than were signed")
+                raise Refusal(Code.NOT_SIGNED, "other bytes came than were signed")
         elapsed = await self._clock() - given.given_unix
         if elapsed < 0.0:
-            raise Problem(409, "No such test", "the clock was set back meanwhile: ask for a new one")
+            raise Refusal(Code.NO_SUCH_TEST, "the clock was set back meanwhile: ask for a new one")
         seconds = max(elapsed, 1e-3)
         result = UplinkResult(mbps=round(came * 8 / 1e6 / seconds, 2), size=came, seconds=round(seconds, 3))
         node = given.test.node

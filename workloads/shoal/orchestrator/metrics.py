@@ -10,12 +10,11 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.work.uploads import OverQuota
-from shoal.transport.server import Problem
 
 SHOWN_NODES = 64
 """Nodes with series of their own: enough for a dashboard, and a bound on what strangers can put into Prometheus."""
@@ -112,11 +111,8 @@ def counted(asked: Counter) -> Iterator[None]:
     """Count the answer that the block gives, by outcome, in `LEASES` or `UPLOADS`."""
     try:
         yield
-    except OverQuota:
-        asked.labels("quota").inc()
-        raise
-    except Problem:
-        asked.labels("refused").inc()
+    except Refusal as refusal:
+        asked.labels("quota" if refusal.code in (Code.QUOTA_USED, Code.QUOTA_LEASED) else "refused").inc()
         raise
     asked.labels("granted").inc()
 

@@ -6,6 +6,7 @@ Also takes what the trainer says: announced versions (checked against the sealed
 import hashlib
 
 from shoal.contracts import keys
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import DatasetAnnouncement, RunProgress, TrainerProgress, VersionAnnouncement
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.weights import WeightsManifest
@@ -14,7 +15,6 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work import handout
 from shoal.storage import NotFound
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 
 def run_progress(state: RunState) -> RunProgress:
@@ -68,16 +68,15 @@ def waiting_for(state: RunState, open_step: int | None, healthy_nodes: int) -> s
 
 
 def announce_version(state: RunState, announcement: VersionAnnouncement) -> None:
-    """Record a published version; the same announcement again is fine. Raises `Problem` 409 when it contradicts the ledger or the store."""
+    """Record a published version; the same announcement again is fine. Raises `Refusal` when it contradicts the ledger or the store."""
     version, run = announcement.version, state.config.run
     if announcement.run != run:
-        raise Problem(409, "Version of another run", f"announced for run {announcement.run!r}, this is {run!r}")
+        raise Refusal(Code.VERSION_OF_ANOTHER_RUN, f"announced for run {announcement.run!r}, this is {run!r}")
     known = state.view.versions.get(version)
     if known is None:
         if not state.schedule.may_announce(version, state.view.sealed):
-            raise Problem(
-                409,
-                "Version comes too early",
+            raise Refusal(
+                Code.VERSION_TOO_EARLY,
                 f"version {version} is made from step {version - 1}, which has no batch yet (mode {state.config.mode})",
             )
         _check_manifest(state, announcement)
@@ -85,45 +84,43 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
         known = state.view.versions[version]
         get_logger().info("version published", version=version, digest=announcement.weights_digest)
     if known != announcement.weights_digest:
-        raise Problem(
-            409,
-            "Version has other bytes",
+        raise Refusal(
+            Code.VERSION_CHANGED,
             f"version {version} was announced with digest {known[:12]}..., now {announcement.weights_digest[:12]}...;"
             " a number never changes its bytes",
         )
 
 
 def announce_dataset(state: RunState, announcement: DatasetAnnouncement) -> None:
-    """Record a written data set, which completes a run of mode Generate; the same again is fine. Raises `Problem` 409 when it is not this run's."""
+    """Record a written data set, which completes a run of mode Generate; the same again is fine. Raises `Refusal` when it is not this run's."""
     name, run = announcement.name, state.config.run
     if announcement.run != run:
-        raise Problem(409, "Data set of another run", f"announced for run {announcement.run!r}, this is {run!r}")
+        raise Refusal(Code.DATASET_OF_ANOTHER_RUN, f"announced for run {announcement.run!r}, this is {run!r}")
     if state.config.mode != "Generate" or name != state.config.generate.dataset:
-        raise Problem(
-            409, "No such data set", f"data set {name!r} is not what run {run!r} (mode {state.config.mode}) makes"
+        raise Refusal(
+            Code.NO_SUCH_DATASET, f"data set {name!r} is not what run {run!r} (mode {state.config.mode}) makes"
         )
     try:
         card = state.store.get(keys.dataset_card(name))
     except NotFound as error:
-        raise Problem(409, "Data set is not in the store", f"{error}: write every file, then announce") from error
+        raise Refusal(Code.DATASET_NOT_STORED, f"{error}: write every file, then announce") from error
     found = hashlib.sha256(card).hexdigest()
     if found != announcement.card_digest:
-        raise Problem(
-            409,
-            "Data set has another card",
+        raise Refusal(
+            Code.DATASET_CHANGED,
             f"{keys.dataset_card(name)} has SHA-256 {found[:12]}..., announced was {announcement.card_digest[:12]}...",
         )
     if open_steps := state.openable_steps():
-        raise Problem(409, "Data set comes too early", f"step {open_steps[0]} has no batch yet")
+        raise Refusal(Code.DATASET_TOO_EARLY, f"step {open_steps[0]} has no batch yet")
     state.ledger.append("dataset-published", digest=found, detail=name)
     get_logger().info("data set published", name=name, digest=found)
 
 
 def note_progress(state: RunState, progress: TrainerProgress) -> None:
-    """Keep what the trainer says that it is doing. Raises `Problem` 409 for another run's trainer."""
+    """Keep what the trainer says that it is doing. Raises `Refusal` for another run's trainer."""
     if progress.run != state.config.run:
-        raise Problem(
-            409, "Trainer of another run", f"progress is for run {progress.run!r}, this is {state.config.run!r}"
+        raise Refusal(
+            Code.TRAINER_OF_ANOTHER_RUN, f"progress is for run {progress.run!r}, this is {state.config.run!r}"
         )
     state.trainer = progress
     metrics = progress.metrics
@@ -137,19 +134,16 @@ def _check_manifest(state: RunState, announcement: VersionAnnouncement) -> None:
     try:
         manifest = Signed[WeightsManifest].from_json(state.store.get(key)).verified(state.roster.keys["trainer"])
     except NotFound as error:
-        raise Problem(
-            409, "Version is not in the store", f"{key} is missing: publish every piece, then announce"
-        ) from error
+        raise Refusal(Code.VERSION_NOT_STORED, f"{key} is missing: publish every piece, then announce") from error
     except (BadSignature, ValueError) as error:
-        raise Problem(409, "Version's manifest is not valid", f"{key}: {str(error)[:500]}") from error
+        raise Refusal(Code.MANIFEST_NOT_VALID, f"{key}: {str(error)[:500]}") from error
     if (manifest.run, manifest.version, manifest.sha256) != (
         state.config.run,
         announcement.version,
         announcement.weights_digest,
     ):
-        raise Problem(
-            409,
-            "Version has other bytes",
+        raise Refusal(
+            Code.VERSION_CHANGED,
             f"{key} is version {manifest.version} of run {manifest.run!r} with digest {manifest.sha256[:12]}...,"
             f" announced was {announcement.weights_digest[:12]}...",
         )

@@ -15,6 +15,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.run import Prepared, RunConfig
@@ -36,7 +37,6 @@ from shoal.orchestrator.work.schedule import GenerateSchedule, Schedule, Supervi
 from shoal.sampling.draw import beacon, beacon_commitment, draw_submission, drawn_tasks, slice_count
 from shoal.storage import NotFound, Store
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 RATE_STEPS = 4
 """Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
@@ -115,13 +115,13 @@ class RunState:
     # What prepare left
 
     def prepared(self) -> Prepared:
-        """`prepared.json`; raises `Problem` 503 while prepare has not finished."""
+        """`prepared.json`; raises `Refusal` while prepare has not finished."""
         if self._prepared is None:
             try:
                 self._prepared = Prepared.from_json(self.store.get(keys.PREPARED))
             except NotFound as error:
-                raise Problem(
-                    503, "Not prepared", "the run's base model and tasks are still being made", {"Retry-After": "2"}
+                raise Refusal(
+                    Code.NOT_PREPARED, "the run's base model and tasks are still being made", retry_after_seconds=2
                 ) from error
         return self._prepared
 
@@ -129,14 +129,14 @@ class RunState:
         """Thresholds of proofs in force and their error rates; None while prepare has not finished."""
         try:
             return ProofTerms.in_force(self.config.validation.thresholds, self.prepared().proof_profile)
-        except Problem:
+        except Refusal:
             return None
 
     # Steps
 
     @property
     def schedule(self) -> Schedule:
-        """The rules of this run's mode; raises `Problem` 503 where they need the task table and prepare has not finished."""
+        """The rules of this run's mode; raises `Refusal` where they need the task table and prepare has not finished."""
         if self._schedule is None:
             config = self.config
             match config.mode:
@@ -152,7 +152,7 @@ class RunState:
 
     @property
     def plan(self) -> EvaluationPlan:
-        """What is scored in this run; raises `Problem` 503 where that needs the task tables and prepare has not finished."""
+        """What is scored in this run; raises `Refusal` where that needs the task tables and prepare has not finished."""
         if self._plan is None:
             config = self.config
             pinned = self.prepared().benchmarks if config.evaluation is not None else []

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fastapi import FastAPI
 
 from shoal.contracts.base import Contract
+from shoal.contracts.problems import TYPE_PREFIX, Code
 from shoal.contracts.protocol import (
     Challenge,
     ChallengeAnswer,
@@ -247,13 +248,13 @@ def _problem() -> dict[str, Any]:
         "type": "object",
         "required": ["type", "title", "status", "detail"],
         "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string", "description": "the kind of refusal"},
+            "type": {"type": "string", "description": "the code of the refusal, by which clients decide"},
+            "title": {"type": "string", "description": "the same in words"},
             "status": {"type": "integer"},
             "detail": {"type": "string", "description": "what is wrong, what is allowed, what to do"},
         },
         "example": {
-            "type": "about:blank", "title": "Lease is over", "status": 409,
+            "type": f"{TYPE_PREFIX}{Code.LEASE_OVER}", "title": "Lease is over", "status": 409,
             "detail": f"lease {LEASE} expired or was given up: ask for a new one",
         },
     }  # fmt: skip

@@ -21,6 +21,7 @@ import structlog
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
+from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 
@@ -37,17 +38,22 @@ MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; ev
 
 
 class Refused(RuntimeError):
-    """The server understood and said no (4xx). `status`, `title` and `detail` are the server's."""
+    """The server understood and said no (4xx). Callers decide by `code` (`contracts.problems.Code`, or one newer than it, or empty)."""
 
-    def __init__(self, status: int, title: str, detail: str) -> None:
-        super().__init__(f"{status} {title}: {detail}" if detail else f"{status} {title}")
-        self.status = status
-        self.title = title
-        self.detail = detail
+    def __init__(self, problem: ProblemDocument) -> None:
+        words = f"{problem.status} {problem.title}"
+        super().__init__(f"{words}: {problem.detail}" if problem.detail else words)
+        self.problem = problem
+        self.code = problem.code
+        self.detail = problem.detail
 
 
 class Unavailable(RuntimeError):
-    """The server gave no usable answer until the deadline."""
+    """The server gave no usable answer until the deadline. `reason` is what the last try met."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 class NotSentInTime(Unavailable):
@@ -147,17 +153,17 @@ class SignedClient:
                     followed = True
                     if time.monotonic() - started <= deadline_seconds:
                         continue
-                problem = _problem(response)
+                refused = Refused(_problem(response))
                 if response.status_code < 500 and response.status_code != 429:
-                    raise problem
+                    raise refused
                 retry_after = _retry_after(response)
-                reason = str(problem)
+                reason = str(refused)
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
             waited = time.monotonic() - started
             wait = retry_after if retry_after is not None else pause * random.uniform(0.5, 1.0)
             if waited + wait > deadline_seconds:
-                raise Unavailable(f"{method} {url}: no answer for {waited:.0f} s; last: {reason[:300]}")
+                raise Unavailable(f"{method} {url}: no answer for {waited:.0f} s; last: {reason[:300]}", reason[:300])
             structlog.get_logger().debug("retrying", method=method, url=url, reason=reason[:300])
             time.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -249,10 +255,12 @@ def _retry_after(response: httpx.Response) -> float | None:
     return min(seconds, 60.0) if math.isfinite(seconds) and seconds >= 0.0 else None
 
 
-def _problem(response: httpx.Response) -> Refused:
-    """The server's problem document (RFC 9457) as an exception; any other body is quoted, shortened."""
+def _problem(response: httpx.Response) -> ProblemDocument:
+    """The server's problem document, shortened; any other body is quoted. The status is that of the answer."""
+    status = response.status_code
     try:
-        document = response.json()
-        return Refused(response.status_code, str(document["title"])[:200], str(document.get("detail", ""))[:1000])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Refused(response.status_code, response.reason_phrase or "error", response.text[:300])
+        found = ProblemDocument.model_validate_json(response.content)
+    except ValidationError:
+        return ProblemDocument(title=response.reason_phrase or "error", status=status, detail=response.text[:300])
+    shortened = {"type": found.type[:200], "title": found.title[:200], "status": status, "detail": found.detail[:1000]}
+    return found.model_copy(update=shortened)

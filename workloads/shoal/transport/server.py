@@ -1,6 +1,6 @@
-"""The server side: who signed a request, problem answers (RFC 9457), body limits, and running the application.
+"""The server side: who signed a request, body limits, and running the application.
 
-A FastAPI service makes one `SignatureGate`, asks it for the signer of each request that needs one, raises `Problem` to refuse, and calls
+A FastAPI service makes one `SignatureGate`, asks it for the signer of each request that needs one, raises `Refusal` to refuse, and calls
 `serve(app, port)`. Who may do what is the service's own decision.
 """
 
@@ -12,28 +12,16 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.run import bind_address
 from shoal.crypto.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, has_digest, verify_request
 from shoal.transport.patience import BODY_SECONDS, WHOLE_BODY, PatientProtocol, allow_connections
+from shoal.transport.problems import refused
 
 MAX_BODY_BYTES = 1 << 20
 """Greatest JSON body in bytes where a service says nothing else."""
-
-
-class Problem(Exception):
-    """Refuse a request with `application/problem+json`: `title` names the kind, `detail` says what to do."""
-
-    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(f"{status} {title}: {detail}")
-        self.status = status
-        self.title = title
-        self.detail = detail
-        self.headers = headers or {}
 
 
 def target_of(scope: Scope) -> str:
@@ -64,7 +52,7 @@ class SignatureGate:
         self._nonces = nonces
 
     async def signer(self, request: Request, admit: Callable[[str], None] = lambda _: None) -> SignedBy:
-        """Who signed the request; raises `Problem` 401 when nobody did, the signature does not fit or it is a replay.
+        """Who signed the request; raises `Refusal` when nobody did, the signature does not fit or it is a replay.
 
         The URL that must have been signed is one of ours, whatever Host the client wrote: a request signed for another service does not fit.
         The signature is over the head, which has the body's digest: no body is read before the head's signature fits, and before `admit`, given
@@ -82,7 +70,7 @@ class SignatureGate:
     async def head_signer(self, request: Request) -> SignedBy:
         """Who signed the head of a request whose body is not kept: the caller reads it as it comes, and holds it to the head's digest.
 
-        Raises `Problem` 401.
+        Raises `Refusal`.
         """
         signed = self.check(request.method, target_of(request.scope), dict(request.headers), None)
         await self._take_nonce(signed)
@@ -90,12 +78,12 @@ class SignatureGate:
 
     async def _take_nonce(self, signed: SignedBy) -> None:
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
-            raise Problem(401, "Request was seen before", "sign every request with a new nonce")
+            raise Refusal(Code.SEEN_BEFORE, "sign every request with a new nonce")
 
     def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy:
         """Who signed a request to `target` (path and query), with `body` None its head; whether its nonce is new is left to the caller.
 
-        Raises `Problem` 401.
+        Raises `Refusal`.
         """
         problem = ""
         for url in self._names(headers.get("host", "")):
@@ -103,7 +91,7 @@ class SignatureGate:
                 return verify_request(method=method, url=url + target, headers=headers, body=body, now_unix=time.time())
             except BadRequestSignature as error:
                 problem = problem or str(error)
-        raise Problem(401, "Request is not signed as required", problem)
+        raise Refusal(Code.NOT_SIGNED, problem)
 
     def _names(self, host: str) -> list[str]:
         """Our URLs, the likeliest first: that whose host the client wrote, which a proxy between may have changed."""
@@ -136,7 +124,7 @@ class BodyLimit:
         most = self._by_path.get(scope["path"], self._max_bytes)
         length = dict(scope["headers"]).get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > most):
-            await problem_response(413, "Body is too large", f"send at most {most} bytes")(scope, receive, send)
+            await refused(Refusal(Code.BODY_TOO_LARGE, f"send at most {most} bytes"))(scope, receive, send)
             return
         if length is not None and scope.get(WHOLE_BODY):  # nothing to wait for, and nothing beyond the length
             await self._app(scope, receive, send)
@@ -153,46 +141,15 @@ class BodyLimit:
                 async with asyncio.timeout(max(0.0, BODY_SECONDS - waited)):
                     message = await receive()
             except TimeoutError:
-                # The rest would be taken for the next request: the connection ends with the answer.
-                raise Problem(
-                    408, "Body came too slowly", f"send it within {BODY_SECONDS:.0f} s", {"Connection": "close"}
-                ) from None
+                raise Refusal(Code.BODY_TOO_SLOW, f"send it within {BODY_SECONDS:.0f} s") from None
             waited += clock() - began
             whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > most:
-                raise Problem(413, "Body is too large", f"send at most {most} bytes")
+                raise Refusal(Code.BODY_TOO_LARGE, f"send at most {most} bytes")
             return message
 
         await self._app(scope, bounded, send)
-
-
-def problem_response(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(
-        {"type": "about:blank", "title": title, "status": status, "detail": detail},
-        status_code=status,
-        headers=headers,
-        media_type="application/problem+json",
-    )
-
-
-def add_problem_answers(app: FastAPI) -> None:
-    """Make every error of the application a problem document."""
-
-    @app.exception_handler(Problem)
-    async def _problem(_: Request, error: Problem) -> Response:
-        return problem_response(error.status, error.title, error.detail, error.headers)
-
-    @app.exception_handler(StarletteHTTPException)
-    async def _http(_: Request, error: StarletteHTTPException) -> Response:
-        return problem_response(error.status_code, str(error.detail), "see /openapi.json for what this service offers")
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in mistake['loc'])}: {mistake['msg']}" for mistake in error.errors()[:10]
-        )
-        return problem_response(422, "Request does not fit the contract", mistakes)
 
 
 def serve(app: FastAPI, port: int, *, grace_seconds: int = 10) -> None:

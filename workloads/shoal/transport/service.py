@@ -14,13 +14,15 @@ from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts.base import Contract
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.roster import Role, Roster
 from shoal.contracts.run import home
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import OPENMETRICS, get_logger, metrics_kind, render_metrics
 from shoal.transport.addresses import address_block
 from shoal.transport.pace import Pace
-from shoal.transport.server import Problem, SignatureGate, problem_response
+from shoal.transport.problems import mistakes, refused
+from shoal.transport.server import SignatureGate
 from shoal.transport.shared_answer import SharedAnswer
 
 Body = TypeVar("Body", bound=Contract)
@@ -43,7 +45,7 @@ class Gate:
         self._pace = pace or Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
 
     async def node(self, request: Request, admit: Callable[[str], None] = lambda _: None) -> str:
-        """The key that signed; raises `Problem` 401, and 429 for a stranger's key that asks too often; what `admit` raises before the body is read.
+        """The key that signed; raises `Refusal`, also for a stranger's key that asks too often; what `admit` raises before the body is read.
 
         Whether the key may do anything is decided by its record. Roles are not held back: their replicas share a key.
         """
@@ -61,33 +63,33 @@ class Gate:
         return key
 
     async def speaks_for(self, request: Request, body: type[Body]) -> Body:
-        """The body, whose field `node` must be the signer; raises `Problem` 401, 403 or 422."""
+        """The body, whose field `node` must be the signer; raises `Refusal`."""
         signer = await self.node(request)
         document = await parse(request, body)
         require_same(signer, getattr(document, "node", ""))
         return document
 
     async def role(self, request: Request, role: Role) -> str:
-        """The signer, which must be `role` of the roster, or its body is not read; raises `Problem` 401 or 403."""
+        """The signer, which must be `role` of the roster, or its body is not read; raises `Refusal`."""
 
         def admit(signer: str) -> None:
             if self._roster.role_of(signer) != role:
-                raise Problem(
-                    403, "Wrong role", f"{request.method} {request.scope['path']} is for the {role} of this run only"
+                raise Refusal(
+                    Code.WRONG_ROLE, f"{request.method} {request.scope['path']} is for the {role} of this run only"
                 )
 
         return await self.node(request, admit)
 
 
 def hold_back(pace: Pace, caller: str, terms: str) -> None:
-    """Take one from the caller's pace; raises `Problem` 429 with `terms` and when to come again."""
+    """Take one from the caller's pace; raises `Refusal` with `terms` and when to come again."""
     require_no_wait(pace.take(caller), terms)
 
 
 def require_no_wait(wait: float, terms: str) -> None:
-    """Raises `Problem` 429 for who must wait, in seconds."""
+    """Raises `Refusal` for who must wait, in seconds."""
     if wait > 0.0:
-        raise Problem(429, "Too many requests", f"{terms}: wait {wait:.1f} s", {"Retry-After": str(math.ceil(wait))})
+        raise Refusal(Code.TOO_MANY_REQUESTS, f"{terms}: wait {wait:.1f} s", retry_after_seconds=math.ceil(wait))
 
 
 def address_of(request: Request) -> str:
@@ -96,25 +98,22 @@ def address_of(request: Request) -> str:
 
 
 def require_same(signer: str, node: str) -> None:
-    """The signer must be the node that the request speaks for; raises `Problem` 403."""
+    """The signer must be the node that the request speaks for; raises `Refusal`."""
     if signer != node:
-        raise Problem(
-            403,
-            "Signer is not the node",
+        raise Refusal(
+            Code.SIGNER_NOT_THE_NODE,
             f"the request speaks for node {node[:12]}... and is signed by {signer[:12]}...",
         )
 
 
 async def parse(request: Request, body: type[Body]) -> Body:
-    """The request's JSON body as a contract; raises `Problem` 422 naming every wrong field."""
+    """The request's JSON body as a contract; raises `Refusal` naming every wrong field."""
     try:
         return body.from_json(await request.body())
     except ValidationError as error:
-        mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in mistake['loc']) or 'body'}: {mistake['msg']}"
-            for mistake in error.errors(include_url=False, include_input=False)[:10]
-        )
-        raise Problem(422, f"Not a valid {body.__name__}", mistakes) from error
+        raise Refusal(
+            Code.NOT_VALID, f"{body.__name__}: {mistakes(error.errors(include_url=False, include_input=False))}"
+        ) from error
 
 
 def json_answer(document: Contract | None) -> Response:
@@ -125,19 +124,19 @@ def json_answer(document: Contract | None) -> Response:
 
 
 def poll_seconds(request: Request) -> float:
-    """`wait_seconds` of a long poll; raises `Problem` 422 outside 0 to the longest."""
+    """`wait_seconds` of a long poll; raises `Refusal` outside 0 to the longest."""
     return query_seconds(request, "wait_seconds", LONGEST_POLL_SECONDS)
 
 
 def query_seconds(request: Request, name: str, most: float) -> float:
-    """A number of seconds in the query, 0 where it is absent; raises `Problem` 422 outside 0 to `most`."""
+    """A number of seconds in the query, 0 where it is absent; raises `Refusal` outside 0 to `most`."""
     text = request.query_params.get(name, "0")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds <= most:
-        raise Problem(422, f"Wrong {name}", f"given {text[:20]!r}, allowed are 0 to {most:.0f}")
+        raise Refusal(Code.NOT_VALID, f"{name}: given {text[:20]!r}, allowed are 0 to {most:.0f}")
     return seconds
 
 
@@ -185,9 +184,9 @@ def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:
 
 def peer_is_away(error: Exception) -> Response:
     """The answer while store or Redis does not."""
-    what = "The object store is away" if isinstance(error, StoreUnavailable) else "Redis is away"
-    get_logger().warning("peer away", problem=what, error=f"{type(error).__name__}: {str(error)[:300]}")
-    return problem_response(503, what, "nothing is lost: try again in a second", {"Retry-After": "1"})
+    code = Code.STORE_AWAY if isinstance(error, StoreUnavailable) else Code.REDIS_AWAY
+    get_logger().warning("peer away", problem=code, error=f"{type(error).__name__}: {str(error)[:300]}")
+    return refused(Refusal(code, "nothing is lost: try again in a second", retry_after_seconds=1))
 
 
 def read_secret(name: str) -> bytes:

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from shoal.contracts import keys
+from shoal.contracts.problems import ProblemDocument
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong, RunFailed
 from shoal.ledger.audit import BadLedger, check_proof
@@ -23,6 +24,7 @@ from shoal.report.ledger_proofs import prove_from
 from shoal.storage import NotFound, StoreUnavailable
 from shoal.text import plain
 from shoal.transport.patience import within
+from shoal.transport.problems import problem_response
 from shoal.ui import documents
 from shoal.ui.access import COOKIE, HEADERS, LONGEST_TOKEN, Access
 from shoal.ui.rollouts import NotShown, RolloutFiles, file_document, row_document
@@ -48,11 +50,9 @@ Kind = Annotated[str, Query(pattern="^[a-z-]{0,40}$")]
 Outcome = Annotated[str, Query(pattern="^(accept|reject|expired|inconclusive|)$")]
 
 
-def problem(status: int, title: str, detail: str) -> JSONResponse:
+def problem(status: int, title: str, detail: str) -> Response:
     """An error in words; `detail` says what to do."""
-    return JSONResponse(
-        {"status": status, "title": title, "detail": detail}, status, media_type="application/problem+json"
-    )
+    return problem_response(ProblemDocument(title=title, status=status, detail=detail))
 
 
 def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, probed: bool = False) -> FastAPI:

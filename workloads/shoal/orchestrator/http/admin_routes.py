@@ -12,10 +12,10 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
 
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.orchestrator.nodes import admin
 from shoal.orchestrator.run_state import RunState
-from shoal.transport.server import Problem
 from shoal.transport.service import json_answer, parse
 
 SHORTEST_TOKEN = 32
@@ -77,18 +77,15 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
 
     def check(request: Request) -> None:
         if token is None:
-            raise Problem(
-                401,
-                "No admin",
+            raise Refusal(
+                Code.NO_ADMIN,
                 "this orchestrator has no admin token: put one into the file secrets/admin_token and start it again",
             )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
-            raise Problem(
-                401,
-                "Not the admin",
+            raise Refusal(
+                Code.NOT_THE_ADMIN,
                 "send the run's admin token as `Authorization: Bearer TOKEN`",
-                {"WWW-Authenticate": "Bearer"},
             )
 
     @app.get("/v1/admin/nodes", **_documented(NodeList, NodeList(nodes=[_VIEW]), "List nodes and what they do"))

@@ -19,6 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.contracts.node_states import MEMBERS, next_state
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import HEARTBEAT_SECONDS, Heartbeat, HeartbeatReply
 from shoal.crypto.http_signatures import NONCE_SECONDS, SignedBy
 from shoal.orchestrator import metrics
@@ -27,8 +28,9 @@ from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.recovery import BUILT
 from shoal.orchestrator.run_state import RunState
 from shoal.transport.pace import Pace
+from shoal.transport.problems import refused
 from shoal.transport.redis_access import nonce_key
-from shoal.transport.server import Problem, SignatureGate, problem_response, target_of
+from shoal.transport.server import SignatureGate, target_of
 from shoal.transport.service import json_answer, peer_is_away
 
 PATH = "/v1/heartbeats"
@@ -158,8 +160,8 @@ class QuickHeartbeats:
             reply = await self._note(signed, body)
             if reply is None:
                 _require_no_wait(self._long_pace.take(signed.key))
-        except Problem as problem:
-            answer = problem_response(problem.status, problem.title, problem.detail, problem.headers)
+        except Refusal as refusal:
+            answer = refused(refusal)
         except RedisError as error:
             answer = peer_is_away(error)
         else:
@@ -193,7 +195,7 @@ class QuickHeartbeats:
             if found == "absent":
                 return None
             if found == "seen":
-                raise Problem(401, "Request was seen before", "sign every request with a new nonce")
+                raise Refusal(Code.SEEN_BEFORE, "sign every request with a new nonce")
             if found == "done":
                 assert after is not None  # no record is the empty text
                 self._pace.take(signed.key)
@@ -204,10 +206,10 @@ class QuickHeartbeats:
 
 
 def _require_no_wait(wait: float) -> None:
-    """Raises `Problem` 429 for a heartbeat that comes too early."""
+    """Raises `Refusal` for a heartbeat that comes too early."""
     if wait > 0.0:
         words = f"a heartbeat is due every {HEARTBEAT_SECONDS:.0f} s: wait {wait:.1f} s"
-        raise Problem(429, "Too many heartbeats", words, {"Retry-After": str(math.ceil(wait))})
+        raise Refusal(Code.TOO_MANY_HEARTBEATS, words, retry_after_seconds=math.ceil(wait))
 
 
 def _with_beat(record: NodeRecord, beat: Heartbeat, now_unix: float) -> NodeRecord:

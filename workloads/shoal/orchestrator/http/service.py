@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts import keys
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import (
     MAX_LOG_CHARACTERS,
     ChallengeAnswer,
@@ -49,8 +50,9 @@ from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
 from shoal.telemetry import Liveness, every_line, install_signals, serve_health, start, wait_for
 from shoal.transport import SignedClient, api_pages
+from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect, connect_async
-from shoal.transport.server import BodyLimit, Problem, SignatureGate, add_problem_answers, serve
+from shoal.transport.server import BodyLimit, SignatureGate, serve
 from shoal.transport.service import Gate, add_health, add_peer_answers, json_answer, parse, poll_seconds, read_secret
 from shoal.transport.shared_answer import SharedAnswer
 
@@ -108,11 +110,10 @@ def make_app(
         def guarded() -> R:
             if not recovery.is_built(state):
                 background.wake()
-                raise Problem(
-                    503,
-                    "State is being rebuilt",
+                raise Refusal(
+                    Code.STATE_REBUILDING,
                     "the run's state is read from the store; try again in a second",
-                    {"Retry-After": "0.5"},
+                    retry_after_seconds=0.5,
                 )
             return function(*args, **kwargs)
 
@@ -206,9 +207,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
             prepared = state.prepared()
             digest = prepared.tasks_digest if wanted is None else wanted
             if digest not in (prepared.tasks_digest, *(each.tasks_digest for each in prepared.benchmarks)):
-                raise Problem(
-                    404, "No such task table", "digest is neither that of the run's tasks nor of a benchmark's"
-                )
+                raise Refusal(Code.NO_SUCH_TASK_TABLE, "digest is neither that of the run's tasks nor of a benchmark's")
             return state.store.get(keys.task_table(digest))
 
         return Response(await call(answer), media_type="application/vnd.apache.parquet")
@@ -271,7 +270,7 @@ def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Calla
         try:
             signed.verified(validator)
         except BadSignature as error:
-            raise Problem(422, "Verdict is not signed as required", str(error)) from error
+            raise Refusal(Code.VERDICT_NOT_SIGNED, str(error)) from error
         await call(verdicts.receive, state, signed)
         return Response(status_code=204)
 
@@ -283,7 +282,7 @@ def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
         try:
             return check_folder_grant(fields, now_unix=state.clock(), run_secret=state.run_secret)
         except BadGrant as error:
-            raise Problem(403, "Grant is not valid", str(error)) from error
+            raise Refusal(Code.GRANT_NOT_VALID, str(error)) from error
 
     @app.post("/v1/staging")
     async def staging(request: Request) -> Response:
@@ -320,10 +319,10 @@ def public_run(state: RunState) -> PublicRun:
 
 
 def held_versions(request: Request) -> list[int]:
-    """Versions that a node says it holds, `?holds=6,7`; none: it is given no evaluation. Raises `Problem` 422."""
+    """Versions that a node says it holds, `?holds=6,7`; none: it is given no evaluation. Raises `Refusal`."""
     text = request.query_params.get("holds", "")
     if not HOLDS.fullmatch(text):
-        raise Problem(422, "Not valid", "holds: expected up to 16 version numbers with commas between, such as 6,7")
+        raise Refusal(Code.NOT_VALID, "holds: expected up to 16 version numbers with commas between, such as 6,7")
     return [int(part) for part in text.split(",")] if text else []
 
 

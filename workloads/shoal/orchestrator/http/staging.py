@@ -12,16 +12,16 @@ from typing import IO, Any
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.orchestrator.work.leases import upload_seconds
 from shoal.transport.patience import IDLE_SECONDS, within
-from shoal.transport.server import Problem
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 8192
 MAX_HEADER_BYTES = 4096
 
 GrantCheck = Callable[[dict[str, str]], tuple[str, int]]
-"""Fields of the form in, key and greatest size (bytes) out; raises `Problem`."""
+"""Fields of the form in, key and greatest size (bytes) out; raises `Refusal`."""
 
 
 class StagingForm:
@@ -30,8 +30,8 @@ class StagingForm:
     def __init__(self, content_type: str, check: GrantCheck, sink: IO[bytes]) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise Problem(
-                415, "Not a form", "post multipart/form-data: the fields of the upload grant, then the file as `file`"
+            raise Refusal(
+                Code.NOT_A_FORM, "post multipart/form-data: the fields of the upload grant, then the file as `file`"
             )
         self.key: str | None = None
         self.size = 0
@@ -64,24 +64,24 @@ class StagingForm:
         try:
             self._parser.write(chunk)
         except MultipartParseError as error:
-            raise Problem(400, "Form is not readable", str(error)[:200]) from error
+            raise Refusal(Code.FORM_NOT_VALID, str(error)[:200]) from error
 
     def finish(self) -> tuple[str, int]:
-        """Key and size of the received file; raises `Problem` 400 when the form broke off or had no file."""
+        """Key and size of the received file; raises `Refusal` when the form broke off or had no file."""
         if not self._ended or self.key is None:
-            raise Problem(400, "Form is incomplete", "post every field of the grant and then the file as `file`")
+            raise Refusal(Code.FORM_NOT_VALID, "post every field of the grant and then the file as `file`")
         return self.key, self.size
 
     def _grow(self, buffer: bytearray, data: bytes, limit: int) -> None:
         if len(buffer) + len(data) > limit:
-            raise Problem(413, "Form field is too large", f"a field has at most {limit} bytes")
+            raise Refusal(Code.FORM_FIELD_TOO_LARGE, f"a field has at most {limit} bytes")
         buffer += data
 
     def _part_begins(self) -> None:
         if self.key is not None:
-            raise Problem(400, "Form goes on after the file", "the file is the last part of the form")
+            raise Refusal(Code.FORM_NOT_VALID, "the file is the last part of the form")
         if len(self._fields) >= MAX_FIELDS:
-            raise Problem(400, "Form has too many fields", f"allowed are {MAX_FIELDS}")
+            raise Refusal(Code.FORM_NOT_VALID, f"a form has at most {MAX_FIELDS} fields")
         self._name = None
         self._value.clear()
 
@@ -102,7 +102,7 @@ class StagingForm:
             return
         self.size += end - start
         if self.size > self.max_bytes:
-            raise Problem(413, "File is too large", f"the grant allows {self.max_bytes} bytes")
+            raise Refusal(Code.FILE_TOO_LARGE, f"the grant allows {self.max_bytes} bytes")
         self._sink.write(data[start:end])
 
     def _part_ends(self) -> None:
@@ -122,17 +122,15 @@ def temporary_file(folder: Path) -> Any:
 async def receive_form(
     content_type: str, body: AsyncIterator[bytes], check: GrantCheck, sink: IO[bytes]
 ) -> tuple[str, int]:
-    """Read a posted form; the file's bytes go to `sink`. Returns key and size. Raises `Problem`."""
+    """Read a posted form; the file's bytes go to `sink`. Returns key and size. Raises `Refusal`."""
     form = StagingForm(content_type, check, sink)
     try:
         async for chunk in within(body, lambda: upload_seconds(form.max_bytes)):
             form.write(chunk)
     except TimeoutError:
-        raise Problem(
-            408,
-            "Upload is too slow",
+        raise Refusal(
+            Code.UPLOAD_TOO_SLOW,
             f"a pause of {IDLE_SECONDS:.0f} s, or {upload_seconds(form.max_bytes):.0f} s in all: ask for a new grant and try again",
-            {"Connection": "close"},
         ) from None
     key, size = form.finish()
     sink.flush()

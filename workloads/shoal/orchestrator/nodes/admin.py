@@ -10,6 +10,7 @@ from collections import Counter
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
 from shoal.contracts.pools import terms_of
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.ledger.view import Files
 from shoal.orchestrator.records import NodeRecord
@@ -17,7 +18,6 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import give_up_leases
 from shoal.orchestrator.work.leases import is_open
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 PAGE = 500
 """Nodes in one answer: some 250 KiB."""
@@ -39,7 +39,7 @@ def list_nodes(state: RunState, *, node_state: str = "", pool: str = "", after: 
 
 
 def one_node(state: RunState, node: str) -> NodeView:
-    """One node; raises `Problem` 404."""
+    """One node; raises `Refusal`."""
     return view(state, require(state, node), _open_leases(state)[node])
 
 
@@ -75,7 +75,7 @@ def assignment_of(state: RunState, record: NodeRecord) -> Assignment | None:
 
 
 def restart(state: RunState, node: str) -> NodeView:
-    """Have a member start its work again, within a heartbeat; raises `Problem` 404 or 409."""
+    """Have a member start its work again, within a heartbeat; raises `Refusal`."""
     record = require_member(state, node)
     # Milliseconds, so that the number grows even when Redis has lost the last one.
     newer = max(int(state.clock() * 1000), record.restarts + 1)
@@ -84,7 +84,7 @@ def restart(state: RunState, node: str) -> NodeView:
 
 
 def ask_logs(state: RunState, node: str) -> LogsTicket:
-    """Ask a member for its logs; it sends them with its next heartbeat. Raises `Problem` 404 or 409."""
+    """Ask a member for its logs; it sends them with its next heartbeat. Raises `Refusal`."""
     record = require_member(state, node)
     ticket = LogsTicket(request=secrets.token_hex(16))
     state.redis.set(_logs_key(state, ticket.request), "", ex=LOGS_SECONDS)
@@ -93,26 +93,26 @@ def ask_logs(state: RunState, node: str) -> LogsTicket:
 
 
 def take_logs(state: RunState, logs: NodeLogs) -> None:
-    """Keep what a node sends; raises `Problem` 409 for logs that nobody asked of it."""
+    """Keep what a node sends; raises `Refusal` for logs that nobody asked of it."""
     record = state.nodes.require_known(logs.node)
     if record.logs_wanted != logs.request or not state.redis.exists(_logs_key(state, logs.request)):
         if record.logs_wanted == logs.request:
             state.nodes.change(record, logs_wanted="")
-        raise Problem(409, "Logs are not wanted", "nobody asked for them, or not any more")
+        raise Refusal(Code.LOGS_NOT_WANTED, "nobody asked for them, or not any more")
     state.redis.set(_logs_key(state, logs.request), logs.to_json(), ex=LOGS_SECONDS)
     state.nodes.change(record, logs_wanted="")
 
 
 def logs(state: RunState, node: str, request: str) -> NodeLogs | None:
-    """What a node sent, None while it has not; raises `Problem` 404 for a question that was not asked, or too long ago."""
+    """What a node sent, None while it has not; raises `Refusal` for a question that was not asked, or too long ago."""
     data = state.redis.get(_logs_key(state, request))
     if data is None:
-        raise Problem(404, "No such question", "ask with POST .../logs; an answer is kept for ten minutes")
+        raise Refusal(Code.NO_SUCH_QUESTION, "ask with POST .../logs; an answer is kept for ten minutes")
     if not data:
         return None
     found = NodeLogs.from_json(data)
     if found.node != node:
-        raise Problem(404, "No such question", "these logs are another node's")
+        raise Refusal(Code.NO_SUCH_QUESTION, "these logs are another node's")
     return found
 
 
@@ -120,8 +120,8 @@ def invite(state: RunState, node: str) -> NodeView:
     """Let a node in whatever its pool's admission says; what the pool requires of machines stands. It need not have registered yet."""
     record = state.nodes.get(node) or NodeRecord(node=node)
     if record.state in EXCLUDED:
-        raise Problem(
-            409, record.state, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
+        raise Refusal(
+            Code.NODE_EXCLUDED, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
         )
     get_logger().info("an admin lets a node in", node=node)
     return view(state, state.nodes.change(record, welcome=True))
@@ -139,12 +139,11 @@ def ban(state: RunState, node: str, reason: str) -> NodeView:
 
 
 def unban(state: RunState, node: str, reason: str) -> NodeView:
-    """Take a ban back; raises `Problem` 409 for a node that is not banned, or was evicted besides. It registers again like a stranger."""
+    """Take a ban back; raises `Refusal` for a node that is not banned, or was evicted besides. It registers again like a stranger."""
     with state.settle_lock:
         if node in state.view.slashed:
-            raise Problem(
-                409,
-                "Evicted",
+            raise Refusal(
+                Code.NODE_EXCLUDED,
                 f"node {node[:12]}... was evicted for a rejected file, which nobody takes back; the ledger has it",
             )
         record = state.nodes.get(node)
@@ -152,15 +151,15 @@ def unban(state: RunState, node: str, reason: str) -> NodeView:
             state.ledger.append("node-unbanned", node=node, detail=reason)
             get_logger().info("an admin takes a ban back", node=node, reason=reason)
         elif record is None or record.state != "Banned":
-            raise Problem(409, "Not banned", f"node {node[:12]}... is not banned")
+            raise Refusal(Code.NOT_BANNED, f"node {node[:12]}... is not banned")
         return view(state, state.nodes.change(record or NodeRecord(node=node, state="Banned"), "unban"))
 
 
 def require(state: RunState, node: str) -> NodeRecord:
     record = state.nodes.get(node)
     if record is None:
-        raise Problem(
-            404, "No such node", f"node {node[:12]}... never registered with this run: GET /v1/admin/nodes lists them"
+        raise Refusal(
+            Code.NO_SUCH_NODE, f"node {node[:12]}... never registered with this run: GET /v1/admin/nodes lists them"
         )
     return record
 
@@ -168,7 +167,7 @@ def require(state: RunState, node: str) -> NodeRecord:
 def require_member(state: RunState, node: str) -> NodeRecord:
     record = require(state, node)
     if record.state not in MEMBERS:
-        raise Problem(409, "Not a member now", f"node {node[:12]}... is {record.state}, and hears of nothing")
+        raise Refusal(Code.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and hears of nothing")
     return record
 
 

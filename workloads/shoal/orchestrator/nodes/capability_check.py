@@ -15,12 +15,12 @@ from pydantic import Field
 from shoal.contracts.base import Contract
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import terms_of
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
 from shoal.crypto.challenge import BadProduct, ChallengeWork, check, decode_answer, plan
 from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 MOST_TRIES = 3
 """Challenges for one key in `TRIES_SECONDS`, whatever invites it has: a machine that was busy may try again, and checking costs us a second each."""
@@ -57,41 +57,37 @@ def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
 
 
 def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -> None:
-    """Raise `Problem` 428 unless the node has shown what its pool asks for under this invite, and 403 when it is not known what to ask."""
+    """Raise `Refusal` unless the node has shown what its pool asks for under this invite."""
     terms = terms_of(state.config.pools, invite.pool)
     if terms is None or not terms.open or terms.requirements.gflops == 0:
         return
     if record is None or record.outside is None:
         # Redis was lost after the invite: whether this is an own pod is known again with its next registration.
-        raise Problem(
-            403, "Invite is not valid", "the invite is not known any more; register at discovery for a new one"
-        )
+        raise Refusal(Code.INVITE_NOT_VALID, "the invite is not known any more; register at discovery for a new one")
     if record.outside and record.capable_nonce != invite.nonce:
-        raise Problem(
-            428,
-            "Challenge first",
+        raise Refusal(
+            Code.CHALLENGE_NOT_PASSED,
             f"pool {invite.pool!r} wants {terms.requirements.gflops} gflops: POST /v1/challenges, then /v1/challenge-answers",
         )
 
 
 def give(state: RunState, request: ChallengeRequest) -> Challenge:
-    """A new challenge, in place of one that was not answered; raises `Problem` 409 when none is due, 429 after too many."""
+    """A new challenge, in place of one that was not answered; raises `Refusal` when none is due and after too many."""
     record = state.nodes.require_known(request.node)
     gflops = wanted_gflops(state, record)
     # A member is asked too: its agent restarted, and comes back with a new invite.
     welcome = record.state == "Invited" or record.state in MEMBERS
     if not welcome or gflops == 0 or record.capable_nonce == record.invite_nonce:
-        raise Problem(
-            409, "No challenge is due", f"node {request.node[:12]}... is {record.state} and need show nothing now"
+        raise Refusal(
+            Code.CHALLENGE_NOT_DUE, f"node {request.node[:12]}... is {record.state} and need show nothing now"
         )
     counter = f"{state.prefix}:challenge-tries:{request.node}"
     state.redis.set(counter, 0, ex=TRIES_SECONDS, nx=True)
     if int(state.redis.incr(counter)) > MOST_TRIES:
-        raise Problem(
-            429,
-            "Too many challenges",
+        raise Refusal(
+            Code.TOO_MANY_CHALLENGES,
             f"{MOST_TRIES} were given to this node within {TRIES_SECONDS // 60} minutes; register at discovery again later, when the machine is idle",
-            {"Retry-After": "60"},
+            retry_after_seconds=60,
         )
     lanes, depth, limit = plan(gflops)
     challenge = Challenge(
@@ -108,7 +104,7 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
 
 
 def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
-    """Judge an answer, the only one to its challenge; raises `Problem` 403 if wrong or late, 409 if nothing waits for it, 503 in a crowd.
+    """Judge an answer, the only one to its challenge; raises `Refusal` if wrong or late, if nothing waits for it, and in a crowd.
 
     A right answer may be sent again while its invite is the newest: it gets the same result.
     """
@@ -120,7 +116,7 @@ def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
     if not _waiting.acquire(blocking=False):
         kept = int(came.seen_unix - state.clock()) + TRIES_SECONDS
         state.redis.set(_seen_key(state, answer.node), came.to_json(), ex=max(kept, 1))
-        raise Problem(503, "Many answers at once", "nothing is lost: send the answer again", {"Retry-After": "1"})
+        raise Refusal(Code.TOO_MANY_ANSWERS, "nothing is lost: send the answer again", retry_after_seconds=1)
     try:
         return _judge(state, record, answer, came.seen_unix)
     finally:
@@ -141,12 +137,11 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
     data = state.redis.getdel(_key(state, answer.node))
     given = GivenChallenge.from_json(data) if data is not None else None
     if given is None or given.challenge.challenge != answer.challenge or given.invite_nonce != record.invite_nonce:
-        raise Problem(409, "No such challenge", "it was answered, replaced, or never given out: ask for a new one")
+        raise Refusal(Code.NO_SUCH_CHALLENGE, "it was answered, replaced, or never given out: ask for a new one")
     challenge, seconds = given.challenge, max(came_unix - given.given_unix, 1e-3)
     if seconds > challenge.limit_seconds:
-        raise Problem(
-            403,
-            "Too slow",
+        raise Refusal(
+            Code.CHALLENGE_TOO_SLOW,
             f"the answer took {seconds:.1f} s, {challenge.limit_seconds:.1f} s are allowed for this pool",
         )
     work = ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
@@ -156,7 +151,7 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
             check(work, product)
     except BadProduct as error:
         get_logger().warning("challenge failed", node=answer.node, problem=str(error))
-        raise Problem(403, "Wrong product", str(error)) from error
+        raise Refusal(Code.CHALLENGE_WRONG, str(error)) from error
     gflops = work.flop / seconds / 1e9
     state.nodes.change(record, capable_nonce=given.invite_nonce, gflops=gflops, challenge_seconds=seconds)
     get_logger().info("challenge answered", node=answer.node, seconds=round(seconds, 2), gflops=round(gflops, 1))

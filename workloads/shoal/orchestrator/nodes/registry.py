@@ -10,10 +10,10 @@ from typing import Any
 import redis
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import NodeState
 from shoal.orchestrator.parsed import Parsed, ParsedRecord
 from shoal.orchestrator.records import NodeRecord
-from shoal.transport.server import Problem
 
 SWAP = """
 local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
@@ -119,8 +119,8 @@ class NodeRegistry:
             if self._swap(keys=[self._hash], args=[record.node, text, written]):
                 self.remember(written, changed)
                 return changed
-        raise Problem(
-            503, "Record is busy", "the node's record is being changed by others: try again", {"Retry-After": "1"}
+        raise Refusal(
+            Code.RECORD_BUSY, "the node's record is being changed by others: try again", retry_after_seconds=1
         )
 
     def counts(self) -> dict[NodeState, int]:
@@ -131,27 +131,25 @@ class NodeRegistry:
         return found
 
     def require_known(self, node: str) -> NodeRecord:
-        """The record of a node that is not excluded; raises `Problem` 403."""
+        """The record of a node that is not excluded; raises `Refusal`."""
         record = self.get(node)
         if record is not None and record.state in EXCLUDED:
-            raise Problem(
-                403,
-                record.state,
+            raise Refusal(
+                Code(record.state.lower()),
                 f"node {node[:12]}... is {record.state.lower()} from this run and does not come back; the ledger has the reason",
             )
         if record is None or record.state == "Discovered":
-            raise Problem(
-                403, "Not admitted", "register at discovery, wait for an invite, and bring it with the first heartbeat"
+            raise Refusal(
+                Code.NOT_ADMITTED, "register at discovery, wait for an invite, and bring it with the first heartbeat"
             )
         return record
 
     def require_member(self, node: str) -> NodeRecord:
-        """The record of a node that may work; raises `Problem` 403 with its state as the reason."""
+        """The record of a node that may work; raises `Refusal` with its state as the reason."""
         record = self.require_known(node)
         if record.state not in MEMBERS:
-            raise Problem(
-                403,
-                "Not a member now",
+            raise Refusal(
+                Code.NOT_A_MEMBER,
                 f"node {node[:12]}... is {record.state}: bring an invite with a heartbeat (a dead node registers again)",
             )
         return record

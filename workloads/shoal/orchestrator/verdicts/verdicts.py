@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.contracts import keys
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
 from shoal.contracts.work import is_evaluation
@@ -21,7 +22,6 @@ from shoal.orchestrator.work.lease_returns import end
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.uploads import find_verdict
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 EVICTED = "its node was evicted before this file was judged"
 """What the verdict on such a file says: it is neither paid nor trained on, and no further offence."""
@@ -85,7 +85,7 @@ def decide(
 
 
 def receive(state: RunState, signed: Signed[Verdict]) -> None:
-    """A validator's verdict, its signature already checked; raises `Problem` when it is on no file of ours or does not fit it."""
+    """A validator's verdict, its signature already checked; raises `Refusal` when it is on no file of ours or does not fit it."""
     verdict = signed.document
     with state.settle_lock:
         recorded = find_verdict(state, verdict.node, verdict.sha256)
@@ -94,9 +94,8 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             return
         job = state.queue.get(verdict.node, verdict.sha256)
         if job is None:
-            raise Problem(
-                404,
-                "No such file in the queue",
+            raise Refusal(
+                Code.NO_SUCH_FILE_QUEUED,
                 f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
             )
         if not state.knows(job.record.step):
@@ -254,19 +253,15 @@ def _check_fits(state: RunState, record: SubmissionRecord, verdict: Verdict) -> 
     for name in ("run", "lease", "step", "submission"):
         given, ours = getattr(verdict, name), getattr(record, name)
         if given != ours:
-            raise Problem(
-                409, "Verdict does not fit the file", f"verdict says {name} {given!r}, the submission has {ours!r}"
-            )
+            raise Refusal(Code.VERDICT_MISFIT, f"verdict says {name} {given!r}, the submission has {ours!r}")
     rows = state.shape(record.step).rows
     if verdict.outcome == "accept" and verdict.rows != rows:
-        raise Problem(
-            422,
-            "Wrong number of rows",
+        raise Refusal(
+            Code.WRONG_ROWS,
             f"verdict accepts {verdict.rows} rows, a submission of this run has {rows}: that is a reject (format)",
         )
     if verdict.outcome == "accept" and is_evaluation(record.step) and len(verdict.completion_lengths) != rows:
-        raise Problem(
-            422,
-            "Lengths are missing",
+        raise Refusal(
+            Code.LENGTHS_MISSING,
             f"verdict has {len(verdict.completion_lengths)} completion_lengths, an evaluation's file has {rows} rows",
         )

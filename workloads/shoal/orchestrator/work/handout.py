@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import Sampler, terms_of
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.work import is_evaluation
 from shoal.orchestrator.evaluation import credit, evaluations
@@ -21,7 +22,6 @@ from shoal.orchestrator.work.lease_returns import end, give_again
 from shoal.orchestrator.work.leases import MAX_OPEN_LEASES, PROBATION_LEASES, given_up, is_open, lease_seconds
 from shoal.orchestrator.work.uploads import require_quota
 from shoal.sampling.draw import beacon_commitment
-from shoal.transport.server import Problem
 
 
 def servable_steps(state: RunState, node: str) -> list[int]:
@@ -103,23 +103,21 @@ def _slice_info(state: RunState, number: int, latest: int) -> StepInfo:
 
 
 def _require_room(state: RunState, node: str, step: int) -> None:
-    """Whether another file for a step, or for a slice, is wanted; raises `Problem` 409. The caller holds `lease_lock`."""
+    """Whether another file for a step, or for a slice, is wanted; raises `Refusal`. The caller holds `lease_lock`."""
     if is_evaluation(step):
         if not evaluations.is_offered(state, node, step, training_needs_work=training_needs_work(state)):
-            raise Problem(
-                409,
-                "Slice is under way",
+            raise Refusal(
+                Code.SLICE_UNDER_WAY,
                 f"slice {step} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step again"
                 " in a second",
             )
         return
     load = state.loads([step])[0]
     if state.schedule.stalled(load):
-        raise Problem(409, "The step waits for a person", stalled_text(load))
+        raise Refusal(Code.STEP_STALLED, stalled_text(load))
     if not state.schedule.has_room(load, state.signal_rate()):
-        raise Problem(
-            409,
-            "Enough is under way",
+        raise Refusal(
+            Code.ENOUGH_UNDER_WAY,
             f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
         )
 
@@ -131,13 +129,11 @@ def training_needs_work(state: RunState) -> bool:
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
-    """A lease for a step with room; raises `Problem` 409 when the node should look again a little later."""
+    """A lease for a step with room; raises `Refusal` when the node should look again a little later."""
     state.nodes.require_member(request.node)
     offered = evaluations.open_numbers(state) if is_evaluation(request.step) else state.openable_steps()
     if request.step not in offered or not may_serve(state, request.node, [request.step]):
-        raise Problem(
-            409, "Step is not open to this node", f"step {request.step} is not open: ask GET /v1/step which one is"
-        )
+        raise Refusal(Code.STEP_NOT_OPEN, f"step {request.step} is not open: ask GET /v1/step which one is")
     with state.lease_lock:
         now = state.clock()
         _end_overdue(state)
@@ -152,9 +148,8 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
         _require_room(state, request.node, request.step)
         if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
-            raise Problem(
-                409,
-                "Files could not be judged",
+            raise Refusal(
+                Code.FILES_NOT_JUDGED,
                 f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
@@ -238,14 +233,14 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
 
 
 def renew(state: RunState, renewal: ClaimRenewal) -> None:
-    """Let a validator that is still at work keep its file; raises `Problem` 409 when its verdict would be for nothing."""
+    """Let a validator that is still at work keep its file; raises `Refusal` when its verdict would be for nothing."""
     job = state.queue.get(renewal.node, renewal.sha256)
     reason = over(state, job.record) if job is not None else "it has its verdict"
     until = state.clock() + state.config.validation.claim_seconds
     if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
         reason = "another validator has it, or is to have it"
     if reason:
-        raise Problem(409, "Claim is over", f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
+        raise Refusal(Code.CLAIM_OVER, f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
 
 
 def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:

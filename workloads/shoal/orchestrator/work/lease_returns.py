@@ -18,7 +18,7 @@ from shoal.telemetry import get_logger
 
 
 def take_back(state: RunState, request: LeaseReturn) -> None:
-    """End a lease at nobody's account; a lease that is over or has its file is left as it is. Raises `Problem` 403, 404."""
+    """End a lease at nobody's account; a lease that is over or has its file is left as it is. Raises `Refusal`."""
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if not is_open(record, state.clock()):

@@ -9,11 +9,11 @@ import secrets
 import redis
 
 from shoal.contracts import keys
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import Lease
 from shoal.orchestrator.parsed import Parsed
 from shoal.orchestrator.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
-from shoal.transport.server import Problem
 
 BASE_SECONDS = 60.0
 """For swap, start and scoring; a worker that died frees its share of the step after this."""
@@ -54,10 +54,10 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
     return record.status == "open" and record.lease.expires_unix > now_unix
 
 
-def other_file(lease: str, sha256: str) -> Problem:
+def other_file(lease: str, sha256: str) -> Refusal:
     """What whoever comes with a second file hears; `sha256`: of the first."""
     words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
-    return Problem(409, "Lease is for another file", words)
+    return Refusal(Code.LEASE_FOR_ANOTHER_FILE, words)
 
 
 def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_LEASES) -> list[LeaseRecord]:
@@ -121,18 +121,18 @@ class LeaseBook:
             self._redis.hset(self._numbers, field, lease.submission + 1)
 
     def require(self, lease: str, node: str) -> LeaseRecord:
-        """The node's own lease; raises `Problem` 404 for an unknown one and 403 for another node's."""
+        """The node's own lease; raises `Refusal` for an unknown one and for another node's."""
         record = self.get(lease)
         if record is None:
-            raise Problem(
-                404, "No such lease", f"lease {lease} is unknown or long over: ask for the open step and a new lease"
+            raise Refusal(
+                Code.NO_SUCH_LEASE, f"lease {lease} is unknown or long over: ask for the open step and a new lease"
             )
         if record.lease.node != node:
-            raise Problem(403, "Lease of another node", f"lease {lease} was not given to node {node[:12]}...")
+            raise Refusal(Code.LEASE_OF_ANOTHER_NODE, f"lease {lease} was not given to node {node[:12]}...")
         return record
 
     def name_file(self, record: LeaseRecord, sha256: str, size: int, expires_unix: float) -> LeaseRecord:
-        """Bind a lease to the one file that it may hand in, and keep it open while that is uploaded; raises `Problem` 409."""
+        """Bind a lease to the one file that it may hand in, and keep it open while that is uploaded; raises `Refusal`."""
         if record.sha256 is not None and (record.sha256, record.size) != (sha256, size):
             raise other_file(record.lease.lease, record.sha256)
         lease = record.lease.model_copy(update={"expires_unix": max(record.lease.expires_unix, expires_unix)})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed
@@ -22,7 +23,6 @@ from shoal.orchestrator.work.leases import is_open, other_file, upload_seconds
 from shoal.storage import NotFound
 from shoal.storage.grants import make_grant
 from shoal.telemetry import get_logger
-from shoal.transport.server import Problem
 
 HOUR_SECONDS = 3600
 FILES_AN_HOUR = 1200
@@ -36,10 +36,6 @@ _STATUS: dict[Outcome, str] = {
 }
 
 
-class OverQuota(Problem):
-    """The node has handed in its files of the hour. A kind of its own, so that it is counted apart from refusals for lack of room."""
-
-
 def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
     """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
@@ -50,18 +46,16 @@ def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -
 
 
 def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
-    """A grant for the staging key of the node's lease; raises `Problem`."""
+    """A grant for the staging key of the node's lease; raises `Refusal`."""
     member = state.nodes.require_member(request.node)
     limit = largest_file(state.config, state.plan.benchmarks)
     if request.size > limit:
-        raise Problem(413, "File is too large", f"file has {request.size} bytes, allowed in this run are {limit}")
+        raise Refusal(Code.FILE_TOO_LARGE, f"file has {request.size} bytes, allowed in this run are {limit}")
     now = state.clock()
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if record.status == "submitted":
-            raise Problem(
-                409, "Already submitted", f"lease {request.lease} has handed in its file: ask for its receipt"
-            )
+            raise Refusal(Code.ALREADY_SUBMITTED, f"lease {request.lease} has handed in its file: ask for its receipt")
         _require_time_left(record, now)
         expires = now + upload_seconds(request.size)
         if record.sha256 is None:
@@ -80,51 +74,50 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
 
 
 def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
-    """Count a file of this node in this hour; raises `Problem` 429. A repeated request for the same file is not counted again."""
+    """Count a file of this node in this hour; raises `Refusal`. A repeated request for the same file is not counted again."""
     key = _quota_key(state, node, now_unix)
     with state.redis.pipeline() as pipe:
         pipe.incr(key)
         pipe.expire(key, 2 * HOUR_SECONDS)
         count = int(pipe.execute()[0])
     if count > FILES_AN_HOUR:
-        raise _too_many(429, now_unix)
+        raise _too_many(Code.QUOTA_USED, now_unix)
 
 
 def require_quota(state: RunState, node: str, open_leases: int, now_unix: float) -> None:
-    """Whether a further lease of this node, beside those whose files are to come, will be worth its work; raises `Problem` 409.
+    """Whether a further lease of this node, beside those whose files are to come, will be worth its work; raises `Refusal`.
 
     What is leased can be handed in then: the hour that follows has a count of its own.
     """
     taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)
     if taken + open_leases >= FILES_AN_HOUR:
-        raise _too_many(409, now_unix)  # not 429, which clients wait out: a worker does other things meanwhile
+        raise _too_many(
+            Code.QUOTA_LEASED, now_unix
+        )  # not 429, which clients wait out: a worker does other things meanwhile
 
 
 def _quota_key(state: RunState, node: str, now_unix: float) -> str:
     return f"{state.prefix}:files:{int(now_unix // HOUR_SECONDS)}:{node}"
 
 
-def _too_many(status: int, now_unix: float) -> OverQuota:
+def _too_many(code: Code, now_unix: float) -> Refusal:
     wait = math.ceil(HOUR_SECONDS - now_unix % HOUR_SECONDS)
     words = f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s"
-    return OverQuota(status, "Too many files", words, {"Retry-After": str(wait)})
+    return Refusal(code, words, retry_after_seconds=wait)
 
 
 def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
-    """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Problem`."""
+    """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Refusal`."""
     state.nodes.require_member(notice.node)
     lease = state.leases.require(notice.lease, notice.node)
     groups = lease.groups
     if notice.groups != groups:
-        raise Problem(
-            422, "Wrong number of groups", f"file is said to have {notice.groups} groups, this submission has {groups}"
-        )
+        raise Refusal(Code.WRONG_GROUPS, f"file is said to have {notice.groups} groups, this submission has {groups}")
     record = find_record(state, notice.node, notice.sha256)
     if record is not None:
         if record.lease != notice.lease:
-            raise Problem(
-                409,
-                "File was submitted before",
+            raise Refusal(
+                Code.SUBMITTED_BEFORE,
                 f"the same bytes were handed in for lease {record.lease}: make new rollouts",
             )
         return _finish(state, record, lease)
@@ -154,7 +147,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
         lease = state.leases.get(notice.lease) or lease
         if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
-            raise Problem(409, "Lease is over", f"lease {notice.lease} was handed back while its file was confirmed")
+            raise Refusal(Code.LEASE_OVER, f"lease {notice.lease} was handed back while its file was confirmed")
         record = _the_one_file(state, record)
         created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
         lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
@@ -207,27 +200,26 @@ def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> Su
 
 
 def _promote(state: RunState, notice: SubmissionNotice) -> None:
-    """Give the staged bytes their final name if they are what was announced; raises `Problem` 409 or 422."""
+    """Give the staged bytes their final name if they are what was announced; raises `Refusal`."""
     target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
     size = state.store.size(staged)
     if size is not None and size != notice.size:
         state.store.delete(staged)
-        raise Problem(422, "Wrong size", f"the uploaded file has {size} bytes, announced were {notice.size}")
+        raise Refusal(Code.WRONG_SIZE, f"the uploaded file has {size} bytes, announced were {notice.size}")
     try:
         state.store.copy_if_absent(staged, target)
         found = state.store.sha256(target)
     except NotFound as error:
-        raise Problem(409, "Nothing was uploaded", "post the file to the grant's URL first, then confirm") from error
+        raise Refusal(Code.NOTHING_UPLOADED, "post the file to the grant's URL first, then confirm") from error
     if found != (notice.sha256, notice.size):
         state.store.delete(target)
         state.store.delete(staged)
-        raise Problem(
-            422,
-            "Wrong digest",
+        raise Refusal(
+            Code.WRONG_DIGEST,
             f"the uploaded file has SHA-256 {found[0]} and {found[1]} bytes, announced were {notice.sha256} and {notice.size}",
         )
 
 
 def _require_time_left(record: LeaseRecord, now_unix: float) -> None:
     if record.status == "abandoned" or not (is_open(record, now_unix) or record.status == "submitted"):
-        raise Problem(409, "Lease is over", f"lease {record.lease.lease} expired or was given up: ask for a new one")
+        raise Refusal(Code.LEASE_OVER, f"lease {record.lease.lease} expired or was given up: ask for a new one")

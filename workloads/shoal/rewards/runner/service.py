@@ -13,12 +13,14 @@ from fastapi.responses import Response
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import ValidationError
 
+from shoal.contracts.problems import Code, Refusal
 from shoal.contracts.programs import MAX_PROGRAM_BYTES, ProgramOutcome, ProgramRequest
 from shoal.rewards.sandbox.pool import SandboxPool
 from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
 from shoal.telemetry import get_logger
 from shoal.telemetry.health import render_metrics
-from shoal.transport.server import BodyLimit, Problem, add_problem_answers
+from shoal.transport.problems import add_problem_answers
+from shoal.transport.server import BodyLimit
 
 WAITING_FOR_A_SLOT = 2
 """Programs that may wait for each slot: enough that no slot is idle, few enough that whoever waits is better off with another runner."""
@@ -49,9 +51,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
         nonlocal running, broken
         if running >= room:  # before the body is read: what cannot be judged soon takes no memory
             REFUSED.inc()
-            raise Problem(
-                503, "Every slot is taken", f"{running} programs run or wait; ask again", {"Retry-After": "1"}
-            )
+            raise Refusal(Code.SLOTS_TAKEN, f"{running} programs run or wait; ask again", retry_after_seconds=1)
         running += 1
         RUNNING.set(running)
         try:
@@ -62,7 +62,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
             broken = str(error)
             get_logger().error("a sandbox failed", reason=broken)
             PROGRAMS.labels("failed").inc()
-            raise Problem(500, "The sandbox failed", str(error)) from error
+            raise Refusal(Code.SANDBOX_FAILED, str(error)) from error
         finally:
             running -= 1
             RUNNING.set(running)
@@ -80,7 +80,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
 
 
 def program_of(body: bytes) -> Program:
-    """The program that a request asks for; `Problem` 422 names what is wrong with it."""
+    """The program that a request asks for; `Refusal` names what is wrong with it."""
     try:
         asked = ProgramRequest.from_json(body)
         call = None
@@ -92,9 +92,9 @@ def program_of(body: bytes) -> Program:
         source = asked.source.decode(errors="surrogatepass")
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise Problem(422, "This is no program", wrong) from error
+        raise Refusal(Code.NOT_VALID, wrong) from error
     except (ValueError, RecursionError) as error:
-        raise Problem(422, "This is no program", str(error)[:300]) from error
+        raise Refusal(Code.NOT_VALID, str(error)[:300]) from error
     return Program(source, asked.stdin, call, Limits(**asked.limits.model_dump()))
 
 
