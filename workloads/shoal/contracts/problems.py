@@ -119,6 +119,7 @@ class Code(StrEnum):
     NOT_A_PLAIN_FILE = "not-a-plain-file"
     EMPTY_FILE = "empty-file"
     # The runner of programs
+    NOT_A_PROGRAM = "not-a-program"
     SLOTS_TAKEN = "slots-taken"
     SANDBOX_FAILED = "sandbox-failed"
 

@@ -118,6 +118,7 @@ KINDS: dict[Code, Kind] = {
     Code.NO_SUCH_FILE: Kind(404, "No such file"),
     Code.NOT_A_PLAIN_FILE: Kind(422, "Not a plain file"),
     Code.EMPTY_FILE: Kind(422, "Empty file"),
+    Code.NOT_A_PROGRAM: Kind(422, "This is no program"),
     Code.SLOTS_TAKEN: Kind(503, "Every slot is taken"),
     Code.SANDBOX_FAILED: Kind(500, "The sandbox failed"),
 }

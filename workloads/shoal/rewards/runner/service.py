@@ -19,7 +19,7 @@ from shoal.rewards.sandbox.pool import SandboxPool
 from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
 from shoal.telemetry import get_logger
 from shoal.telemetry.health import render_metrics
-from shoal.transport.problems import add_problem_answers
+from shoal.transport.problems import add_problem_answers, mistakes
 from shoal.transport.server import BodyLimit
 
 WAITING_FOR_A_SLOT = 2
@@ -91,10 +91,9 @@ def program_of(body: bytes) -> Program:
             call = Call(asked.call.function, arguments)
         source = asked.source.decode(errors="surrogatepass")
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise Refusal(Code.NOT_VALID, wrong) from error
+        raise Refusal(Code.NOT_A_PROGRAM, mistakes(error.errors())) from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(Code.NOT_VALID, str(error)[:300]) from error
+        raise Refusal(Code.NOT_A_PROGRAM, str(error)[:300]) from error
     return Program(source, asked.stdin, call, Limits(**asked.limits.model_dump()))
 
 
