@@ -10,7 +10,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.run import Prepared
 from shoal.evaluation.versions import ScoredVersion
 from shoal.orchestrator import metrics
@@ -191,4 +191,4 @@ def test_a_refusal_by_the_quota_is_counted_apart_from_one_for_lack_of_room(
 
 
 def refuse(node: str) -> None:
-    raise Refusal(Code.NOT_A_MEMBER, f"{node} is not")
+    raise Refusal(ProblemCode.NOT_A_MEMBER, f"{node} is not")

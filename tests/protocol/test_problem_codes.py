@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.contracts.problems import TYPE_PREFIX, Code, Refusal
+from shoal.contracts.problems import TYPE_PREFIX, ProblemCode, Refusal
 from shoal.transport import Refused
 from shoal.transport.client import _problem
 from shoal.transport.problems import KINDS, refused
@@ -25,9 +25,9 @@ OF_HTTP = ("fastapi", "starlette", "shoal.transport.server", "shoal.transport.pr
 
 
 def test_each_code_has_a_status_and_a_line_in_the_docs() -> None:
-    assert list(KINDS) == list(Code), "the table has the codes in their order"
+    assert list(KINDS) == list(ProblemCode), "the table has the codes in their order"
     documented = set(re.findall(r"^\| `([a-z-]+)` \| \d{3} \|", (ROOT / "docs" / "http.md").read_text(), re.M))
-    assert documented == set(Code)
+    assert documented == set(ProblemCode)
     assert all(400 <= kind.status < 600 and kind.title for kind in KINDS.values())
 
 
@@ -47,7 +47,7 @@ def test_no_client_compares_a_title_or_a_status_of_a_refusal() -> None:
 
 
 def test_a_refusal_comes_back_as_its_code() -> None:
-    answer = refused(Refusal(Code.RECORD_BUSY, "try again", retry_after_seconds=0.5))
+    answer = refused(Refusal(ProblemCode.RECORD_BUSY, "try again", retry_after_seconds=0.5))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "0.5")
     assert json.loads(bytes(answer.body)) == {
         "type": f"{TYPE_PREFIX}record-busy",

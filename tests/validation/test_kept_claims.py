@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from court import JOB
 
-from shoal.contracts.problems import TYPE_PREFIX, Code, ProblemDocument
+from shoal.contracts.problems import TYPE_PREFIX, ProblemCode, ProblemDocument
 from shoal.contracts.protocol import ClaimRenewal
 from shoal.telemetry import Liveness
 from shoal.transport.client import Refused, SignedClient, Unavailable
@@ -62,14 +62,16 @@ def test_a_judgement_without_progress_keeps_nothing() -> None:
 
 def test_a_judgement_that_nobody_waits_for_ends_at_its_next_sign_of_progress(deadline: Deadline) -> None:
     asked = Asked()
-    asked.answer = refused(409, Code.CLAIM_OVER, "another validator has it")
+    asked.answer = refused(409, ProblemCode.CLAIM_OVER, "another validator has it")
     with kept(asked, Liveness(60)) as claim:
         deadline("the refusal", lambda: claim.lost == "another validator has it", seconds=30)
         with pytest.raises(ClaimLostError, match="another validator has it"):
             claim.progress()
 
 
-@pytest.mark.parametrize("answer", [Unavailable("away"), refused(404), refused(409, Code.NOT_A_MEMBER), refused(503)])
+@pytest.mark.parametrize(
+    "answer", [Unavailable("away"), refused(404), refused(409, ProblemCode.NOT_A_MEMBER), refused(503)]
+)
 def test_an_orchestrator_that_is_away_or_older_ends_no_judgement(answer: Exception, deadline: Deadline) -> None:
     asked = Asked()
     asked.answer = answer

@@ -15,7 +15,7 @@ from typing import IO
 
 import httpx
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     LocalSubmission,
     SubmissionNotice,
@@ -73,7 +73,7 @@ def hand_in(
             except (httpx.HTTPError, UploadFailedError, ForbiddenUrl) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Refused as refused:
-                if refused.code != Code.NOTHING_UPLOADED:
+                if refused.code != ProblemCode.NOTHING_UPLOADED:
                     raise
                 reason = str(refused)
             if time.monotonic() + pause > deadline:
@@ -94,12 +94,12 @@ def open_plain(path: Path) -> IO[bytes]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise Refusal(Code.NO_SUCH_FILE, f"{path.name} is not in tmp/") from error
+        raise Refusal(ProblemCode.NO_SUCH_FILE, f"{path.name} is not in tmp/") from error
     except OSError as error:
-        raise Refusal(Code.NOT_A_PLAIN_FILE, f"{path.name}: {error.strerror}") from error
+        raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Refusal(Code.NOT_A_PLAIN_FILE, f"{path.name} is no regular file")
+        raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name} is no regular file")
     return os.fdopen(handle, "rb")
 
 
@@ -111,7 +111,7 @@ def digest(file: IO[bytes]) -> tuple[str, int]:
         running.update(chunk)
         size += len(chunk)
     if size == 0:
-        raise Refusal(Code.EMPTY_FILE, "a submission has at least one row")
+        raise Refusal(ProblemCode.EMPTY_FILE, "a submission has at least one row")
     return running.hexdigest(), size
 
 
@@ -120,7 +120,7 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
     try:
         return client.call("POST", "/v1/uploads", request, UploadGrant, deadline_seconds=CALL_SECONDS)
     except Refused as refused:
-        if refused.code == Code.ALREADY_SUBMITTED:
+        if refused.code == ProblemCode.ALREADY_SUBMITTED:
             return None
         raise
 

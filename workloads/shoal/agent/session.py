@@ -15,7 +15,7 @@ from shoal.agent.registration import own_registration
 from shoal.agent.run_end import why_over
 from shoal.contracts import keys
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     HEARTBEAT_SECONDS,
     Assignment,
@@ -44,8 +44,13 @@ SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it need
 MAX_METRICS = 64  # the contract's bound of a heartbeat
 ROUND_TRIP = "heartbeat_round_trip_ms"
 """Metric of the last heartbeat's way there and back: how near a node is to the orchestrator, for its groups."""
-EXCLUDED_BY: dict[str, NodeState] = {Code.EVICTED: "Evicted", Code.BANNED: "Banned"}
-JOIN_AGAIN: tuple[str, ...] = (Code.NOT_ADMITTED, Code.NOT_A_MEMBER, Code.POOL_FORGOTTEN, Code.INVITE_NOT_VALID)
+EXCLUDED_BY: dict[str, NodeState] = {ProblemCode.EVICTED: "Evicted", ProblemCode.BANNED: "Banned"}
+JOIN_AGAIN: tuple[str, ...] = (
+    ProblemCode.NOT_ADMITTED,
+    ProblemCode.NOT_A_MEMBER,
+    ProblemCode.POOL_FORGOTTEN,
+    ProblemCode.INVITE_NOT_VALID,
+)
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -145,10 +150,11 @@ class Session:
             state, client = self._state.state, self._orchestrator
         if state in EXCLUDED:
             raise Refusal(
-                Code(state.lower()), f"this node is {state.lower()} from run {self.config.run!r} and does not come back"
+                ProblemCode(state.lower()),
+                f"this node is {state.lower()} from run {self.config.run!r} and does not come back",
             )
         if client is None or state not in MEMBERS:
-            raise Refusal(Code.NOT_YET_A_MEMBER, f"node is {state}; the agent is joining", retry_after_seconds=1)
+            raise Refusal(ProblemCode.NOT_YET_A_MEMBER, f"node is {state}; the agent is joining", retry_after_seconds=1)
         return client
 
     def note_metrics(self, metrics: dict[str, float]) -> None:
@@ -157,7 +163,8 @@ class Session:
             merged = {**self._metrics, **metrics}
             if len(merged) > MAX_METRICS:
                 raise Refusal(
-                    Code.TOO_MANY_METRICS, f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}"
+                    ProblemCode.TOO_MANY_METRICS,
+                    f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}",
                 )
             self._metrics = merged
 
@@ -226,7 +233,7 @@ class Session:
                     timeout_seconds=INVITE_POLL_SECONDS + 10.0,
                 )
             except Refused as refused:
-                if refused.code in (Code.NOT_REGISTERED, Code.UPLINK_OUTDATED):
+                if refused.code in (ProblemCode.NOT_REGISTERED, ProblemCode.UPLINK_OUTDATED):
                     raise MustJoinError(f"discovery: {refused.detail[:300]}") from refused
                 raise
             if signed is not None:
@@ -242,7 +249,7 @@ class Session:
             try:
                 self._discovery.call("POST", "/v1/nodes", registration, Registered, deadline_seconds=DISCOVERY_SECONDS)
             except Refused as refused:
-                if refused.code != Code.UPLINK_NOT_MEASURED:
+                if refused.code != ProblemCode.UPLINK_NOT_MEASURED:
                     raise
                 if measured:
                     raise ChallengeFailedError(refused.detail) from refused
@@ -313,7 +320,7 @@ class Session:
                 "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
             )
         except Refused as refused:
-            if refused.code == Code.CHALLENGE_NOT_PASSED and invite is not None:
+            if refused.code == ProblemCode.CHALLENGE_NOT_PASSED and invite is not None:
                 self._show_capability()
                 return self._beat(invite)
             if refused.code in EXCLUDED_BY:

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from shoal.agent.hand_in import hand_in
 from shoal.agent.held_leases import HeldLeases, give_back
 from shoal.agent.session import Session
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, MetricName, StepInfo
 from shoal.contracts.run import home
 from shoal.transport import Refused, Unavailable
@@ -54,7 +54,7 @@ def make_app(
 
     @app.exception_handler(Unavailable)
     async def _unavailable(_: Request, error: Unavailable) -> Response:
-        return refused_answer(Refusal(Code.ORCHESTRATOR_AWAY, str(error), retry_after_seconds=1))
+        return refused_answer(Refusal(ProblemCode.ORCHESTRATOR_AWAY, str(error), retry_after_seconds=1))
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -79,7 +79,7 @@ def make_app(
     async def lease(request: Request) -> Response:
         wanted = await parse(request, LeaseRequest)
         if leaving.is_set():
-            raise Refusal(Code.POD_ENDING, "no further lease is asked for")
+            raise Refusal(ProblemCode.POD_ENDING, "no further lease is asked for")
         client = session.orchestrator()
         given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
         if given is not None:
@@ -121,7 +121,7 @@ def _passed_on(path: str, request: Request, parameter: str) -> str:
     if value is None:
         return path
     if not PLAIN.fullmatch(value):
-        raise Refusal(Code.NOT_VALID, f"{parameter}: expected digits, letters a to f and commas, 200 at most")
+        raise Refusal(ProblemCode.NOT_VALID, f"{parameter}: expected digits, letters a to f and commas, 200 at most")
     return f"{path}?{parameter}={value}"
 
 
@@ -130,19 +130,19 @@ def parse_metrics(body: bytes) -> dict[str, float]:
     try:
         document = json.loads(body)
     except ValueError as error:
-        raise Refusal(Code.NOT_VALID, f"not JSON: {str(error)[:200]}") from error
+        raise Refusal(ProblemCode.NOT_VALID, f"not JSON: {str(error)[:200]}") from error
     if not isinstance(document, dict):
-        raise Refusal(Code.NOT_VALID, 'expected an object such as {"tokens_total": 12}')
+        raise Refusal(ProblemCode.NOT_VALID, 'expected an object such as {"tokens_total": 12}')
     numbers: dict[str, float] = {}
     for name, value in document.items():
         try:
             METRIC_NAME.validate_python(name)
         except ValidationError as error:
             raise Refusal(
-                Code.NOT_VALID, f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
+                ProblemCode.NOT_VALID, f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
             ) from error
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Refusal(Code.NOT_VALID, f"{name}: expected a finite number")
+            raise Refusal(ProblemCode.NOT_VALID, f"{name}: expected a finite number")
         numbers[name] = float(value)
     return numbers
 

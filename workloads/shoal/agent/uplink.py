@@ -6,7 +6,7 @@ Called by `session` and `shoal node join`.
 import os
 import time
 
-from shoal.contracts.problems import Code
+from shoal.contracts.problems import ProblemCode
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -52,7 +52,7 @@ def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SE
         result = UplinkResult.from_json(answer.content)
     except (Unavailable, Refused) as error:
         if time.monotonic() - begun < limit - EARLY_SECONDS or (
-            isinstance(error, Refused) and error.code != Code.NO_SUCH_TEST
+            isinstance(error, Refused) and error.code != ProblemCode.NO_SUCH_TEST
         ):
             raise
         mbps = test.size * 8 / 1e6 / limit

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 TYPE_PREFIX = "urn:shoal:problem:"
 
 
-class Code(StrEnum):
+class ProblemCode(StrEnum):
     """Each kind of refusal; `transport.problems.KINDS` has its status and title, docs/http.md the table."""
 
     # Any service
@@ -127,7 +127,7 @@ class Code(StrEnum):
 class Refusal(Exception):
     """A request that is refused: its kind, what to do in words, and after how many seconds another try is worth while (None: unknown)."""
 
-    def __init__(self, code: Code, detail: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, code: ProblemCode, detail: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
@@ -146,5 +146,5 @@ class ProblemDocument(BaseModel):
 
     @property
     def code(self) -> str:
-        """The kind of refusal, as in `Code`, or newer than it; empty where the answer names none of ours."""
+        """The kind of refusal, as in `ProblemCode`, or newer than it; empty where the answer names none of ours."""
         return self.type.removeprefix(TYPE_PREFIX) if self.type.startswith(TYPE_PREFIX) else ""

@@ -15,7 +15,7 @@ from typing import Annotated
 import redis.asyncio
 from fastapi import FastAPI, Query, Request, Response
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.contracts.signed import BadSignature, Signed
@@ -98,7 +98,7 @@ class NodeBook:
         oldest = await self._redis.zrangebyscore(self._unanswered, "-inf", now_unix - LATELY_SECONDS, start=0, num=1)
         if not oldest:
             raise Refusal(
-                Code.TOO_MANY_NODES, f"{MAX_NODES} nodes are registered; try again later", retry_after_seconds=60
+                ProblemCode.TOO_MANY_NODES, f"{MAX_NODES} nodes are registered; try again later", retry_after_seconds=60
             )
         await self._forget(str(oldest[0]))
 
@@ -114,7 +114,7 @@ class NodeBook:
         row = await self._redis.hget(self._nodes, node)
         found = await self._readable({node: row}) if row is not None else []
         if not found:
-            raise Refusal(Code.NOT_REGISTERED, f"node {node[:12]}... is not registered: POST /v1/nodes first")
+            raise Refusal(ProblemCode.NOT_REGISTERED, f"node {node[:12]}... is not registered: POST /v1/nodes first")
         return found[0]
 
     async def _readable(self, rows: Mapping[str | bytes, str | bytes]) -> list[KnownNode]:
@@ -263,7 +263,9 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
     async def register(request: Request) -> Response:
         registration = await gate.speaks_for(request, Registration)
         if registration.run != config.run:
-            raise Refusal(Code.ANOTHER_RUN, f"this discovery serves run {config.run!r}, not {registration.run!r}")
+            raise Refusal(
+                ProblemCode.ANOTHER_RUN, f"this discovery serves run {config.run!r}, not {registration.run!r}"
+            )
         registration = await uplinks.with_measured(registration)
         address = request.client.host if request.client is not None else ""
         await book.register(KnownNode(registration=registration, address=address, seen_unix=time.time()))
@@ -288,14 +290,15 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
         try:
             document = signed.verified(orchestrator)
         except BadSignature as error:
-            raise Refusal(Code.INVITE_NOT_SIGNED, str(error)) from error
+            raise Refusal(ProblemCode.INVITE_NOT_SIGNED, str(error)) from error
         if document.node != node or document.run != config.run:
             raise Refusal(
-                Code.INVITE_OF_ANOTHER_NODE, f"invite is for node {document.node[:12]}... of run {document.run!r}"
+                ProblemCode.INVITE_OF_ANOTHER_NODE,
+                f"invite is for node {document.node[:12]}... of run {document.run!r}",
             )
         seconds = math.ceil(document.expires_unix - time.time())
         if seconds <= 0:
-            raise Refusal(Code.INVITE_EXPIRED, "make a new one; check that the clocks of both machines agree")
+            raise Refusal(ProblemCode.INVITE_EXPIRED, "make a new one; check that the clocks of both machines agree")
         await book.known(node)
         await book.leave_invite(node, signed, seconds)
         return Response(status_code=204)

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract
 from shoal.contracts.pools import PoolTerms, terms_of
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Registration
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.telemetry import get_logger
@@ -133,7 +133,7 @@ class UplinkCheck:
             words = (
                 f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
             )
-            raise Refusal(Code.UPLINK_OUTDATED, words)
+            raise Refusal(ProblemCode.UPLINK_OUTDATED, words)
 
     async def with_measured(self, registration: Registration) -> Registration:
         """The registration with our figure in the place of the node's; raises `Refusal` for a stranger's machine that has not shown enough.
@@ -143,7 +143,7 @@ class UplinkCheck:
         wanted, found = self.wanted(registration.pool), await self.measured(registration.node)
         if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
             words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}"
-            raise Refusal(Code.UPLINK_NOT_MEASURED, words)
+            raise Refusal(ProblemCode.UPLINK_NOT_MEASURED, words)
         # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is no figure for the orchestrator either.
         counts = found is not None and found.size >= size_for(wanted)
         hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if counts and found else None})
@@ -181,7 +181,7 @@ class UplinkCheck:
         )  # fmt: skip
         if not await self._redis.eval(_TAKE, 2, self._running, self._test(given.test.node), *map(str, told)):
             words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
-            raise Refusal(Code.TOO_MANY_UPLOADS, words, retry_after_seconds=3)
+            raise Refusal(ProblemCode.TOO_MANY_UPLOADS, words, retry_after_seconds=3)
 
     async def _redis_time(self) -> float:
         """Seconds since 1970 by the one clock that all discoveries have."""
@@ -201,7 +201,9 @@ class UplinkCheck:
         waited = await self._clock() - given.given_unix if given is not None else 0.0
         left = given.test.limit_seconds - waited if given is not None else 0.0
         if given is None or given.test.test != test or waited < 0.0 or left <= 0.0:  # before 0: the clock was set back
-            raise Refusal(Code.NO_SUCH_TEST, "it was made, replaced, is over or was never given out: ask for a new one")
+            raise Refusal(
+                ProblemCode.NO_SUCH_TEST, "it was made, replaced, is over or was never given out: ask for a new one"
+            )
         # Who begins late has lost its place, and others may be at it by now.
         await self._take_place(given, given.test.limit_seconds)
         try:
@@ -218,17 +220,17 @@ class UplinkCheck:
                 came += len(part)
                 digest.update(part)
                 if came > size:
-                    raise Refusal(Code.UPLOAD_TOO_LARGE, f"this test is of {size} bytes")
+                    raise Refusal(ProblemCode.UPLOAD_TOO_LARGE, f"this test is of {size} bytes")
         except TimeoutError:
             pass
         else:
             if came < size:
-                raise Refusal(Code.UPLOAD_TOO_SMALL, f"this test is of {size} bytes, {came} came")
+                raise Refusal(ProblemCode.UPLOAD_TOO_SMALL, f"this test is of {size} bytes, {came} came")
             if not fits(digest.digest()):
-                raise Refusal(Code.NOT_SIGNED, "other bytes came than were signed")
+                raise Refusal(ProblemCode.NOT_SIGNED, "other bytes came than were signed")
         elapsed = await self._clock() - given.given_unix
         if elapsed < 0.0:
-            raise Refusal(Code.NO_SUCH_TEST, "the clock was set back meanwhile: ask for a new one")
+            raise Refusal(ProblemCode.NO_SUCH_TEST, "the clock was set back meanwhile: ask for a new one")
         seconds = max(elapsed, 1e-3)
         result = UplinkResult(mbps=round(came * 8 / 1e6 / seconds, 2), size=came, seconds=round(seconds, 3))
         node = given.test.node

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.records import NodeRecord
@@ -112,7 +112,7 @@ def counted(asked: Counter) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        asked.labels("quota" if refusal.code in (Code.QUOTA_USED, Code.QUOTA_LEASED) else "refused").inc()
+        asked.labels("quota" if refusal.code in (ProblemCode.QUOTA_USED, ProblemCode.QUOTA_LEASED) else "refused").inc()
         raise
     asked.labels("granted").inc()
 

@@ -15,7 +15,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.run import Prepared, RunConfig
@@ -121,7 +121,9 @@ class RunState:
                 self._prepared = Prepared.from_json(self.store.get(keys.PREPARED))
             except NotFound as error:
                 raise Refusal(
-                    Code.NOT_PREPARED, "the run's base model and tasks are still being made", retry_after_seconds=2
+                    ProblemCode.NOT_PREPARED,
+                    "the run's base model and tasks are still being made",
+                    retry_after_seconds=2,
                 ) from error
         return self._prepared
 

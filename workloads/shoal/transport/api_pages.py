@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fastapi import FastAPI
 
 from shoal.contracts.base import Contract
-from shoal.contracts.problems import TYPE_PREFIX, Code
+from shoal.contracts.problems import TYPE_PREFIX, ProblemCode
 from shoal.contracts.protocol import (
     Challenge,
     ChallengeAnswer,
@@ -254,7 +254,7 @@ def _problem() -> dict[str, Any]:
             "detail": {"type": "string", "description": "what is wrong, what is allowed, what to do"},
         },
         "example": {
-            "type": f"{TYPE_PREFIX}{Code.LEASE_OVER}", "title": "Lease is over", "status": 409,
+            "type": f"{TYPE_PREFIX}{ProblemCode.LEASE_OVER}", "title": "Lease is over", "status": 409,
             "detail": f"lease {LEASE} expired or was given up: ask for a new one",
         },
     }  # fmt: skip

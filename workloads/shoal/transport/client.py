@@ -38,7 +38,7 @@ MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; ev
 
 
 class Refused(RuntimeError):
-    """The server understood and said no (4xx). Callers decide by `code` (`contracts.problems.Code`, or one newer than it, or empty)."""
+    """The server understood and said no (4xx). Callers decide by `code` (`contracts.problems.ProblemCode`, or one newer than it, or empty)."""
 
     def __init__(self, problem: ProblemDocument) -> None:
         words = f"{problem.status} {problem.title}"

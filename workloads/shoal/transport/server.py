@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.run import bind_address
 from shoal.crypto.http_signatures import NONCE_SECONDS, BadRequestSignature, SignedBy, has_digest, verify_request
 from shoal.transport.patience import BODY_SECONDS, WHOLE_BODY, PatientProtocol, allow_connections
@@ -78,7 +78,7 @@ class SignatureGate:
 
     async def _take_nonce(self, signed: SignedBy) -> None:
         if not await self._nonces.first_use(signed.key, signed.nonce, NONCE_SECONDS):
-            raise Refusal(Code.SEEN_BEFORE, "sign every request with a new nonce")
+            raise Refusal(ProblemCode.SEEN_BEFORE, "sign every request with a new nonce")
 
     def check(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> SignedBy:
         """Who signed a request to `target` (path and query), with `body` None its head; whether its nonce is new is left to the caller.
@@ -91,7 +91,7 @@ class SignatureGate:
                 return verify_request(method=method, url=url + target, headers=headers, body=body, now_unix=time.time())
             except BadRequestSignature as error:
                 problem = problem or str(error)
-        raise Refusal(Code.NOT_SIGNED, problem)
+        raise Refusal(ProblemCode.NOT_SIGNED, problem)
 
     def _names(self, host: str) -> list[str]:
         """Our URLs, the likeliest first: that whose host the client wrote, which a proxy between may have changed."""
@@ -124,7 +124,7 @@ class BodyLimit:
         most = self._by_path.get(scope["path"], self._max_bytes)
         length = dict(scope["headers"]).get(b"content-length")
         if length is not None and (not length.isdigit() or int(length) > most):
-            await refused(Refusal(Code.BODY_TOO_LARGE, f"send at most {most} bytes"))(scope, receive, send)
+            await refused(Refusal(ProblemCode.BODY_TOO_LARGE, f"send at most {most} bytes"))(scope, receive, send)
             return
         if length is not None and scope.get(WHOLE_BODY):  # nothing to wait for, and nothing beyond the length
             await self._app(scope, receive, send)
@@ -141,12 +141,12 @@ class BodyLimit:
                 async with asyncio.timeout(max(0.0, BODY_SECONDS - waited)):
                     message = await receive()
             except TimeoutError:
-                raise Refusal(Code.BODY_TOO_SLOW, f"send it within {BODY_SECONDS:.0f} s") from None
+                raise Refusal(ProblemCode.BODY_TOO_SLOW, f"send it within {BODY_SECONDS:.0f} s") from None
             waited += clock() - began
             whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > most:
-                raise Refusal(Code.BODY_TOO_LARGE, f"send at most {most} bytes")
+                raise Refusal(ProblemCode.BODY_TOO_LARGE, f"send at most {most} bytes")
             return message
 
         await self._app(scope, bounded, send)

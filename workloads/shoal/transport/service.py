@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts.base import Contract
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.roster import Role, Roster
 from shoal.contracts.run import home
 from shoal.storage import StoreUnavailable
@@ -75,7 +75,8 @@ class Gate:
         def admit(signer: str) -> None:
             if self._roster.role_of(signer) != role:
                 raise Refusal(
-                    Code.WRONG_ROLE, f"{request.method} {request.scope['path']} is for the {role} of this run only"
+                    ProblemCode.WRONG_ROLE,
+                    f"{request.method} {request.scope['path']} is for the {role} of this run only",
                 )
 
         return await self.node(request, admit)
@@ -89,7 +90,7 @@ def hold_back(pace: Pace, caller: str, terms: str) -> None:
 def require_no_wait(wait: float, terms: str) -> None:
     """Raises `Refusal` for who must wait, in seconds."""
     if wait > 0.0:
-        raise Refusal(Code.TOO_MANY_REQUESTS, f"{terms}: wait {wait:.1f} s", retry_after_seconds=math.ceil(wait))
+        raise Refusal(ProblemCode.TOO_MANY_REQUESTS, f"{terms}: wait {wait:.1f} s", retry_after_seconds=math.ceil(wait))
 
 
 def address_of(request: Request) -> str:
@@ -101,7 +102,7 @@ def require_same(signer: str, node: str) -> None:
     """The signer must be the node that the request speaks for; raises `Refusal`."""
     if signer != node:
         raise Refusal(
-            Code.SIGNER_NOT_THE_NODE,
+            ProblemCode.SIGNER_NOT_THE_NODE,
             f"the request speaks for node {node[:12]}... and is signed by {signer[:12]}...",
         )
 
@@ -112,7 +113,7 @@ async def parse(request: Request, body: type[Body]) -> Body:
         return body.from_json(await request.body())
     except ValidationError as error:
         raise Refusal(
-            Code.NOT_VALID, f"{body.__name__}: {mistakes(error.errors(include_url=False, include_input=False))}"
+            ProblemCode.NOT_VALID, f"{body.__name__}: {mistakes(error.errors(include_url=False, include_input=False))}"
         ) from error
 
 
@@ -136,7 +137,7 @@ def query_seconds(request: Request, name: str, most: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds <= most:
-        raise Refusal(Code.NOT_VALID, f"{name}: given {text[:20]!r}, allowed are 0 to {most:.0f}")
+        raise Refusal(ProblemCode.NOT_VALID, f"{name}: given {text[:20]!r}, allowed are 0 to {most:.0f}")
     return seconds
 
 
@@ -184,7 +185,7 @@ def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:
 
 def peer_is_away(error: Exception) -> Response:
     """The answer while store or Redis does not."""
-    code = Code.STORE_AWAY if isinstance(error, StoreUnavailable) else Code.REDIS_AWAY
+    code = ProblemCode.STORE_AWAY if isinstance(error, StoreUnavailable) else ProblemCode.REDIS_AWAY
     get_logger().warning("peer away", problem=code, error=f"{type(error).__name__}: {str(error)[:300]}")
     return refused(Refusal(code, "nothing is lost: try again in a second", retry_after_seconds=1))
 

@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from shoal.contracts.problems import Code
+from shoal.contracts.problems import ProblemCode
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
@@ -69,7 +69,7 @@ class KeptClaim:
                     "POST", "/v1/claim-renewals", self._renewal, deadline_seconds=patience, timeout_seconds=patience
                 )
             except Refused as refused:
-                if refused.code == Code.CLAIM_OVER:
+                if refused.code == ProblemCode.CLAIM_OVER:
                     self.lost = refused.detail
                     return
                 get_logger().warning("claim not renewed", reason=str(refused))

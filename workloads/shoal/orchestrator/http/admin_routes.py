@@ -12,7 +12,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
 
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.orchestrator.nodes import admin
 from shoal.orchestrator.run_state import RunState
@@ -78,13 +78,13 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
     def check(request: Request) -> None:
         if token is None:
             raise Refusal(
-                Code.NO_ADMIN,
+                ProblemCode.NO_ADMIN,
                 "this orchestrator has no admin token: put one into the file secrets/admin_token and start it again",
             )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
             raise Refusal(
-                Code.NOT_THE_ADMIN,
+                ProblemCode.NOT_THE_ADMIN,
                 "send the run's admin token as `Authorization: Bearer TOKEN`",
             )
 

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.contracts.node_states import MEMBERS, next_state
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import HEARTBEAT_SECONDS, Heartbeat, HeartbeatReply
 from shoal.crypto.http_signatures import NONCE_SECONDS, SignedBy
 from shoal.orchestrator import metrics
@@ -195,7 +195,7 @@ class QuickHeartbeats:
             if found == "absent":
                 return None
             if found == "seen":
-                raise Refusal(Code.SEEN_BEFORE, "sign every request with a new nonce")
+                raise Refusal(ProblemCode.SEEN_BEFORE, "sign every request with a new nonce")
             if found == "done":
                 assert after is not None  # no record is the empty text
                 self._pace.take(signed.key)
@@ -209,7 +209,7 @@ def _require_no_wait(wait: float) -> None:
     """Raises `Refusal` for a heartbeat that comes too early."""
     if wait > 0.0:
         words = f"a heartbeat is due every {HEARTBEAT_SECONDS:.0f} s: wait {wait:.1f} s"
-        raise Refusal(Code.TOO_MANY_HEARTBEATS, words, retry_after_seconds=math.ceil(wait))
+        raise Refusal(ProblemCode.TOO_MANY_HEARTBEATS, words, retry_after_seconds=math.ceil(wait))
 
 
 def _with_beat(record: NodeRecord, beat: Heartbeat, now_unix: float) -> NodeRecord:

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts import keys
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     MAX_LOG_CHARACTERS,
     ChallengeAnswer,
@@ -111,7 +111,7 @@ def make_app(
             if not recovery.is_built(state):
                 background.wake()
                 raise Refusal(
-                    Code.STATE_REBUILDING,
+                    ProblemCode.STATE_REBUILDING,
                     "the run's state is read from the store; try again in a second",
                     retry_after_seconds=0.5,
                 )
@@ -207,7 +207,9 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
             prepared = state.prepared()
             digest = prepared.tasks_digest if wanted is None else wanted
             if digest not in (prepared.tasks_digest, *(each.tasks_digest for each in prepared.benchmarks)):
-                raise Refusal(Code.NO_SUCH_TASK_TABLE, "digest is neither that of the run's tasks nor of a benchmark's")
+                raise Refusal(
+                    ProblemCode.NO_SUCH_TASK_TABLE, "digest is neither that of the run's tasks nor of a benchmark's"
+                )
             return state.store.get(keys.task_table(digest))
 
         return Response(await call(answer), media_type="application/vnd.apache.parquet")
@@ -270,7 +272,7 @@ def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Calla
         try:
             signed.verified(validator)
         except BadSignature as error:
-            raise Refusal(Code.VERDICT_NOT_SIGNED, str(error)) from error
+            raise Refusal(ProblemCode.VERDICT_NOT_SIGNED, str(error)) from error
         await call(verdicts.receive, state, signed)
         return Response(status_code=204)
 
@@ -282,7 +284,7 @@ def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
         try:
             return check_folder_grant(fields, now_unix=state.clock(), run_secret=state.run_secret)
         except BadGrant as error:
-            raise Refusal(Code.GRANT_NOT_VALID, str(error)) from error
+            raise Refusal(ProblemCode.GRANT_NOT_VALID, str(error)) from error
 
     @app.post("/v1/staging")
     async def staging(request: Request) -> Response:
@@ -322,7 +324,9 @@ def held_versions(request: Request) -> list[int]:
     """Versions that a node says it holds, `?holds=6,7`; none: it is given no evaluation. Raises `Refusal`."""
     text = request.query_params.get("holds", "")
     if not HOLDS.fullmatch(text):
-        raise Refusal(Code.NOT_VALID, "holds: expected up to 16 version numbers with commas between, such as 6,7")
+        raise Refusal(
+            ProblemCode.NOT_VALID, "holds: expected up to 16 version numbers with commas between, such as 6,7"
+        )
     return [int(part) for part in text.split(",")] if text else []
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.orchestrator.work.leases import upload_seconds
 from shoal.transport.patience import IDLE_SECONDS, within
 
@@ -31,7 +31,8 @@ class StagingForm:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise Refusal(
-                Code.NOT_A_FORM, "post multipart/form-data: the fields of the upload grant, then the file as `file`"
+                ProblemCode.NOT_A_FORM,
+                "post multipart/form-data: the fields of the upload grant, then the file as `file`",
             )
         self.key: str | None = None
         self.size = 0
@@ -64,24 +65,24 @@ class StagingForm:
         try:
             self._parser.write(chunk)
         except MultipartParseError as error:
-            raise Refusal(Code.FORM_NOT_VALID, str(error)[:200]) from error
+            raise Refusal(ProblemCode.FORM_NOT_VALID, str(error)[:200]) from error
 
     def finish(self) -> tuple[str, int]:
         """Key and size of the received file; raises `Refusal` when the form broke off or had no file."""
         if not self._ended or self.key is None:
-            raise Refusal(Code.FORM_NOT_VALID, "post every field of the grant and then the file as `file`")
+            raise Refusal(ProblemCode.FORM_NOT_VALID, "post every field of the grant and then the file as `file`")
         return self.key, self.size
 
     def _grow(self, buffer: bytearray, data: bytes, limit: int) -> None:
         if len(buffer) + len(data) > limit:
-            raise Refusal(Code.FORM_FIELD_TOO_LARGE, f"a field has at most {limit} bytes")
+            raise Refusal(ProblemCode.FORM_FIELD_TOO_LARGE, f"a field has at most {limit} bytes")
         buffer += data
 
     def _part_begins(self) -> None:
         if self.key is not None:
-            raise Refusal(Code.FORM_NOT_VALID, "the file is the last part of the form")
+            raise Refusal(ProblemCode.FORM_NOT_VALID, "the file is the last part of the form")
         if len(self._fields) >= MAX_FIELDS:
-            raise Refusal(Code.FORM_NOT_VALID, f"a form has at most {MAX_FIELDS} fields")
+            raise Refusal(ProblemCode.FORM_NOT_VALID, f"a form has at most {MAX_FIELDS} fields")
         self._name = None
         self._value.clear()
 
@@ -102,7 +103,7 @@ class StagingForm:
             return
         self.size += end - start
         if self.size > self.max_bytes:
-            raise Refusal(Code.FILE_TOO_LARGE, f"the grant allows {self.max_bytes} bytes")
+            raise Refusal(ProblemCode.FILE_TOO_LARGE, f"the grant allows {self.max_bytes} bytes")
         self._sink.write(data[start:end])
 
     def _part_ends(self) -> None:
@@ -129,7 +130,7 @@ async def receive_form(
             form.write(chunk)
     except TimeoutError:
         raise Refusal(
-            Code.UPLOAD_TOO_SLOW,
+            ProblemCode.UPLOAD_TOO_SLOW,
             f"a pause of {IDLE_SECONDS:.0f} s, or {upload_seconds(form.max_bytes):.0f} s in all: ask for a new grant and try again",
         ) from None
     key, size = form.finish()

@@ -10,7 +10,7 @@ from collections import Counter
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
 from shoal.contracts.pools import terms_of
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.ledger.view import Files
 from shoal.orchestrator.records import NodeRecord
@@ -98,7 +98,7 @@ def take_logs(state: RunState, logs: NodeLogs) -> None:
     if record.logs_wanted != logs.request or not state.redis.exists(_logs_key(state, logs.request)):
         if record.logs_wanted == logs.request:
             state.nodes.change(record, logs_wanted="")
-        raise Refusal(Code.LOGS_NOT_WANTED, "nobody asked for them, or not any more")
+        raise Refusal(ProblemCode.LOGS_NOT_WANTED, "nobody asked for them, or not any more")
     state.redis.set(_logs_key(state, logs.request), logs.to_json(), ex=LOGS_SECONDS)
     state.nodes.change(record, logs_wanted="")
 
@@ -107,12 +107,12 @@ def logs(state: RunState, node: str, request: str) -> NodeLogs | None:
     """What a node sent, None while it has not; raises `Refusal` for a question that was not asked, or too long ago."""
     data = state.redis.get(_logs_key(state, request))
     if data is None:
-        raise Refusal(Code.NO_SUCH_QUESTION, "ask with POST .../logs; an answer is kept for ten minutes")
+        raise Refusal(ProblemCode.NO_SUCH_QUESTION, "ask with POST .../logs; an answer is kept for ten minutes")
     if not data:
         return None
     found = NodeLogs.from_json(data)
     if found.node != node:
-        raise Refusal(Code.NO_SUCH_QUESTION, "these logs are another node's")
+        raise Refusal(ProblemCode.NO_SUCH_QUESTION, "these logs are another node's")
     return found
 
 
@@ -121,7 +121,7 @@ def invite(state: RunState, node: str) -> NodeView:
     record = state.nodes.get(node) or NodeRecord(node=node)
     if record.state in EXCLUDED:
         raise Refusal(
-            Code.NODE_EXCLUDED, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
+            ProblemCode.NODE_EXCLUDED, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
         )
     get_logger().info("an admin lets a node in", node=node)
     return view(state, state.nodes.change(record, welcome=True))
@@ -143,7 +143,7 @@ def unban(state: RunState, node: str, reason: str) -> NodeView:
     with state.settle_lock:
         if node in state.view.slashed:
             raise Refusal(
-                Code.NODE_EXCLUDED,
+                ProblemCode.NODE_EXCLUDED,
                 f"node {node[:12]}... was evicted for a rejected file, which nobody takes back; the ledger has it",
             )
         record = state.nodes.get(node)
@@ -151,7 +151,7 @@ def unban(state: RunState, node: str, reason: str) -> NodeView:
             state.ledger.append("node-unbanned", node=node, detail=reason)
             get_logger().info("an admin takes a ban back", node=node, reason=reason)
         elif record is None or record.state != "Banned":
-            raise Refusal(Code.NOT_BANNED, f"node {node[:12]}... is not banned")
+            raise Refusal(ProblemCode.NOT_BANNED, f"node {node[:12]}... is not banned")
         return view(state, state.nodes.change(record or NodeRecord(node=node, state="Banned"), "unban"))
 
 
@@ -159,7 +159,8 @@ def require(state: RunState, node: str) -> NodeRecord:
     record = state.nodes.get(node)
     if record is None:
         raise Refusal(
-            Code.NO_SUCH_NODE, f"node {node[:12]}... never registered with this run: GET /v1/admin/nodes lists them"
+            ProblemCode.NO_SUCH_NODE,
+            f"node {node[:12]}... never registered with this run: GET /v1/admin/nodes lists them",
         )
     return record
 
@@ -167,7 +168,7 @@ def require(state: RunState, node: str) -> NodeRecord:
 def require_member(state: RunState, node: str) -> NodeRecord:
     record = require(state, node)
     if record.state not in MEMBERS:
-        raise Refusal(Code.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and hears of nothing")
+        raise Refusal(ProblemCode.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and hears of nothing")
     return record
 
 

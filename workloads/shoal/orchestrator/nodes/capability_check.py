@@ -15,7 +15,7 @@ from pydantic import Field
 from shoal.contracts.base import Contract
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import terms_of
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
 from shoal.crypto.challenge import BadProduct, ChallengeWork, check, decode_answer, plan
 from shoal.orchestrator.records import NodeRecord
@@ -63,10 +63,12 @@ def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -
         return
     if record is None or record.outside is None:
         # Redis was lost after the invite: whether this is an own pod is known again with its next registration.
-        raise Refusal(Code.INVITE_NOT_VALID, "the invite is not known any more; register at discovery for a new one")
+        raise Refusal(
+            ProblemCode.INVITE_NOT_VALID, "the invite is not known any more; register at discovery for a new one"
+        )
     if record.outside and record.capable_nonce != invite.nonce:
         raise Refusal(
-            Code.CHALLENGE_NOT_PASSED,
+            ProblemCode.CHALLENGE_NOT_PASSED,
             f"pool {invite.pool!r} wants {terms.requirements.gflops} gflops: POST /v1/challenges, then /v1/challenge-answers",
         )
 
@@ -79,13 +81,13 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
     welcome = record.state == "Invited" or record.state in MEMBERS
     if not welcome or gflops == 0 or record.capable_nonce == record.invite_nonce:
         raise Refusal(
-            Code.CHALLENGE_NOT_DUE, f"node {request.node[:12]}... is {record.state} and need show nothing now"
+            ProblemCode.CHALLENGE_NOT_DUE, f"node {request.node[:12]}... is {record.state} and need show nothing now"
         )
     counter = f"{state.prefix}:challenge-tries:{request.node}"
     state.redis.set(counter, 0, ex=TRIES_SECONDS, nx=True)
     if int(state.redis.incr(counter)) > MOST_TRIES:
         raise Refusal(
-            Code.TOO_MANY_CHALLENGES,
+            ProblemCode.TOO_MANY_CHALLENGES,
             f"{MOST_TRIES} were given to this node within {TRIES_SECONDS // 60} minutes; register at discovery again later, when the machine is idle",
             retry_after_seconds=60,
         )
@@ -116,7 +118,7 @@ def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
     if not _waiting.acquire(blocking=False):
         kept = int(came.seen_unix - state.clock()) + TRIES_SECONDS
         state.redis.set(_seen_key(state, answer.node), came.to_json(), ex=max(kept, 1))
-        raise Refusal(Code.TOO_MANY_ANSWERS, "nothing is lost: send the answer again", retry_after_seconds=1)
+        raise Refusal(ProblemCode.TOO_MANY_ANSWERS, "nothing is lost: send the answer again", retry_after_seconds=1)
     try:
         return _judge(state, record, answer, came.seen_unix)
     finally:
@@ -137,11 +139,11 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
     data = state.redis.getdel(_key(state, answer.node))
     given = GivenChallenge.from_json(data) if data is not None else None
     if given is None or given.challenge.challenge != answer.challenge or given.invite_nonce != record.invite_nonce:
-        raise Refusal(Code.NO_SUCH_CHALLENGE, "it was answered, replaced, or never given out: ask for a new one")
+        raise Refusal(ProblemCode.NO_SUCH_CHALLENGE, "it was answered, replaced, or never given out: ask for a new one")
     challenge, seconds = given.challenge, max(came_unix - given.given_unix, 1e-3)
     if seconds > challenge.limit_seconds:
         raise Refusal(
-            Code.CHALLENGE_TOO_SLOW,
+            ProblemCode.CHALLENGE_TOO_SLOW,
             f"the answer took {seconds:.1f} s, {challenge.limit_seconds:.1f} s are allowed for this pool",
         )
     work = ChallengeWork(bytes.fromhex(challenge.seed), challenge.lanes, challenge.depth)
@@ -151,7 +153,7 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
             check(work, product)
     except BadProduct as error:
         get_logger().warning("challenge failed", node=answer.node, problem=str(error))
-        raise Refusal(Code.CHALLENGE_WRONG, str(error)) from error
+        raise Refusal(ProblemCode.CHALLENGE_WRONG, str(error)) from error
     gflops = work.flop / seconds / 1e9
     state.nodes.change(record, capable_nonce=given.invite_nonce, gflops=gflops, challenge_seconds=seconds)
     get_logger().info("challenge answered", node=answer.node, seconds=round(seconds, 2), gflops=round(gflops, 1))

@@ -8,7 +8,7 @@ A node is admitted once its invite's nonce is in the ledger, which also makes in
 import math
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, silence_event
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
     Exclusions,
@@ -56,7 +56,7 @@ def require_pool(state: RunState, record: NodeRecord) -> None:
     """Raises `Refusal` for a member that must register anew, which its agent then does by itself; its leases stand meanwhile."""
     if must_register(state, record):
         words = "which pool this node is in was forgotten with Redis: register at discovery again"
-        raise Refusal(Code.POOL_FORGOTTEN, words)
+        raise Refusal(ProblemCode.POOL_FORGOTTEN, words)
 
 
 def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:
@@ -111,7 +111,9 @@ def _is_used(state: RunState, beat: Heartbeat) -> bool:
 def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeRecord:
     assert beat.invite is not None
     if beat.node in state.view.evicted or (record is not None and record.state in EXCLUDED):
-        raise Refusal(Code.EVICTED, f"node {beat.node[:12]}... was evicted from this run; the ledger has the reason")
+        raise Refusal(
+            ProblemCode.EVICTED, f"node {beat.node[:12]}... was evicted from this run; the ledger has the reason"
+        )
     try:
         invite = check_invite(
             beat.invite,
@@ -121,17 +123,17 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
             now_unix=state.clock(),
         )
     except BadInvite as error:
-        raise Refusal(Code.INVITE_NOT_VALID, str(error)) from error
+        raise Refusal(ProblemCode.INVITE_NOT_VALID, str(error)) from error
     if record is not None and record.outside and record.invite_nonce != invite.nonce:
         # What was decided of a stranger's machine (its pool, what it must show) was decided with the newest one.
-        raise Refusal(Code.INVITE_NOT_VALID, "a newer invite was given; register at discovery for another")
+        raise Refusal(ProblemCode.INVITE_NOT_VALID, "a newer invite was given; register at discovery for another")
     capability_check.require_answer(state, invite, record)
     if not state.view.has_invite(beat.node, invite.nonce):
         noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
         state.ledger.append("node-invited", node=beat.node, detail=invite.nonce, invited=noted)
     state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
     if state.view.invite_nonces.get(invite.nonce) != beat.node:
-        raise Refusal(Code.INVITE_NOT_VALID, "this invite was used before; register at discovery for a new one")
+        raise Refusal(ProblemCode.INVITE_NOT_VALID, "this invite was used before; register at discovery for a new one")
     record = record or NodeRecord(node=beat.node, state="Invited")
     joined = state.nodes.change(record, "joined", pool=invite.pool, last_heartbeat_unix=state.clock())
     get_logger().info("node joined", node=beat.node, pool=invite.pool)

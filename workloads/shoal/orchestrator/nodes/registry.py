@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import NodeState
 from shoal.orchestrator.parsed import Parsed, ParsedRecord
 from shoal.orchestrator.records import NodeRecord
@@ -120,7 +120,7 @@ class NodeRegistry:
                 self.remember(written, changed)
                 return changed
         raise Refusal(
-            Code.RECORD_BUSY, "the node's record is being changed by others: try again", retry_after_seconds=1
+            ProblemCode.RECORD_BUSY, "the node's record is being changed by others: try again", retry_after_seconds=1
         )
 
     def counts(self) -> dict[NodeState, int]:
@@ -135,12 +135,13 @@ class NodeRegistry:
         record = self.get(node)
         if record is not None and record.state in EXCLUDED:
             raise Refusal(
-                Code(record.state.lower()),
+                ProblemCode(record.state.lower()),
                 f"node {node[:12]}... is {record.state.lower()} from this run and does not come back; the ledger has the reason",
             )
         if record is None or record.state == "Discovered":
             raise Refusal(
-                Code.NOT_ADMITTED, "register at discovery, wait for an invite, and bring it with the first heartbeat"
+                ProblemCode.NOT_ADMITTED,
+                "register at discovery, wait for an invite, and bring it with the first heartbeat",
             )
         return record
 
@@ -149,7 +150,7 @@ class NodeRegistry:
         record = self.require_known(node)
         if record.state not in MEMBERS:
             raise Refusal(
-                Code.NOT_A_MEMBER,
+                ProblemCode.NOT_A_MEMBER,
                 f"node {node[:12]}... is {record.state}: bring an invite with a heartbeat (a dead node registers again)",
             )
         return record

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.contracts import keys
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
 from shoal.contracts.work import is_evaluation
@@ -95,7 +95,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
         job = state.queue.get(verdict.node, verdict.sha256)
         if job is None:
             raise Refusal(
-                Code.NO_SUCH_FILE_QUEUED,
+                ProblemCode.NO_SUCH_FILE_QUEUED,
                 f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
             )
         if not state.knows(job.record.step):
@@ -253,15 +253,15 @@ def _check_fits(state: RunState, record: SubmissionRecord, verdict: Verdict) -> 
     for name in ("run", "lease", "step", "submission"):
         given, ours = getattr(verdict, name), getattr(record, name)
         if given != ours:
-            raise Refusal(Code.VERDICT_MISFIT, f"verdict says {name} {given!r}, the submission has {ours!r}")
+            raise Refusal(ProblemCode.VERDICT_MISFIT, f"verdict says {name} {given!r}, the submission has {ours!r}")
     rows = state.shape(record.step).rows
     if verdict.outcome == "accept" and verdict.rows != rows:
         raise Refusal(
-            Code.WRONG_ROWS,
+            ProblemCode.WRONG_ROWS,
             f"verdict accepts {verdict.rows} rows, a submission of this run has {rows}: that is a reject (format)",
         )
     if verdict.outcome == "accept" and is_evaluation(record.step) and len(verdict.completion_lengths) != rows:
         raise Refusal(
-            Code.LENGTHS_MISSING,
+            ProblemCode.LENGTHS_MISSING,
             f"verdict has {len(verdict.completion_lengths)} completion_lengths, an evaluation's file has {rows} rows",
         )

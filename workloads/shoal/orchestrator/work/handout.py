@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import Sampler, terms_of
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.work import is_evaluation
 from shoal.orchestrator.evaluation import credit, evaluations
@@ -107,17 +107,17 @@ def _require_room(state: RunState, node: str, step: int) -> None:
     if is_evaluation(step):
         if not evaluations.is_offered(state, node, step, training_needs_work=training_needs_work(state)):
             raise Refusal(
-                Code.SLICE_UNDER_WAY,
+                ProblemCode.SLICE_UNDER_WAY,
                 f"slice {step} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step again"
                 " in a second",
             )
         return
     load = state.loads([step])[0]
     if state.schedule.stalled(load):
-        raise Refusal(Code.STEP_STALLED, stalled_text(load))
+        raise Refusal(ProblemCode.STEP_STALLED, stalled_text(load))
     if not state.schedule.has_room(load, state.signal_rate()):
         raise Refusal(
-            Code.ENOUGH_UNDER_WAY,
+            ProblemCode.ENOUGH_UNDER_WAY,
             f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
         )
 
@@ -133,7 +133,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     state.nodes.require_member(request.node)
     offered = evaluations.open_numbers(state) if is_evaluation(request.step) else state.openable_steps()
     if request.step not in offered or not may_serve(state, request.node, [request.step]):
-        raise Refusal(Code.STEP_NOT_OPEN, f"step {request.step} is not open: ask GET /v1/step which one is")
+        raise Refusal(ProblemCode.STEP_NOT_OPEN, f"step {request.step} is not open: ask GET /v1/step which one is")
     with state.lease_lock:
         now = state.clock()
         _end_overdue(state)
@@ -149,7 +149,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         _require_room(state, request.node, request.step)
         if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
             raise Refusal(
-                Code.FILES_NOT_JUDGED,
+                ProblemCode.FILES_NOT_JUDGED,
                 f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
@@ -240,7 +240,9 @@ def renew(state: RunState, renewal: ClaimRenewal) -> None:
     if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
         reason = "another validator has it, or is to have it"
     if reason:
-        raise Refusal(Code.CLAIM_OVER, f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}")
+        raise Refusal(
+            ProblemCode.CLAIM_OVER, f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}"
+        )
 
 
 def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:

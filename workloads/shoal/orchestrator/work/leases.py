@@ -9,7 +9,7 @@ import secrets
 import redis
 
 from shoal.contracts import keys
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease
 from shoal.orchestrator.parsed import Parsed
 from shoal.orchestrator.records import DrawnBy, LeaseRecord
@@ -57,7 +57,7 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
 def other_file(lease: str, sha256: str) -> Refusal:
     """What whoever comes with a second file hears; `sha256`: of the first."""
     words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
-    return Refusal(Code.LEASE_FOR_ANOTHER_FILE, words)
+    return Refusal(ProblemCode.LEASE_FOR_ANOTHER_FILE, words)
 
 
 def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_LEASES) -> list[LeaseRecord]:
@@ -125,10 +125,11 @@ class LeaseBook:
         record = self.get(lease)
         if record is None:
             raise Refusal(
-                Code.NO_SUCH_LEASE, f"lease {lease} is unknown or long over: ask for the open step and a new lease"
+                ProblemCode.NO_SUCH_LEASE,
+                f"lease {lease} is unknown or long over: ask for the open step and a new lease",
             )
         if record.lease.node != node:
-            raise Refusal(Code.LEASE_OF_ANOTHER_NODE, f"lease {lease} was not given to node {node[:12]}...")
+            raise Refusal(ProblemCode.LEASE_OF_ANOTHER_NODE, f"lease {lease} was not given to node {node[:12]}...")
         return record
 
     def name_file(self, record: LeaseRecord, sha256: str, size: int, expires_unix: float) -> LeaseRecord:

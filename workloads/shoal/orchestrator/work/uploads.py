@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, UploadGrant, UploadRequest
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed
@@ -50,12 +50,14 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
     member = state.nodes.require_member(request.node)
     limit = largest_file(state.config, state.plan.benchmarks)
     if request.size > limit:
-        raise Refusal(Code.FILE_TOO_LARGE, f"file has {request.size} bytes, allowed in this run are {limit}")
+        raise Refusal(ProblemCode.FILE_TOO_LARGE, f"file has {request.size} bytes, allowed in this run are {limit}")
     now = state.clock()
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if record.status == "submitted":
-            raise Refusal(Code.ALREADY_SUBMITTED, f"lease {request.lease} has handed in its file: ask for its receipt")
+            raise Refusal(
+                ProblemCode.ALREADY_SUBMITTED, f"lease {request.lease} has handed in its file: ask for its receipt"
+            )
         _require_time_left(record, now)
         expires = now + upload_seconds(request.size)
         if record.sha256 is None:
@@ -81,7 +83,7 @@ def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
         pipe.expire(key, 2 * HOUR_SECONDS)
         count = int(pipe.execute()[0])
     if count > FILES_AN_HOUR:
-        raise _too_many(Code.QUOTA_USED, now_unix)
+        raise _too_many(ProblemCode.QUOTA_USED, now_unix)
 
 
 def require_quota(state: RunState, node: str, open_leases: int, now_unix: float) -> None:
@@ -92,7 +94,7 @@ def require_quota(state: RunState, node: str, open_leases: int, now_unix: float)
     taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)
     if taken + open_leases >= FILES_AN_HOUR:
         raise _too_many(
-            Code.QUOTA_LEASED, now_unix
+            ProblemCode.QUOTA_LEASED, now_unix
         )  # not 429, which clients wait out: a worker does other things meanwhile
 
 
@@ -100,7 +102,7 @@ def _quota_key(state: RunState, node: str, now_unix: float) -> str:
     return f"{state.prefix}:files:{int(now_unix // HOUR_SECONDS)}:{node}"
 
 
-def _too_many(code: Code, now_unix: float) -> Refusal:
+def _too_many(code: ProblemCode, now_unix: float) -> Refusal:
     wait = math.ceil(HOUR_SECONDS - now_unix % HOUR_SECONDS)
     words = f"a node hands in {FILES_AN_HOUR} files an hour at most: wait {wait} s"
     return Refusal(code, words, retry_after_seconds=wait)
@@ -112,12 +114,14 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     lease = state.leases.require(notice.lease, notice.node)
     groups = lease.groups
     if notice.groups != groups:
-        raise Refusal(Code.WRONG_GROUPS, f"file is said to have {notice.groups} groups, this submission has {groups}")
+        raise Refusal(
+            ProblemCode.WRONG_GROUPS, f"file is said to have {notice.groups} groups, this submission has {groups}"
+        )
     record = find_record(state, notice.node, notice.sha256)
     if record is not None:
         if record.lease != notice.lease:
             raise Refusal(
-                Code.SUBMITTED_BEFORE,
+                ProblemCode.SUBMITTED_BEFORE,
                 f"the same bytes were handed in for lease {record.lease}: make new rollouts",
             )
         return _finish(state, record, lease)
@@ -147,7 +151,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
         lease = state.leases.get(notice.lease) or lease
         if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
-            raise Refusal(Code.LEASE_OVER, f"lease {notice.lease} was handed back while its file was confirmed")
+            raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was handed back while its file was confirmed")
         record = _the_one_file(state, record)
         created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
         lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
@@ -205,21 +209,21 @@ def _promote(state: RunState, notice: SubmissionNotice) -> None:
     size = state.store.size(staged)
     if size is not None and size != notice.size:
         state.store.delete(staged)
-        raise Refusal(Code.WRONG_SIZE, f"the uploaded file has {size} bytes, announced were {notice.size}")
+        raise Refusal(ProblemCode.WRONG_SIZE, f"the uploaded file has {size} bytes, announced were {notice.size}")
     try:
         state.store.copy_if_absent(staged, target)
         found = state.store.sha256(target)
     except NotFound as error:
-        raise Refusal(Code.NOTHING_UPLOADED, "post the file to the grant's URL first, then confirm") from error
+        raise Refusal(ProblemCode.NOTHING_UPLOADED, "post the file to the grant's URL first, then confirm") from error
     if found != (notice.sha256, notice.size):
         state.store.delete(target)
         state.store.delete(staged)
         raise Refusal(
-            Code.WRONG_DIGEST,
+            ProblemCode.WRONG_DIGEST,
             f"the uploaded file has SHA-256 {found[0]} and {found[1]} bytes, announced were {notice.sha256} and {notice.size}",
         )
 
 
 def _require_time_left(record: LeaseRecord, now_unix: float) -> None:
     if record.status == "abandoned" or not (is_open(record, now_unix) or record.status == "submitted"):
-        raise Refusal(Code.LEASE_OVER, f"lease {record.lease.lease} expired or was given up: ask for a new one")
+        raise Refusal(ProblemCode.LEASE_OVER, f"lease {record.lease.lease} expired or was given up: ask for a new one")

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import ValidationError
 
-from shoal.contracts.problems import Code, Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.programs import MAX_PROGRAM_BYTES, ProgramOutcome, ProgramRequest
 from shoal.rewards.sandbox.pool import SandboxPool
 from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
@@ -51,7 +51,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
         nonlocal running, broken
         if running >= room:  # before the body is read: what cannot be judged soon takes no memory
             REFUSED.inc()
-            raise Refusal(Code.SLOTS_TAKEN, f"{running} programs run or wait; ask again", retry_after_seconds=1)
+            raise Refusal(ProblemCode.SLOTS_TAKEN, f"{running} programs run or wait; ask again", retry_after_seconds=1)
         running += 1
         RUNNING.set(running)
         try:
@@ -62,7 +62,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
             broken = str(error)
             get_logger().error("a sandbox failed", reason=broken)
             PROGRAMS.labels("failed").inc()
-            raise Refusal(Code.SANDBOX_FAILED, str(error)) from error
+            raise Refusal(ProblemCode.SANDBOX_FAILED, str(error)) from error
         finally:
             running -= 1
             RUNNING.set(running)
@@ -91,9 +91,9 @@ def program_of(body: bytes) -> Program:
             call = Call(asked.call.function, arguments)
         source = asked.source.decode(errors="surrogatepass")
     except ValidationError as error:
-        raise Refusal(Code.NOT_A_PROGRAM, mistakes(error.errors())) from error
+        raise Refusal(ProblemCode.NOT_A_PROGRAM, mistakes(error.errors())) from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(Code.NOT_A_PROGRAM, str(error)[:300]) from error
+        raise Refusal(ProblemCode.NOT_A_PROGRAM, str(error)[:300]) from error
     return Program(source, asked.stdin, call, Limits(**asked.limits.model_dump()))
 
 
