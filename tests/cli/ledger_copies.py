@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from ledger_samples import altered, fact
 from samples import NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed, sign
@@ -38,15 +39,15 @@ def make_copy(folder: Path) -> Path:
     store = open_folder(folder, "", deadline_seconds=2)
     writer = LedgerWriter(store, RUN, ORCHESTRATOR_KEY, clock=lambda: 1_795_000_000.0)
     checkpoints = Checkpoints(writer, ROSTER)
-    writer.append("beacon-committed", step=0, digest=beacon_commitment(BEACON))
+    writer.append(fact("beacon-committed", step=0, digest=beacon_commitment(BEACON)))
     weights = WeightsManifest(
         run=RUN, version=0, model="tiny", sha256="3" * 64, open_digest="4" * 64, shards=["5" * 64]
     )
     store.put(keys.version_weights(0), sign(weights, ROLE_KEYS["trainer"]).to_json())
-    writer.append("version-published", version=0, digest="3" * 64)
+    writer.append(fact("version-published", version=0, digest="3" * 64))
     for number, node in enumerate((HONEST, CHEAT)):
-        writer.append("node-joined", node=node, detail=f"{number:032d}")
-    writer.append("beacon-revealed", step=0, digest=beacon_commitment(BEACON))
+        writer.append(fact("node-joined", node=node, detail=f"{number:032d}"))
+    writer.append(fact("beacon-revealed", step=0, digest=beacon_commitment(BEACON)))
     checkpoints.write_due(0.0, complete=True)
     signed = sign(verdict(HONEST, 0, 700, accepted=True), ROLE_KEYS["validator"])
     store.put(keys.verdict(HONEST, FILES[HONEST]), signed.to_json())
@@ -57,23 +58,25 @@ def make_copy(folder: Path) -> Path:
     )  # fmt: skip
     store.put(keys.step_batch(0), batch.to_json())
 
-    writer.append("batch-sealed", step=0, digest=hashlib.sha256(batch.to_json()).hexdigest(), groups=1)
+    writer.append(fact("batch-sealed", step=0, digest=hashlib.sha256(batch.to_json()).hexdigest(), groups=1))
     rejected = sign(verdict(CHEAT, 0, 0, accepted=False), ROLE_KEYS["validator"])
     store.put(keys.verdict(CHEAT, FILES[CHEAT]), rejected.to_json())
-    writer.append("accepted", node=CHEAT, step=0, submission=1, digest="9" * 64, tokens=300, groups=1, signal_groups=1)
+    writer.append(
+        fact("accepted", node=CHEAT, step=0, submission=1, digest="9" * 64, tokens=300, groups=1, signal_groups=1)
+    )
     earlier = verdict(CHEAT, 1, 300, accepted=True).model_copy(update={"sha256": "9" * 64})
     store.put(keys.verdict(CHEAT, "9" * 64), sign(earlier, ROLE_KEYS["validator"]).to_json())
-    writer.append(
+    writer.append(fact(
         "rejected", node=CHEAT, step=0, submission=0, digest=FILES[CHEAT], detail=f"sampling: {ESCAPES}"
-    )  # fmt: skip
-    writer.append("node-evicted", node=CHEAT, detail="file was rejected")
+    ))  # fmt: skip
+    writer.append(fact("node-evicted", node=CHEAT, detail="file was rejected"))
     checkpoints.write_due(1.0, complete=True)
     return folder
 
 
 def accept(writer: LedgerWriter, node: str, tokens: int) -> None:
     writer.append(
-        "accepted", node=node, step=0, submission=0, digest=FILES[node], tokens=tokens, groups=2, signal_groups=1
+        fact("accepted", node=node, step=0, submission=0, digest=FILES[node], tokens=tokens, groups=2, signal_groups=1)
     )
 
 
@@ -86,7 +89,7 @@ def entry_of(copy: Path, number: int) -> Signed[LedgerEntry]:
 
 
 def changed(copy: Path, number: int, signer: PrivateKey = ORCHESTRATOR_KEY, **changes: object) -> None:
-    entry = entry_of(copy, number).document.model_copy(update=changes)
+    entry = altered(entry_of(copy, number).document, **changes)
     store_of(copy).put(keys.ledger_entry(number), sign(entry, signer).to_json())
 
 
@@ -98,5 +101,4 @@ def rewrite_from(copy: Path, number: int, **changes: object) -> None:
     for each in range(10):
         store.delete(keys.ledger_entry(each))
     for entry in entries:
-        fields = entry.model_dump(exclude={"number", "previous", "run", "kind", "unix"}, exclude_none=True)
-        writer.append(entry.kind, **{**fields, **(changes if entry.number == number else {})})
+        writer.append(altered(entry, **(changes if entry.number == number else {})).fact)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ledger_copies import CHEAT, FILES, make_copy, store_of
 
+from ledger_samples import fact
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, run_config
 from shoal.cli.main import main
 from shoal.contracts import keys
@@ -68,10 +69,10 @@ def slashed(tmp_path: Path) -> Path:
     copy = make_copy(tmp_path / "copy")
     writer = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY)
     writer.load()
-    writer.append("node-joined", node=SLASHED, detail=f"{7:032d}")
+    writer.append(fact("node-joined", node=SLASHED, detail=f"{7:032d}"))
     store_of(copy).put(keys.verdict(SLASHED, FILE), sign(SECOND, ROLE_KEYS["validator"]).to_json())
-    writer.append("rejected", node=SLASHED, step=0, submission=0, digest=FILE, detail="computation: chunk 5")
-    writer.append("node-evicted", node=SLASHED, detail="file was rejected")
+    writer.append(fact("rejected", node=SLASHED, step=0, submission=0, digest=FILE, detail="computation: chunk 5"))
+    writer.append(fact("node-evicted", node=SLASHED, detail="file was rejected"))
     return copy
 
 
@@ -132,9 +133,9 @@ def test_what_one_validator_could_not_read_twice_is_found_by_nobody_else(verify:
     copy = make_copy(tmp_path / "copy")
     writer, found = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY), finding("validator-1", "60 s", "unread")
     writer.load()
-    writer.append("node-joined", node=SLASHED, detail=f"{7:032d}")
+    writer.append(fact("node-joined", node=SLASHED, detail=f"{7:032d}"))
     store_of(copy).put(keys.verdict(SLASHED, FILE), sign(found, ROLE_KEYS["validator"]).to_json())
-    writer.append("rejected", node=SLASHED, step=0, submission=0, digest=FILE, detail="unread: 60 s")
+    writer.append(fact("rejected", node=SLASHED, step=0, submission=0, digest=FILE, detail="unread: 60 s"))
     give_opinion(copy, finding("validator-1", "59 s", "unread"))
     assert "a reject for unread takes the same finding by 2 validators" in verify("--documents").err
     give_opinion(copy, finding("validator-0", "60 s", "unread"))
@@ -169,8 +170,8 @@ def test_votes_without_documents_to_count_them_in_are_refused(verify: Verify, sl
 def test_an_eviction_without_any_rejected_file_is_found(verify: Verify, slashed: Path) -> None:
     writer = LedgerWriter(store_of(slashed), RUN, ORCHESTRATOR_KEY)
     writer.load()
-    writer.append("node-joined", node="e" * 64, detail=f"{8:032d}")
-    writer.append("node-evicted", node="e" * 64, detail="because")
+    writer.append(fact("node-joined", node="e" * 64, detail=f"{8:032d}"))
+    writer.append(fact("node-evicted", node="e" * 64, detail="because"))
     answer = verify()
     assert answer.code == 1
     assert "entry 14: node eeeeeeeeeeeeeeee... is evicted, and no file of it was rejected before" in answer.err

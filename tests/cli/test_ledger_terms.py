@@ -9,6 +9,7 @@ import pytest
 from ledger_copies import HONEST, make_copy, store_of
 from test_ledger_findings import SECOND, SLASHED, finding, give_opinion
 
+from ledger_samples import fact
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS, run_config
 from shoal.cli.main import main
 from shoal.contracts import keys
@@ -53,13 +54,15 @@ class Going:
         terms = TERMS.model_copy(update={"slash_votes": 1, "probation_files": 3, **changes})
         last = self.writer.view.terms
         if last is None:
-            self.writer.append("run-declared", digest=ROSTER_DIGEST, terms=terms)
+            self.writer.append(fact("run-declared", digest=ROSTER_DIGEST, terms=terms))
         else:
-            self.writer.append("terms-changed", digest=ROSTER_DIGEST, terms=terms, replaces=last.number)
+            self.writer.append(fact("terms-changed", digest=ROSTER_DIGEST, terms=terms, replaces=last.number))
 
     def join(self, node: str, nonce: str) -> None:
-        self.writer.append("node-invited", node=node, detail=nonce, invited=InvitedNode(pool="workers", expires_unix=1))
-        self.writer.append("node-joined", node=node, detail=nonce)
+        self.writer.append(
+            fact("node-invited", node=node, detail=nonce, invited=InvitedNode(pool="workers", expires_unix=1))
+        )
+        self.writer.append(fact("node-joined", node=node, detail=nonce))
 
     def accept(self, node: str, tokens: int = 50) -> None:
         self.files += 1
@@ -70,17 +73,17 @@ class Going:
             rewards=[RowReward(task_reward=1.0, length_penalty=0.0, reward=1.0)],
         )  # fmt: skip
         self.store.put(keys.verdict(node, verdict.sha256), sign(verdict, ROLE_KEYS["validator"]).to_json())
-        self.writer.append(
+        self.writer.append(fact(
             "accepted", node=node, step=0, submission=self.files, digest=verdict.sha256, tokens=tokens, groups=1,
             signal_groups=1, compute=compute,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def slash(self) -> None:
         self.store.put(keys.verdict(SLASHED, SECOND.sha256), sign(SECOND, ROLE_KEYS["validator"]).to_json())
         self.writer.append(
-            "rejected", node=SLASHED, step=0, submission=0, digest=SECOND.sha256, detail="computation: chunk 5"
+            fact("rejected", node=SLASHED, step=0, submission=0, digest=SECOND.sha256, detail="computation: chunk 5")
         )
-        self.writer.append("node-evicted", node=SLASHED, detail="file was rejected")
+        self.writer.append(fact("node-evicted", node=SLASHED, detail="file was rejected"))
 
 
 @pytest.fixture

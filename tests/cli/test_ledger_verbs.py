@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ledger_copies import CHEAT, ESCAPES, FILES, HONEST, changed, entry_of, make_copy, rewrite_from, store_of, verdict
 
+from ledger_samples import fact
 from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, key, run_config
 from servers import Minio
 from shoal.cli.main import main
@@ -164,8 +165,8 @@ def test_a_ledger_that_was_changed_is_not_good(shoal: Shoal, copy: Path, damage:
 def test_a_reveal_of_another_beacon_and_pay_for_a_stranger_are_found(shoal: Shoal, copy: Path) -> None:
     writer = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY)
     writer.load()
-    writer.append("beacon-revealed", step=5, digest="b" * 64)
-    writer.append("accepted", node="d" * 64, step=0, submission=0, digest="e" * 64, tokens=1, groups=1)
+    writer.append(fact("beacon-revealed", step=5, digest="b" * 64))
+    writer.append(fact("accepted", node="d" * 64, step=0, submission=0, digest="e" * 64, tokens=1, groups=1))
     answer = shoal("verify", copy, *TRUST)
     assert answer.code == 1
     assert "entry 10: the beacon of step 5 is not the one committed to before" in answer.err

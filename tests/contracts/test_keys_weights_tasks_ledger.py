@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from samples import DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, run_config
+from ledger_samples import altered
+from samples import COMPUTE, DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, TERMS, run_config
 from shoal.contracts import keys
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.tasks import TASKS_SCHEMA, BadTaskTable, ChatMessage, Task, read_tasks, tasks_digest, write_tasks
 from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen
 from shoal.crypto.canonical import document_digest
-from shoal.ledger.entries import GENESIS, LedgerEntry
+from shoal.ledger.entries import GENESIS, Accepted, LedgerEntry, MalformedFact
 from shoal.rewards.total import total_reward
 from shoal.storage.store import KEY_PATTERN, MAX_KEY_LENGTH
 
@@ -243,8 +244,11 @@ class TestLedger:
         entries, previous = [], GENESIS
         for number in range(length):
             entry = LedgerEntry(
-                number=number, previous=previous, run=RUN, kind="accepted", unix=float(number), node=NODE, step=number // 3,
-                submission=number, digest=hashlib.sha256(b"%d" % number).hexdigest(), tokens=100,
+                number=number, previous=previous, run=RUN, unix=float(number),
+                fact=Accepted(
+                    node=NODE, step=number // 3, submission=number, file=hashlib.sha256(b"%d" % number).hexdigest(),
+                    tokens=100, groups=1,
+                ),
             )  # fmt: skip
             entries.append(sign(entry, ORCHESTRATOR_KEY))
             previous = document_digest(entry)
@@ -274,7 +278,7 @@ class TestLedger:
         ):
             assert not self.is_whole(changed)
 
-    @pytest.mark.parametrize("field", sorted(set(LedgerEntry.model_fields) - {"number", "previous"}))
+    @pytest.mark.parametrize("field", sorted({"run", "unix", *MalformedFact.model_fields}))
     def test_an_entry_that_was_signed_again_with_another_value_breaks_it(self, field: str) -> None:
         entries = self.chain(4)
         entry = entries[1].document
@@ -285,13 +289,16 @@ class TestLedger:
             "node": "f" * 64,
             "digest": "f" * 64,
             "detail": "x",
+            "terms": TERMS,
+            "invited": {"pool": "workers", "expires_unix": 1},
+            "compute": COMPUTE,
         }
-        rewritten = entry.model_copy(update={field: values.get(field, 77)})
+        rewritten = altered(entry, **{field: values.get(field, 77)})
         assert document_digest(rewritten) != document_digest(entry)
         assert not self.is_whole([entries[0], sign(rewritten, ORCHESTRATOR_KEY), *entries[2:]])
 
     def test_absent_and_zero_are_different_entries(self) -> None:
         with_zero = self.chain(1)[0].document
-        without = with_zero.model_copy(update={"step": None})
+        without = altered(with_zero, step=None)
         assert json.loads(without.to_json())["step"] is None
         assert document_digest(with_zero) != document_digest(without)

@@ -8,7 +8,9 @@ import pytest
 import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from ledger_samples import altered, fact
 from samples import COMPUTE, DIGEST, ENTRY, HARDWARE, NODE, ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, TERMS
 from shoal.contracts.compute import compute_of, forward_flops
 from shoal.contracts.signed import sign
@@ -43,7 +45,9 @@ class Ledger:
 
     def add(self, kind: EntryKind, **fields: Any) -> LedgerEntry:
         chain = self.audit._chain
-        entry = LedgerEntry(number=chain.next_number, previous=chain.head, run=RUN, kind=kind, unix=self.unix, **fields)
+        entry = LedgerEntry(
+            number=chain.next_number, previous=chain.head, run=RUN, unix=self.unix, fact=fact(kind, **fields)
+        )
         return self.audit.take(sign(entry, ORCHESTRATOR_KEY).to_json())
 
     def declare(self, **changes: Any) -> LedgerEntry:
@@ -126,7 +130,7 @@ def test_a_declaration_without_terms_and_a_missing_one_are_found() -> None:
     ledger.change(0)
     ledger.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
     empty, late = ledger.finish().problems
-    assert empty == "entry 0 (run-declared): it says no terms"
+    assert empty == "entry 0 (run-declared): it does not say its terms"
     assert late == "entry 1 (terms-changed): terms change, and no entry before declares the run"
     bare = Ledger()
     bare.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
@@ -172,7 +176,7 @@ def test_compute_that_the_validator_did_not_count_is_found() -> None:
     entry = ledger.accept(NODE, tokens=4, submission=0, compute=COMPUTE)
 
     def against(verdict: Verdict) -> str | None:
-        signed = sign(verdict.model_copy(update={"sha256": entry.digest}), ROLE_KEYS["validator"])
+        signed = sign(verdict.model_copy(update={"sha256": entry.fact.file}), ROLE_KEYS["validator"])
         return document_problem(entry, signed.to_json(), ROSTER.document, None)
 
     assert against(verdict_on(COMPUTE)) is None
@@ -187,7 +191,7 @@ def test_an_entry_that_leaves_the_validators_compute_out_is_found() -> None:
     entry = ledger.accept(NODE, tokens=4, submission=0)
 
     def against(compute: Any) -> str | None:
-        verdict = verdict_on(compute).model_copy(update={"sha256": entry.digest})
+        verdict = verdict_on(compute).model_copy(update={"sha256": entry.fact.file})
         return document_problem(entry, sign(verdict, ROLE_KEYS["validator"]).to_json(), ROSTER.document, None)
 
     assert against(None) is None
@@ -303,7 +307,7 @@ def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() ->
     invited = InvitedNode(
         pool="p" * 40, expires_unix=1, registered_unix=1e300, software_version='"' * 200, hardware=hardware
     )
-    for entry in (ENTRY.model_copy(update={"terms": declared}), ENTRY.model_copy(update={"invited": invited})):
+    for entry in (altered(ENTRY, terms=declared), altered(ENTRY, invited=invited)):
         assert len(sign(entry, ORCHESTRATOR_KEY).to_json()) < LARGEST_ENTRY_BYTES / 2
 
 
@@ -322,6 +326,7 @@ def test_the_largest_declaration_and_invite_are_no_larger_than_readers_take() ->
         ("accepted", {"node": NODE, "step": 0, "digest": "0" * 64, "tokens": 10**9}, "submission and groups"),
         ("rejected", {"node": NODE, "step": 0, "submission": 0, "digest": "0" * 64}, "detail"),
         ("dataset-published", {}, "digest and detail"),
+        ("terms-changed", {"digest": ROSTER_DIGEST, "terms": TERMS}, "replaces"),
     ],
 )
 def test_an_entry_that_names_no_document_is_found_and_counts_for_nothing(
@@ -334,6 +339,24 @@ def test_an_entry_that_names_no_document_is_found_and_counts_for_nothing(
     report = ledger.finish()
     assert report.problems == [f"entry 3 ({kind}): it does not say its {lacks}"]
     assert (report.nodes[NODE].tokens, report.nodes[NODE].files_rejected) == (0, 0)
+
+
+def test_an_entry_that_says_what_its_kind_never_does_is_found_and_counts_for_nothing() -> None:
+    ledger = Ledger()
+    ledger.declare(probation_files=0)
+    ledger.join(NODE)
+    ledger.add("node-banned", node=NODE, tokens=9, compute=COMPUTE)
+    report = ledger.finish()
+    assert report.problems == [
+        "entry 3 (node-banned): it says its tokens and compute, which entries of this kind never do"
+    ]
+    assert not report.nodes[NODE].evicted
+
+
+@pytest.mark.parametrize("said", [{"nonce": "0" * 32}, {"fact": {"kind": "node-joined"}}, {"other": 1}], ids=str)
+def test_a_signed_entry_with_a_field_that_none_has_is_not_readable(said: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        altered(ENTRY, **said)
 
 
 def test_a_batch_that_was_sealed_before_its_beacon_was_fixed_is_found() -> None:

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 from redis import Redis
 
+from ledger_samples import flat
 from servers import ROOT, Server, redis, wait_until
 from shoal.contracts import keys
 from shoal.contracts.pools import PoolTerms
@@ -147,9 +149,9 @@ def verdict_on(
     )
 
 
-def ledger(store: Store) -> list[LedgerEntry]:
+def ledger(store: Store) -> list[SimpleNamespace]:
     """Every entry, in order."""
-    return [Signed[LedgerEntry].from_json(store.get(info.key)).document for info in store.list(keys.LEDGER)]
+    return [flat(Signed[LedgerEntry].from_json(store.get(info.key)).document) for info in store.list(keys.LEDGER)]
 
 
 @dataclass

@@ -202,10 +202,8 @@ def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_
 
 def spoilt(run: Orchestrator, number: int) -> None:
     """The verdict on a slice's accepted file is lost from the store."""
-    entry = run.state.view.evaluated[number]
-    assert entry.node is not None
-    assert entry.digest is not None
-    run.store.delete(keys.verdict(entry.node, entry.digest))
+    file = run.state.view.evaluated[number]
+    run.store.delete(keys.verdict(file.node, file.file))
 
 
 def test_one_record_that_cannot_be_written_holds_up_neither_later_ones_nor_the_end(

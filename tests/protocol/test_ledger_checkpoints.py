@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger_samples import altered, fact
 from samples import ROSTER
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed, sign
@@ -50,7 +51,7 @@ def another(writer: LedgerWriter, store: object = None) -> LedgerWriter:
 
 def fill(writer: LedgerWriter, size: int) -> None:
     while writer.view.next_number < size:
-        writer.append("node-dead", node=NODE)
+        writer.append(fact("node-dead", node=NODE))
 
 
 def write(writer: LedgerWriter, now: float = 0.0, *, complete: bool = False) -> int:
@@ -138,7 +139,7 @@ def test_a_start_after_a_segment_reads_few_objects_and_finds_the_same(writer: Le
     assert counting.reads == 1 + 1 + 5, "a segment, its checkpoint, and the entries after it"
     assert (again.view.next_number, again.view.head) == (writer.view.next_number, writer.view.head)
     assert again.view.chain.checkpoint() == writer.view.chain.checkpoint()
-    again.append("node-dead", node=NODE)
+    again.append(fact("node-dead", node=NODE))
     assert write(again, complete=True) == 2, "the newest regular one is compared, and what is new is written"
 
 
@@ -179,7 +180,7 @@ def test_a_segment_that_is_not_vouched_for_is_not_used(writer: LedgerWriter, dam
     entries = unpack_segment(writer.store.get(segment), 0)
     match damage:
         case "segment":
-            entries[7] = sign(entries[7].document.model_copy(update={"node": "8" * 64}), writer.key)
+            entries[7] = sign(altered(entries[7].document, node="8" * 64), writer.key)
             writer.store.put(segment, pack_segment(entries))
         case "checkpoint":
             data = Signed[LedgerCheckpoint].from_json(writer.store.get(checkpoint)).document

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fragile_store import FragileStore, KilledError
 from protocol_stack import NEEDED, Node, Stack, ledger, post, verdict_on
 from run_states import Orchestrator
 
+from ledger_samples import altered, fact
 from servers import Redis, wait_until
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress
@@ -37,7 +39,7 @@ def summary(progress: RunProgress) -> dict[str, object]:
     return progress.model_dump(exclude={"nodes", "trainer_phase"})
 
 
-def settled(entries: list[LedgerEntry]) -> Counter[tuple[str | None, str | None]]:
+def settled(entries: list[SimpleNamespace]) -> Counter[tuple[str | None, str | None]]:
     return Counter((e.node, e.digest) for e in entries if e.kind in ("accepted", "rejected"))
 
 
@@ -260,8 +262,8 @@ def test_racing_writers_make_one_unbroken_chain_and_record_each_fact_once(tmp_pa
 
     def work(writer: LedgerWriter) -> None:
         for number, node in enumerate(nodes):
-            writer.append("accepted", node=node, step=number, submission=0, digest="a" * 64, tokens=1)
-            writer.append("node-dead", node=node)
+            writer.append(fact("accepted", node=node, step=number, submission=0, digest="a" * 64, tokens=1, groups=1))
+            writer.append(fact("node-dead", node=node))
 
     threads = [threading.Thread(target=work, args=(writer,)) for writer in racing]
     for thread in threads:
@@ -286,12 +288,12 @@ def test_a_changed_entry_breaks_the_chain(tmp_path: Path) -> None:
     writer = writers(tmp_path, 1)[0]
     store, key = writer.store, writer.key
     for step in range(3):
-        writer.append("beacon-committed", step=step, digest="b" * 64)
+        writer.append(fact("beacon-committed", step=step, digest="b" * 64))
     signed = Signed[LedgerEntry].from_json(store.get(keys.ledger_entry(1)))
     assert signed.document.previous == document_digest(
         Signed[LedgerEntry].from_json(store.get(keys.ledger_entry(0))).document
     )
-    forged = signed.model_copy(update={"document": signed.document.model_copy(update={"step": 9})})
+    forged = signed.model_copy(update={"document": altered(signed.document, step=9)})
     store.put(keys.ledger_entry(1), forged.to_json())
     with pytest.raises(BrokenChain, match="ledger entry 1 is not one that this run's orchestrator signed"):
         LedgerWriter(store, "tiny", key).load()

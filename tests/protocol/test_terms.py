@@ -6,6 +6,7 @@ import pytest
 from protocol_stack import config, ledger, new_role_keys
 from run_states import Clock, Orchestrator
 
+from ledger_samples import fact
 from servers import Redis
 from shoal.contracts.pools import Admission, PoolTerms
 from shoal.contracts.recipe import Validation
@@ -114,7 +115,7 @@ def test_changed_terms_are_said_once_over_many_restarts(store: Store) -> None:
 def test_a_ledger_of_before_is_declared_where_it_is_and_stays_good(store: Store) -> None:
     clock = Clock()
     old = LedgerWriter(store, "tiny", ROLE_KEYS["orchestrator"], clock)
-    old.append("node-joined", node="ab" * 32, detail="0" * 32)
+    old.append(fact("node-joined", node="ab" * 32, detail="0" * 32))
     Process(store, configured(), clock)
     assert [entry.kind for entry in ledger(store)] == ["node-joined", "run-declared"]
     assert problems(store) == []

@@ -6,6 +6,7 @@ import pytest
 from protocol_stack import GROUP_SIZE, GROUPS, ledger, sha, verdict_on
 from run_states import Orchestrator
 
+from ledger_samples import fact
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS
@@ -384,11 +385,11 @@ def test_files_of_steps_long_sealed_are_no_longer_held_in_memory(run: Orchestrat
     order = [*range(20, 0, -2), *range(1, 20, 2)]
     for step in order:
         run.state.ledger.append(
-            "accepted", node=node, step=step, submission=0, digest=sha(b"%d" % step), tokens=1, groups=4
+            fact("accepted", node=node, step=step, submission=0, digest=sha(b"%d" % step), tokens=1, groups=4)
         )
-        run.state.ledger.append("batch-sealed", step=step, digest=sha(b"batch"), groups=4)
+        run.state.ledger.append(fact("batch-sealed", step=step, digest=sha(b"batch"), groups=4))
     view = run.state.view
     assert list(view.accepted) == order[-SEALED_STEPS:]
-    run.state.ledger.append("accepted", node=node, step=20, submission=1, digest=sha(b"late"), tokens=1, groups=4)
+    run.state.ledger.append(fact("accepted", node=node, step=20, submission=1, digest=sha(b"late"), tokens=1, groups=4))
     assert list(view.accepted) == order[-SEALED_STEPS:]
     assert (view.files_accepted, view.groups_judged, len(view.sealed)) == (21, 84, 20)

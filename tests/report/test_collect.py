@@ -3,6 +3,7 @@
 import pytest
 from run_documents import NODE, RunFolder, sample, step_metrics, verdict
 
+from ledger_samples import fact
 from shoal.contracts import keys
 from shoal.contracts.signed import sign
 from shoal.ledger.entries import GENESIS, LedgerEntry
@@ -77,7 +78,7 @@ def test_a_ledger_that_disagrees_with_the_verdicts_is_a_note(tmp_path) -> None:
     run = RunFolder(tmp_path)
     run.add_verdict(verdict(0, "accept"))
     for number in range(2):
-        entry = LedgerEntry(number=number, previous=GENESIS, run="demo", kind="accepted", unix=1.0, node=NODE)
+        entry = LedgerEntry(number=number, previous=GENESIS, run="demo", unix=1.0, fact=fact("accepted", node=NODE))
         run.store.put(keys.ledger_entry(number), sign(entry, run.role_keys["orchestrator"]).to_json())
     notes = report(found=read_store(run.store)).notes
     assert "the ledger has 2 entries 'accepted', the store 1 verdicts 'accept'; the report counts verdicts" in notes

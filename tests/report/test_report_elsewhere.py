@@ -9,6 +9,7 @@ import pytest
 from run_documents import NODE, RunFolder, step_metrics, verdict
 from typer.testing import CliRunner
 
+from ledger_samples import fact
 from servers import Minio
 from shoal.cli.main import app
 from shoal.contracts import keys
@@ -29,7 +30,7 @@ class StoredRun(RunFolder):
         self.store.put(keys.ROSTER, self.config.roster.to_json())
         writer = LedgerWriter(self.store, "demo", self.role_keys["orchestrator"])
         kind: EntryKind = "node-joined"
-        writer.append(kind, node=NODE, detail="0" * 32)
+        writer.append(fact(kind, node=NODE, detail="0" * 32))
         for step in range(STEPS):
             self.add_step(step_metrics(step, task_reward=step / 10))
         self.add_verdict(verdict(1, "accept"))
@@ -87,7 +88,8 @@ def test_a_store_of_another_run_key_is_refused(tmp_path: Path) -> None:
 def test_a_store_without_a_step_says_that_there_is_nothing_to_report(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.store.put(keys.ROSTER, run.config.roster.to_json())
-    LedgerWriter(run.store, "demo", run.role_keys["orchestrator"]).append("node-joined", node=NODE, detail="0" * 32)
+    writer = LedgerWriter(run.store, "demo", run.role_keys["orchestrator"])
+    writer.append(fact("node-joined", node=NODE, detail="0" * 32))
     with pytest.raises(InputWrong, match="nothing to report"):
         report(run.home / "store" / "shoal" / "demo")
 

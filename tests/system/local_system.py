@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 import yaml
 
+from ledger_samples import flat
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.signed import Signed
@@ -118,10 +120,10 @@ class LocalSystem:
         found = [keys.parse_version(each.name) for each in folder.glob("v*") if each.is_dir()]
         return max([-1, *[number for number in found if number is not None]])
 
-    def ledger(self) -> list[LedgerEntry]:
+    def ledger(self) -> list[SimpleNamespace]:
         """Every entry, in order; signatures by the orchestrator and the chain are checked."""
         orchestrator = None
-        entries: list[LedgerEntry] = []
+        entries: list[SimpleNamespace] = []
         previous = GENESIS
         for info in self.store.list(keys.LEDGER):
             signed = Signed[LedgerEntry].from_json(self.store.get(info.key))
@@ -130,7 +132,7 @@ class LocalSystem:
             assert entry.previous == previous, f"{info.key} does not follow from the entry before"
             assert entry.number == len(entries)
             previous = document_digest(entry)
-            entries.append(entry)
+            entries.append(flat(entry))
         return entries
 
     def sealed_steps(self) -> list[int]:

@@ -9,6 +9,7 @@ from run_documents import step_metrics
 from starlette.testclient import TestClient
 from ui_run import CHEAT, COMPLETION, HONEST, MARKUP, UNKNOWN_TOKEN, UiRun
 
+from ledger_samples import altered, fact
 from shoal.contracts import keys
 from shoal.contracts.compute import compute_of
 from shoal.contracts.signed import sign
@@ -104,15 +105,15 @@ def test_a_new_nodes_credit_counts_by_the_ledgers_own_terms(tmp_path: Path) -> N
     writer = LedgerWriter(run.store, "demo", run.role_keys["orchestrator"])
     writer.load()
     terms = terms_of_run(run.config).model_copy(update={"probation_files": 2})
-    writer.append("run-declared", digest=document_digest(run.config.roster.document), terms=terms)
+    writer.append(fact("run-declared", digest=document_digest(run.config.roster.document), terms=terms))
     invited = InvitedNode(pool="workers", expires_unix=1)
-    writer.append("node-invited", node=new, detail="7" * 32, invited=invited)
-    writer.append("node-joined", node=new, detail="7" * 32)
+    writer.append(fact("node-invited", node=new, detail="7" * 32, invited=invited))
+    writer.append(fact("node-joined", node=new, detail="7" * 32))
     for number, credit in enumerate((0, 100)):
         compute = compute_of(1000, 10, 50)
         digest = f"{number:064x}"
         writer.append(
-            "accepted", node=new, step=0, submission=number, digest=digest, tokens=50, groups=1, compute=compute
+            fact("accepted", node=new, step=0, submission=number, digest=digest, tokens=50, groups=1, compute=compute)
         )
         with client_of(run) as client:
             found = client.get("/api/nodes").json()
@@ -220,7 +221,7 @@ def test_a_ledger_that_was_changed_is_called_so_and_proves_nothing(tmp_path: Pat
     from shoal.contracts.signed import Signed
     from shoal.ledger.entries import LedgerEntry
 
-    changed = Signed[LedgerEntry].from_json(entry).document.model_copy(update={"tokens": 9})
+    changed = altered(Signed[LedgerEntry].from_json(entry).document, tokens=9)
     run.store.put(keys.ledger_entry(4), sign(changed, other).to_json())
     client = client_of(run)
     summary = client.get("/api/ledger").json()["summary"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from run_documents import RunFolder, part, progress, step_metrics
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ledger_samples import fact
 from samples import rollout
 from shoal.contracts import keys
 from shoal.contracts.rollouts import RolloutMetadata, write_rollouts
@@ -48,21 +49,21 @@ class UiRun(RunFolder):
         self.words = tokenizer()
         self.store.put(TOKENIZER_FILE, self.words.to_str().encode())
         writer = LedgerWriter(self.store, "demo", self.role_keys["orchestrator"])
-        writer.append("beacon-committed", step=0, digest=beacon_commitment(bytes(32)))
+        writer.append(fact("beacon-committed", step=0, digest=beacon_commitment(bytes(32))))
         for number, node in enumerate((HONEST, CHEAT)):
-            writer.append("node-joined", node=node, detail=f"{number:032d}")
-        writer.append("beacon-revealed", step=0, digest=beacon_commitment(bytes(32)))
+            writer.append(fact("node-joined", node=node, detail=f"{number:032d}"))
+        writer.append(fact("beacon-revealed", step=0, digest=beacon_commitment(bytes(32))))
         self.accepted = self._file(HONEST, 0, self._parquet(HONEST, 0), accepted=True)
-        writer.append(
+        writer.append(fact(
             "accepted", node=HONEST, step=0, submission=0, digest=self.accepted.sha256, tokens=700, groups=1, signal_groups=1
-        )  # fmt: skip
+        ))  # fmt: skip
         self.rejected = self._file(CHEAT, 1, self._parquet(CHEAT, 1))
         self.garbage = self._file(CHEAT, 2, b"PAR1 this is no Parquet file PAR1")
         detail = f"computation: {MARKUP}{ESCAPES}"
-        writer.append("rejected", node=CHEAT, step=0, submission=1, digest=self.rejected.sha256, detail=detail)
-        writer.append("node-evicted", node=CHEAT, detail="file was rejected")
+        writer.append(fact("rejected", node=CHEAT, step=0, submission=1, digest=self.rejected.sha256, detail=detail))
+        writer.append(fact("node-evicted", node=CHEAT, detail="file was rejected"))
         Checkpoints(writer, self.config.roster).write_due(0.0, complete=True)
-        writer.append("node-dead", node=HONEST)  # under no checkpoint yet
+        writer.append(fact("node-dead", node=HONEST))  # under no checkpoint yet
         for step in range(3):
             self.add_step(step_metrics(step, reward=0.2 + step / 10, warnings=[MARKUP] if step == 2 else []))
 

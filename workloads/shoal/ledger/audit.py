@@ -20,7 +20,29 @@ from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.work import is_evaluation
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.chain import BrokenChain, Chain, entry_leaf, identity
-from shoal.ledger.entries import ConsistencyProof, EntryKind, InclusionProof, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.entries import (
+    Accepted,
+    BatchSealed,
+    BeaconCommitted,
+    BeaconRevealed,
+    ConsistencyProof,
+    DatasetPublished,
+    DeclaredTerms,
+    InclusionProof,
+    LedgerCheckpoint,
+    LedgerEntry,
+    MalformedFact,
+    NodeBanned,
+    NodeDead,
+    NodeEvicted,
+    NodeInvited,
+    NodeJoined,
+    NodeUnbanned,
+    Rejected,
+    RunDeclared,
+    TermsChanged,
+    VersionPublished,
+)
 from shoal.ledger.facts import RunTerms
 from shoal.ledger.merkle import consistency_path, continues, includes, inclusion_path
 
@@ -70,7 +92,7 @@ class AuditReport:
     undeclared: int = 0  # entries before the first that declares the run: all of them where none does
     documents: int = 0
     repeated_rejects: int = 0  # of which all the findings were there that they take
-    terms: list[LedgerEntry] = field(default_factory=list)  # entries that say the run's terms, the last one in force
+    terms: list[DeclaredTerms] = field(default_factory=list)  # as entries declare them, the last ones in force
     kinds: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -94,8 +116,7 @@ class AuditReport:
         # Of terms that ended long before, none counts; of several that changed within minutes, the mildest. A date long after that of an entry which
         # follows is none to go by: it keeps nothing in force.
         ended = takewhile(lambda later: abs(entry.unix - later.unix) > SETTLING_SECONDS, before[1:])
-        votes = [each.terms.slash_votes for each in before[len(list(ended)) :] if each.terms is not None]
-        return min(votes, default=None)
+        return min((each.terms.slash_votes for each in before[len(list(ended)) :]), default=None)
 
     @property
     def forfeited(self) -> int:
@@ -130,16 +151,6 @@ def _signed_by_orchestrator(parse: Callable[[bytes], Signed[OfRun]], data: bytes
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-REQUIRED: dict[EntryKind, tuple[str, ...]] = {
-    "beacon-committed": ("step", "digest"), "beacon-revealed": ("step", "digest"), "batch-sealed": ("step", "digest"),
-    "node-invited": ("node", "detail", "invited"), "node-joined": ("node", "detail"), "node-dead": ("node",), "node-evicted": ("node", "detail"),
-    "node-banned": ("node",), "node-unbanned": ("node",), "accepted": ("node", "step", "submission", "digest", "tokens", "groups"),
-    "rejected": ("node", "step", "submission", "digest", "detail"), "version-published": ("version", "digest"),
-    "dataset-published": ("digest", "detail"),
-}  # fmt: skip
-"""Without which an entry of the kind says nothing."""
 
 
 class Audit:
@@ -182,9 +193,9 @@ class Audit:
                     f"checkpoint over {checkpoint.size} entries: its root is {checkpoint.root[:16]}..., that of the entries is"
                     f" {ours.root[:16]}...: what it signed is not what lies here"
                 )
-        fact = identity(entry)
-        if fact is None or fact not in self._seen:  # a second record of the same fact changes nothing
-            self._seen.add(fact)
+        name = identity(entry.fact)
+        if name is None or name not in self._seen:  # a second record of the same fact changes nothing
+            self._seen.add(name)
             self._fold(entry)
         self.report.undeclared += not self.report.terms
         return entry
@@ -196,105 +207,101 @@ class Audit:
             self.report.problems.append(
                 f"the ledger has {self.report.entries} entries, and a signed checkpoint covers {beyond}: its end is missing"
             )
-        if self.report.terms and self.report.terms[-1].digest != document_digest(self._roster):
+        if self.report.terms and self.report.terms[-1].roster != document_digest(self._roster):
             self.report.problems.append(
                 f"entry {self.report.terms[-1].number}: it declares another roster than the one that the run's key signed"
             )
         return self.report
 
     def _fold(self, entry: LedgerEntry) -> None:
-        lacks = [name for name in REQUIRED.get(entry.kind, ()) if getattr(entry, name) in (None, "")]
-        if lacks:  # what names no document is compared with none: it counts for nothing
-            self.report.problems.append(
-                f"entry {entry.number} ({entry.kind}): it does not say its {' and '.join(lacks)}"
-            )
-            return
-        problems, step, digest = self.report.problems, entry.step if entry.step is not None else -1, entry.digest or ""
-        match entry.kind:
-            case "run-declared" | "terms-changed":
-                self._declare(entry)
-            case "beacon-committed":
-                self._committed[step] = digest
+        problems, where = self.report.problems, f"entry {entry.number}"
+        match entry.fact:
+            case MalformedFact() as fact:  # what names no document is compared with none: it counts for nothing
+                problems.append(f"{where} ({fact.kind}): {fact.problem}")
+            case RunDeclared() | TermsChanged() as fact:
+                self._declare(fact, entry)
+            case BeaconCommitted(step=step, commitment=commitment):
+                self._committed[step] = commitment
                 self._first_evaluation = min(self._first_evaluation, step if is_evaluation(step) else math.inf)
-            case "batch-sealed":
+            case BeaconRevealed(step=step, commitment=commitment):
+                if self._committed.get(step) != commitment:
+                    problems.append(f"{where}: the beacon of step {step} is not the one committed to before")
+            case BatchSealed(step=step):
                 if step not in self._committed:
-                    problems.append(
-                        f"entry {entry.number}: the batch of step {step} was sealed before its beacon was committed to"
-                    )
-            case "beacon-revealed":
-                if self._committed.get(step) != digest:
-                    problems.append(
-                        f"entry {entry.number}: the beacon of step {step} is not the one committed to before"
-                    )
-            case _:
-                pass
-        if entry.node is None:
-            return
-        if entry.kind == "node-invited":  # no node of the run yet: whoever has a key may be invited
-            self._note_invite(entry, entry.node)
-            return
-        totals = self.report.nodes.setdefault(entry.node, NodeTotals())
-        match entry.kind:
-            case "node-joined":
+                    problems.append(f"{where}: the batch of step {step} was sealed before its beacon was committed to")
+            case NodeInvited(node=node, nonce=nonce):  # no node of the run yet: whoever has a key may be invited
+                if not self.report.terms:
+                    problems.append(f"{where} (node-invited): no entry before declares the run")
+                self._invited.add((node, nonce))
+            case NodeJoined(node=node, nonce=nonce):
+                totals = self._totals(node)
                 totals.joined, totals.dead = True, False
                 if self.report.in_force is not None:  # where they ask for nothing
                     self._prove(totals)
-                if self.report.terms and (entry.node, entry.detail) not in self._invited:
-                    problems.append(
-                        f"entry {entry.number}: node {entry.node[:16]}... joined by an invite that was never noted"
-                    )
-            case "node-dead":
-                totals.dead = True
-            case "node-evicted":
+                if self.report.terms and (node, nonce) not in self._invited:
+                    problems.append(f"{where}: node {node[:16]}... joined by an invite that was never noted")
+            case NodeDead(node=node):
+                self._totals(node).dead = True
+            case NodeEvicted(node=node):
+                totals = self._totals(node)
                 totals.slashed = totals.evicted = True
                 if not totals.files_rejected:
-                    problems.append(
-                        f"entry {entry.number}: node {entry.node[:16]}... is evicted, and no file of it was rejected before"
-                    )
-            case "node-banned":
-                totals.evicted = True
-            case "node-unbanned":
+                    problems.append(f"{where}: node {node[:16]}... is evicted, and no file of it was rejected before")
+            case NodeBanned(node=node):
+                self._totals(node).evicted = True
+            case NodeUnbanned(node=node):
+                totals = self._totals(node)
                 totals.evicted = totals.slashed
-            case "accepted":
-                if not self._is_fixed(step):
-                    problems.append(
-                        f"entry {entry.number}: a file of step {step} was accepted before its beacon was committed to"
-                    )
-                totals.files_accepted += 1
-                totals.groups += entry.groups or 0
-                totals.tokens += entry.tokens or 0
-                totals.flops += entry.compute.flops if entry.compute is not None else 0.0
-                self._prove(totals)
-                problems += _compute_problem(entry)
-            case "rejected":
+            case Accepted() as file:
+                self._accept(file, where)
+            case Rejected(node=node):
+                totals = self._totals(node)
                 totals.files_rejected += 1
-            case _:
-                pass
-        if entry.kind in ("accepted", "rejected") and not totals.joined:
-            problems.append(f"entry {entry.number}: a file of node {entry.node[:16]}..., which never joined")
+                self._require_joined(totals, node, where)
+            case VersionPublished() | DatasetPublished():
+                pass  # only their documents say more
+
+    def _totals(self, node: str) -> NodeTotals:
+        return self.report.nodes.setdefault(node, NodeTotals())
+
+    def _accept(self, file: Accepted, where: str) -> None:
+        totals, problems = self._totals(file.node), self.report.problems
+        if not self._is_fixed(file.step):
+            problems.append(f"{where}: a file of step {file.step} was accepted before its beacon was committed to")
+        totals.files_accepted += 1
+        totals.groups += file.groups
+        totals.tokens += file.tokens
+        self._prove(totals)
+        if (said := file.compute) is not None:
+            totals.flops += said.flops
+            if said != compute_of(said.parameters, said.prompt_tokens, file.tokens):
+                problems.append(
+                    f"{where} (accepted): {said.flops:g} operations do not follow from its parameters and tokens"
+                )
+        self._require_joined(totals, file.node, where)
+
+    def _require_joined(self, totals: NodeTotals, node: str, where: str) -> None:
+        if not totals.joined:
+            self.report.problems.append(f"{where}: a file of node {node[:16]}..., which never joined")
 
     def _is_fixed(self, step: int) -> bool:
         """Whether the beacon of a step is committed to; slices of an evaluation share that of their version's first."""
         return self._first_evaluation <= step if is_evaluation(step) else step in self._committed
 
-    def _declare(self, entry: LedgerEntry) -> None:
+    def _declare(self, fact: RunDeclared | TermsChanged, entry: LedgerEntry) -> None:
         """Whose run it is, and its terms from here on."""
-        where, last = f"entry {entry.number} ({entry.kind})", self.report.terms[-1] if self.report.terms else None
-        problems = self.report.problems
-        if entry.terms is None:
-            problems.append(f"{where}: it says no terms")
-            return
-        if self._run_key is not None and entry.terms.owner != self._run_key:
-            problems.append(
-                f"{where}: the run is declared as that of key {entry.terms.owner[:16]}..., not of the run's key"
-            )
-        if entry.kind == "terms-changed" and last is None:
+        where, last = f"entry {entry.number} ({fact.kind})", self.report.terms[-1] if self.report.terms else None
+        problems, owner = self.report.problems, fact.terms.owner
+        replaces = fact.replaces if isinstance(fact, TermsChanged) else None
+        if self._run_key is not None and owner != self._run_key:
+            problems.append(f"{where}: the run is declared as that of key {owner[:16]}..., not of the run's key")
+        if replaces is not None and last is None:
             problems.append(f"{where}: terms change, and no entry before declares the run")
-        elif last is not None and entry.replaces != last.number:
+        elif last is not None and replaces != last.number:
             problems.append(
-                f"{where}: it replaces the terms of entry {entry.replaces}, those in force are of entry {last.number}"
+                f"{where}: it replaces the terms of entry {replaces}, those in force are of entry {last.number}"
             )
-        self.report.terms.append(entry)
+        self.report.terms.append(DeclaredTerms(entry.number, entry.unix, fact.roster, fact.terms))
         for totals in self.report.nodes.values():
             self._prove(totals)
 
@@ -302,11 +309,6 @@ class Audit:
         """A node that has shown as much as the terms of some time ask for has shown it, whatever later ones ask for."""
         terms = self.report.in_force
         totals.proven |= terms is None or totals.files_accepted >= terms.probation_files
-
-    def _note_invite(self, entry: LedgerEntry, node: str) -> None:
-        if not self.report.terms:
-            self.report.problems.append(f"entry {entry.number} (node-invited): no entry before declares the run")
-        self._invited.add((node, entry.detail))
 
     def commitment(self, step: int) -> str | None:
         """The commitment to the beacon of a step, or None before it."""
@@ -342,13 +344,3 @@ def check_proof(proof: InclusionProof | ConsistencyProof, run_key: str) -> Roste
             f"the tree over {new.size} entries does not continue the one over {old.size}: entries were rewritten"
         )
     return roster
-
-
-def _compute_problem(entry: LedgerEntry) -> list[str]:
-    """What is wrong with an entry's compute by its own figures."""
-    said = entry.compute
-    if said is None or said == compute_of(said.parameters, said.prompt_tokens, entry.tokens or 0):
-        return []
-    return [
-        f"entry {entry.number} ({entry.kind}): {said.flops:g} operations do not follow from its parameters and tokens"
-    ]

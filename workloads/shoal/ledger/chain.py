@@ -11,7 +11,30 @@ import zstandard
 
 from shoal.contracts.signed import Signed
 from shoal.crypto.canonical import canonical_bytes
-from shoal.ledger.entries import CHECKPOINT_ENTRIES, GENESIS, SEGMENT_ENTRIES, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.entries import (
+    CHECKPOINT_ENTRIES,
+    GENESIS,
+    SEGMENT_ENTRIES,
+    Accepted,
+    BatchSealed,
+    BeaconCommitted,
+    BeaconRevealed,
+    DatasetPublished,
+    Fact,
+    LedgerCheckpoint,
+    LedgerEntry,
+    MalformedFact,
+    NodeBanned,
+    NodeDead,
+    NodeEvicted,
+    NodeInvited,
+    NodeJoined,
+    NodeUnbanned,
+    Rejected,
+    RunDeclared,
+    TermsChanged,
+    VersionPublished,
+)
 from shoal.ledger.merkle import Frontier, leaf_hash
 
 ZSTD_LEVEL = 6
@@ -29,27 +52,27 @@ def entry_leaf(entry: LedgerEntry) -> bytes:
     return leaf_hash(canonical_bytes(entry))
 
 
-def identity(entry: LedgerEntry) -> Hashable | None:
-    """What this entry records, if that can happen only once; None for what may happen again (a node's death)."""
-    match entry.kind:
-        case "run-declared":
-            return entry.kind
-        case "terms-changed":
-            return (entry.kind, entry.replaces)
-        case "beacon-committed" | "beacon-revealed" | "batch-sealed":
-            return (entry.kind, entry.step)
-        case "version-published":
-            return (entry.kind, entry.version)
-        case "dataset-published":
-            return (entry.kind, entry.detail)
-        case "node-invited" | "node-joined":
-            return (entry.kind, entry.node, entry.detail)
-        case "node-evicted":
-            return (entry.kind, entry.node)
-        case "accepted" | "rejected":
+def identity(fact: Fact) -> Hashable | None:
+    """What a fact is known by, if it can happen only once; None for what may happen again (a node's death)."""
+    match fact:
+        case RunDeclared():
+            return fact.kind
+        case TermsChanged():
+            return (fact.kind, fact.replaces)
+        case BeaconCommitted() | BeaconRevealed() | BatchSealed():
+            return (fact.kind, fact.step)
+        case VersionPublished():
+            return (fact.kind, fact.version)
+        case DatasetPublished():
+            return (fact.kind, fact.name)
+        case NodeInvited() | NodeJoined():
+            return (fact.kind, fact.node, fact.nonce)
+        case NodeEvicted():
+            return (fact.kind, fact.node)
+        case Accepted() | Rejected():
             # One file has one outcome, so both kinds share one identity.
-            return ("settled", entry.node, entry.digest)
-        case _:
+            return ("settled", fact.node, fact.file)
+        case NodeDead() | NodeBanned() | NodeUnbanned() | MalformedFact():
             return None
 
 

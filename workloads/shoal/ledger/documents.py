@@ -7,6 +7,7 @@ Comes in: an entry and the bytes of its document, as whoever calls has read them
 import hashlib
 from collections.abc import Sequence
 
+from shoal.contracts import keys
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import StepBatch
@@ -14,19 +15,21 @@ from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_nee
 from shoal.contracts.weights import WeightsManifest
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.audit import first_line
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import Accepted, BatchSealed, Fact, LedgerEntry, Rejected, VersionPublished
 from shoal.sampling.draw import beacon_commitment
 
 
-def document_key_parts(entry: LedgerEntry) -> tuple[str, str | int, str] | None:
-    """Which document an entry names: `("verdict", node, file)`, `("batch", step, "")`, `("weights", version, "")`; None for none."""
-    if entry.kind in ("accepted", "rejected") and entry.node is not None and entry.digest is not None:
-        return ("verdict", entry.node, entry.digest)
-    if entry.kind == "batch-sealed" and entry.step is not None:
-        return ("batch", entry.step, "")
-    if entry.kind == "version-published" and entry.version is not None:
-        return ("weights", entry.version, "")
-    return None
+def document_key(fact: Fact) -> str | None:
+    """Where the document lies that a fact names; None for one that names none."""
+    match fact:
+        case Accepted(node=node, file=file) | Rejected(node=node, file=file):
+            return keys.verdict(node, file)
+        case BatchSealed(step=step):
+            return keys.step_batch(step)
+        case VersionPublished(version=version):
+            return keys.version_weights(version)
+        case _:
+            return None
 
 
 def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, commitment: str | None) -> str | None:
@@ -35,30 +38,39 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
     if data is None:
         return f"{where}: the document that it names is not there"
     try:
-        if entry.kind == "batch-sealed":
-            return _batch_problem(entry, data, commitment, where)
-        if entry.kind == "version-published":
-            manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
-            same = (manifest.version, manifest.sha256) == (entry.version, entry.digest)
-            return None if same else f"{where}: the sealed weights are others than those that were announced"
-        verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
+        match entry.fact:
+            case BatchSealed() as fact:
+                problem = _batch_problem(entry.run, fact, data, commitment)
+            case VersionPublished(version=version, weights=weights):
+                manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
+                same = (manifest.version, manifest.sha256) == (version, weights)
+                problem = None if same else "the sealed weights are others than those that were announced"
+            case Accepted() | Rejected() as fact:
+                verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
+                problem = _verdict_problem(entry.run, fact, verdict)
+            case _:
+                problem = None
     except (BadSignature, ValueError, KeyError) as error:
         return f"{where}: its document is not signed by the role that makes it, or not readable: {first_line(error)}"
-    told = (entry.run, entry.node, entry.step, entry.submission, entry.digest, f"{verdict.outcome}ed")
-    if told != (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, entry.kind):
-        return f"{where}: the validator's verdict is on another file, or says {verdict.outcome}"
-    if entry.kind == "rejected" and not entry.detail.startswith(f"{verdict.reason}:"):
-        return f"{where}: it names another reason than the validator, which is {verdict.reason}"
-    if entry.kind == "accepted" and entry.tokens != verdict.completion_tokens:
-        return f"{where}: {entry.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
-    if entry.compute != verdict.compute:
-        return f"{where}: its compute is not the one that the validator counted"
+    return problem and f"{where}: {problem}"
+
+
+def _verdict_problem(run: str, fact: Accepted | Rejected, verdict: Verdict) -> str | None:
+    told = (run, fact.node, fact.step, fact.submission, fact.file, f"{verdict.outcome}ed")
+    if told != (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, fact.kind):
+        return f"the validator's verdict is on another file, or says {verdict.outcome}"
+    if isinstance(fact, Rejected) and not fact.finding.startswith(f"{verdict.reason}:"):
+        return f"it names another reason than the validator, which is {verdict.reason}"
+    if isinstance(fact, Accepted) and fact.tokens != verdict.completion_tokens:
+        return f"{fact.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
+    if (fact.compute if isinstance(fact, Accepted) else None) != verdict.compute:
+        return "its compute is not the one that the validator counted"
     return None
 
 
 def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) -> Signed[Verdict] | None:
     """The verdict behind a `rejected` entry that takes more than one finding; None for any other, and for what `document_problem` finds wrong."""
-    if entry.kind != "rejected" or data is None:
+    if not isinstance(entry.fact, Rejected) or data is None:
         return None
     try:
         signed = Signed[Verdict].from_json(data)
@@ -96,12 +108,12 @@ def findings_problem(
     )
 
 
-def _batch_problem(entry: LedgerEntry, data: bytes, commitment: str | None, where: str) -> str | None:
-    if hashlib.sha256(data).hexdigest() != entry.digest:
-        return f"{where}: the batch of step {entry.step} is not the one that was sealed"
+def _batch_problem(run: str, fact: BatchSealed, data: bytes, commitment: str | None) -> str | None:
+    if hashlib.sha256(data).hexdigest() != fact.batch:
+        return f"the batch of step {fact.step} is not the one that was sealed"
     batch = StepBatch.from_json(data)
-    if (batch.run, batch.step) != (entry.run, entry.step):
-        return f"{where}: the batch is of step {batch.step} of run {batch.run!r}"
+    if (batch.run, batch.step) != (run, fact.step):
+        return f"the batch is of step {batch.step} of run {batch.run!r}"
     if commitment is None or beacon_commitment(bytes.fromhex(batch.beacon)) != commitment:
-        return f"{where}: the beacon of step {entry.step} is not the one committed to before"
+        return f"the beacon of step {fact.step} is not the one committed to before"
     return None

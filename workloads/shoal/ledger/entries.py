@@ -5,9 +5,10 @@ orchestrator; readable and checkable by anyone with read access. Checkpoints sig
 or from an older checkpoint, to a checkpoint (docs/ledger.md); `ledger_audit` checks all of it.
 """
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.compute import Compute
@@ -25,52 +26,274 @@ GENESIS = "0" * 64
 """`previous` of the first entry."""
 
 EntryKind = Literal[
-    "run-declared",  # digest = of the roster, terms; opens a ledger, and goes into an older one that has none
-    "terms-changed",  # digest = of the roster, terms, replaces = number of the entry whose terms end with this one
-    "node-invited",  # node, detail = nonce of the invite, digest = of its registration, invited; see docs/ledger.md for which
-    "beacon-committed",  # step, digest = commitment, before the beacon is revealed
-    "beacon-revealed",  # step, digest = commitment; nodes that joined after this entry may not serve the step
-    "node-joined",  # node, detail = nonce of the invite, which is used up by this
-    "node-dead",  # node
-    "node-evicted",  # node, detail: found out by validators, for good
-    "node-banned",  # node, detail: by an admin, with the reason
-    "node-unbanned",  # node, detail: takes a ban back, never an eviction
-    "version-published",  # version, digest = weights digest
-    "accepted",  # node, step, submission, digest = file, tokens, groups, signal_groups, compute
-    "rejected",  # node, step, submission, digest = file, detail = reason and evidence
-    "dataset-published",  # digest = SHA-256 of card.json, detail = name; of a run of mode Generate
-    "batch-sealed",  # step, digest = SHA-256 of batch.json
+    "run-declared",
+    "terms-changed",
+    "node-invited",
+    "beacon-committed",
+    "beacon-revealed",
+    "node-joined",
+    "node-dead",
+    "node-evicted",
+    "node-banned",
+    "node-unbanned",
+    "version-published",
+    "accepted",
+    "rejected",
+    "dataset-published",
+    "batch-sealed",
 ]
+
+Count = Annotated[int, Field(ge=0)]
+Detail = Annotated[str, Field(max_length=4000)]
+SaidDetail = Annotated[str, Field(min_length=1, max_length=4000)]
+
+SIGNED_NAMES = dict.fromkeys(("roster", "registration", "commitment", "weights", "file", "card", "batch"), "digest") | (
+    dict.fromkeys(("nonce", "reason", "finding", "name"), "detail")
+)
+"""Fields of facts that the signed document names otherwise: a digest is `digest` there whatever it is of, and words are `detail`."""
+ABSENT: dict[str, Any] = {
+    **dict.fromkeys(("node", "step", "submission", "version", "digest", "tokens", "groups", "signal_groups")),
+    "detail": "",
+}
+"""Fields that every signed entry has, in their order, and their values where its kind does not say them. Later fields are left out instead."""
+
+
+class _Fact(Contract):
+    """What one entry records. Fields with a default may be absent."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: SIGNED_NAMES.get(name, name),
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+
+class _Declaration(_Fact):
+    roster: Sha256Hex
+    terms: RunTerms
+
+
+class _OfNode(_Fact):
+    node: NodeId
+
+
+class _OfFile(_OfNode):
+    step: Count
+    submission: Count
+    file: Sha256Hex
+
+
+class RunDeclared(_Declaration):
+    """Opens a ledger, and goes into an older one that has none."""
+
+    kind: Literal["run-declared"] = "run-declared"
+
+
+class TermsChanged(_Declaration):
+    """Other terms hold from here on."""
+
+    kind: Literal["terms-changed"] = "terms-changed"
+    replaces: Count = Field(description="number of the entry whose terms end with this one")
+
+
+class NodeInvited(_OfNode):
+    """Discovery or an admin invited a node; docs/ledger.md says which invites are noted."""
+
+    kind: Literal["node-invited"] = "node-invited"
+    nonce: SaidDetail
+    invited: InvitedNode
+    registration: Sha256Hex | None = None
+
+
+class BeaconCommitted(_Fact):
+    """The beacon of a step is fixed, and not yet revealed."""
+
+    kind: Literal["beacon-committed"] = "beacon-committed"
+    step: Count
+    commitment: Sha256Hex
+
+
+class BeaconRevealed(_Fact):
+    """The beacon of a step is known: nodes that join after this entry may not serve the step."""
+
+    kind: Literal["beacon-revealed"] = "beacon-revealed"
+    step: Count
+    commitment: Sha256Hex
+
+
+class NodeJoined(_OfNode):
+    """A node joined, which uses up its invite."""
+
+    kind: Literal["node-joined"] = "node-joined"
+    nonce: SaidDetail = Field(description="of the invite")
+
+
+class NodeDead(_OfNode):
+    """A node fell silent."""
+
+    kind: Literal["node-dead"] = "node-dead"
+
+
+class NodeEvicted(_OfNode):
+    """Validators found a node out: it is excluded for good."""
+
+    kind: Literal["node-evicted"] = "node-evicted"
+    reason: SaidDetail
+
+
+class NodeBanned(_OfNode):
+    """An admin excluded a node."""
+
+    kind: Literal["node-banned"] = "node-banned"
+    reason: Detail = ""
+
+
+class NodeUnbanned(_OfNode):
+    """An admin took a ban back. An eviction stands."""
+
+    kind: Literal["node-unbanned"] = "node-unbanned"
+    reason: Detail = ""
+
+
+class VersionPublished(_Fact):
+    """The trainer announced a version."""
+
+    kind: Literal["version-published"] = "version-published"
+    version: Count
+    weights: Sha256Hex
+
+
+class Accepted(_OfFile):
+    """Validators accepted a file."""
+
+    kind: Literal["accepted"] = "accepted"
+    tokens: Count
+    groups: Count
+    signal_groups: int | None = None
+    compute: Compute | None = Field(default=None, description="None: judged before validators counted it")
+
+    @property
+    def counted_groups(self) -> int:
+        """Groups that count towards the step; 0 where the entry does not say."""
+        return self.signal_groups or 0
+
+
+class Rejected(_OfFile):
+    """Validators rejected a file."""
+
+    kind: Literal["rejected"] = "rejected"
+    finding: SaidDetail = Field(description="the validator's reason, a colon, the evidence")
+
+    @property
+    def reason(self) -> str:
+        return self.finding.split(":", 1)[0]
+
+
+class DatasetPublished(_Fact):
+    """A run of mode Generate wrote its data set."""
+
+    kind: Literal["dataset-published"] = "dataset-published"
+    card: Sha256Hex = Field(description="SHA-256 of card.json")
+    name: SaidDetail
+
+
+class BatchSealed(_Fact):
+    """The batch of a step is fixed."""
+
+    kind: Literal["batch-sealed"] = "batch-sealed"
+    step: Count
+    batch: Sha256Hex = Field(description="SHA-256 of batch.json")
+    groups: Count | None = None
+
+
+class MalformedFact(Contract):
+    """An entry of a known kind that lacks what its kind must say, or says what its kind cannot. It counts for nothing."""
+
+    kind: EntryKind
+    node: NodeId | None = None
+    step: Count | None = None
+    submission: Count | None = None
+    version: Count | None = None
+    digest: Sha256Hex | None = None
+    tokens: Count | None = None
+    groups: Count | None = None
+    signal_groups: int | None = None
+    detail: Detail = ""
+    terms: RunTerms | None = None
+    replaces: Count | None = None
+    invited: InvitedNode | None = None
+    compute: Compute | None = None
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, by the names of the signed document."""
+        fields = {field.alias: field.is_required() for field in WELL_FORMED[self.kind].model_fields.values()}
+        lacks = [name or "" for name, required in fields.items() if required and name not in self.model_fields_set]
+        if lacks:
+            return f"it does not say its {' and '.join(lacks)}"
+        surplus = [name for name in type(self).model_fields if name in self.model_fields_set - fields.keys()]
+        return f"it says its {' and '.join(surplus)}, which entries of this kind never do"
+
+
+WellFormedFact = (
+    RunDeclared | TermsChanged | NodeInvited | BeaconCommitted | BeaconRevealed | NodeJoined | NodeDead | NodeEvicted
+    | NodeBanned | NodeUnbanned | VersionPublished | Accepted | Rejected | DatasetPublished | BatchSealed
+)  # fmt: skip
+WELL_FORMED: dict[str, type[_Fact]] = {each.model_fields["kind"].default: each for each in get_args(WellFormedFact)}
+Fact = WellFormedFact | MalformedFact
 
 
 class LedgerEntry(Contract):
+    """A place in the chain, and the fact that is recorded there. The signed document is flat: it has the fact's fields beside the entry's own."""
+
     number: int = Field(ge=0)
     previous: Sha256Hex = Field(description="digest of the entry before (`canonical.document_digest`), or GENESIS")
     run: RunName
-    kind: EntryKind
+    fact: Annotated[
+        Annotated[WellFormedFact, Field(discriminator="kind")] | MalformedFact, Field(union_mode="left_to_right")
+    ]
     unix: float
-    node: NodeId | None = None
-    step: int | None = Field(default=None, ge=0)
-    submission: int | None = Field(default=None, ge=0)
-    version: int | None = Field(default=None, ge=0)
-    digest: Sha256Hex | None = None
-    tokens: int | None = Field(default=None, ge=0)
-    groups: int | None = Field(default=None, ge=0)
-    signal_groups: int | None = None
-    detail: Annotated[str, Field(max_length=4000)] = ""
-    terms: RunTerms | None = None
-    replaces: int | None = Field(default=None, ge=0)
-    invited: InvitedNode | None = None
-    compute: Compute | None = Field(default=None, description="None: judged before validators counted it")
+
+    @property
+    def kind(self) -> EntryKind:
+        return self.fact.kind
+
+    @property
+    def node(self) -> NodeId | None:
+        """The node that the fact is about, if it is about one."""
+        return self.fact.node if isinstance(self.fact, _OfNode | MalformedFact) else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_signed(cls, data: Any) -> Any:
+        """Gather the fact's fields from a flat document; an absent one is null there, or an empty `detail`."""
+        if not isinstance(data, dict) or isinstance(data.get("fact"), Contract):
+            return data
+        own = {name: data[name] for name in ("number", "previous", "run", "unix") if name in data}
+        said = {name: value for name, value in data.items() if name not in own and value is not None}
+        if said.get("detail") == "":
+            del said["detail"]
+        MalformedFact.model_validate(said)  # refuses a wrong field by its name in the signed document
+        return {**own, "fact": said}
 
     @model_serializer(mode="wrap")
-    def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fields that came later are left out where there are none: digests and signatures of older entries still fit."""
+    def _as_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The flat document. Its fields that came later are left out where there are none, so that older signatures still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("terms", "replaces", "invited", "compute"):
-            if document.get(name) is None:
-                document.pop(name, None)
-        return document
+        said = {name: value for name, value in document["fact"].items() if value is not None}
+        own = {"kind" if name == "fact" else name: value for name, value in document.items()}
+        return own | ABSENT | said
+
+
+@dataclass(frozen=True)
+class DeclaredTerms:
+    """The run's terms as one entry declares them."""
+
+    number: int
+    unix: float
+    roster: Sha256Hex
+    terms: RunTerms
 
 
 class LedgerCheckpoint(Contract):

@@ -1,6 +1,6 @@
 """What entries of the ledger say in fields of their own: whose run it is and by what terms, who was invited, what a file took to compute. Pure.
 
-Written by the orchestrator into `LedgerEntry`, read by `ledger_audit` and by whoever recomputes credit.
+Written by the orchestrator into facts of the ledger, read by `ledger_audit` and by whoever recomputes credit.
 """
 
 import hashlib

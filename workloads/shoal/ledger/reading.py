@@ -14,8 +14,8 @@ from shoal.contracts.roster import Roster
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit, BadLedger, read_checkpoint, trusted_roster
-from shoal.ledger.documents import document_key_parts, document_problem, findings_problem, rejects_to_repeat
-from shoal.ledger.entries import LedgerCheckpoint, LedgerEntry
+from shoal.ledger.documents import document_key, document_problem, findings_problem, rejects_to_repeat
+from shoal.ledger.entries import BatchSealed, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.source import LedgerSource
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
 from shoal.text import count, plain
@@ -110,10 +110,10 @@ def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: 
             f"entry {audit.report.terms[-1].number}: by the ledger's terms a reject takes {declared.slash_votes} validators, by the run's"
             f" configuration {configured}: its orchestrator goes by another one, or has not yet taken it up"
         )
-    named = [entry for entry in audit.entries if document_key_parts(entry) is not None]
+    named = [(entry, key) for entry in audit.entries if (key := document_key(entry.fact)) is not None]
     progress = Progress(say, len(named), "documents")
-    for entry, data in zip(named, read_all(store, [document_key(entry) for entry in named]), strict=True):
-        commitment = audit.commitment(entry.step) if entry.step is not None else None
+    for (entry, _), data in zip(named, read_all(store, [key for _, key in named]), strict=True):
+        commitment = audit.commitment(entry.fact.step) if isinstance(entry.fact, BatchSealed) else None
         problem = document_problem(entry, data, roster, commitment)
         if problem is not None:
             audit.report.problems.append(problem)
@@ -138,19 +138,6 @@ def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
     listed = store.list(keys.opinions(verdict.node, verdict.sha256))
     names = [info.key for info in islice(listed, MOST_OPINIONS) if info.size <= LARGEST_OPINION_BYTES]
     return list(read_all(store, names))
-
-
-def document_key(entry: LedgerEntry) -> str:
-    """Where the document lies that an entry names."""
-    match document_key_parts(entry):
-        case ("verdict", str(node), digest):
-            return keys.verdict(node, digest)
-        case ("batch", int(step), _):
-            return keys.step_batch(step)
-        case ("weights", int(version), _):
-            return keys.version_weights(version)
-        case _:
-            raise ValueError(f"entry {entry.number} names no document")
 
 
 def read_all(store: Store, names: Sequence[str]) -> Iterator[bytes | None]:

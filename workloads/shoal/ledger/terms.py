@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from shoal.contracts.run import RunConfig
 from shoal.crypto.canonical import document_digest
+from shoal.ledger.entries import RunDeclared, TermsChanged
 from shoal.ledger.facts import DOMAINS, MOST_DECLARED_POOLS, DeclaredPool, RunTerms, pools_digest
 from shoal.ledger.writer import LedgerWriter
 from shoal.telemetry import get_logger
@@ -54,15 +55,15 @@ class TermsKeeper:
     def open(self) -> None:
         """Declare the run, if its ledger does not yet."""
         if self._ledger.view.terms is None:
-            self._ledger.append("run-declared", digest=self._roster, terms=self._terms)
+            self._ledger.append(RunDeclared(roster=self._roster, terms=self._terms))
 
     def keep(self) -> bool:
         """Write down our terms where the ledger's are others, but not again and again; returns whether an entry was written."""
         last, now = self._ledger.view.terms, self._clock()
-        if last is None or (last.terms, last.digest) == (self._terms, self._roster) or now < self._next:
+        if last is None or (last.terms, last.roster) == (self._terms, self._roster) or now < self._next:
             return False
         self._next, self._wait = now + self._wait, min(2 * self._wait, LONGEST_WAIT_SECONDS)
-        written = self._ledger.append("terms-changed", digest=self._roster, terms=self._terms, replaces=last.number)
+        written = self._ledger.append(TermsChanged(roster=self._roster, terms=self._terms, replaces=last.number))
         if written is not None:
             get_logger().info("terms of the run have changed", entry=written.number, before=last.number)
         return written is not None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from shoal.ledger.audit import AuditReport, NodeTotals
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import Accepted, LedgerEntry, NodeInvited, RunDeclared, TermsChanged
 from shoal.ledger.facts import RunTerms
 from shoal.ledger.source import Trust
 from shoal.text import count, plain
@@ -28,22 +28,25 @@ def chosen(entries: Sequence[LedgerEntry], node: str | None, kind: str | None, l
 def entry_line(entry: LedgerEntry) -> str:
     """One entry as one line."""
     parts = [f"{entry.number:>8}", when(entry.unix), f"{entry.kind:<17}"]
+    said = entry.model_dump()
     if entry.node is not None:
         parts.append(f"node {entry.node[:SHORT]}")
     for name in ("step", "submission", "version", "tokens", "groups", "signal_groups"):
-        value = getattr(entry, name)
-        if value is not None:
-            parts.append(f"{name.replace('_', ' ')} {value}")
-    if entry.digest is not None:
-        parts.append(f"digest {entry.digest[:SHORT]}")
-    if entry.compute is not None:
-        parts.append(f"flops {entry.compute.flops:.3g}")
-    if entry.invited is not None:
-        parts.append(f"pool {entry.invited.pool}")
-    if entry.terms is not None:
-        parts.append(terms_line(entry.terms))
-    if entry.detail:
-        parts.append(plain(entry.detail, 200))
+        if said[name] is not None:
+            parts.append(f"{name.replace('_', ' ')} {said[name]}")
+    if said["digest"] is not None:
+        parts.append(f"digest {said['digest'][:SHORT]}")
+    match entry.fact:
+        case Accepted(compute=compute) if compute is not None:
+            parts.append(f"flops {compute.flops:.3g}")
+        case NodeInvited(invited=invited):
+            parts.append(f"pool {invited.pool}")
+        case RunDeclared(terms=terms) | TermsChanged(terms=terms):
+            parts.append(terms_line(terms))
+        case _:
+            pass
+    if said["detail"]:
+        parts.append(plain(said["detail"], 200))
     return "  ".join(parts)
 
 
@@ -138,11 +141,7 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
     lines = [
         f"run {plain(report.run)}: {count(report.entries)} entries, {count(len(report.nodes))} nodes",
         f"entries: {kinds or 'none'}",
-        *(
-            f"terms from entry {each.number} on: {terms_line(each.terms)}"
-            for each in report.terms[-MOST_TERMS:]
-            if each.terms
-        ),
+        *(f"terms from entry {each.number} on: {terms_line(each.terms)}" for each in report.terms[-MOST_TERMS:]),
         *([undeclared_line(report)] if report.undeclared else []),
         f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
         f" {count(report.entries - report.covered)} came after it",
@@ -188,11 +187,7 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "entries_undeclared": report.undeclared,
         "nodes": len(report.nodes),
         "kinds": dict(sorted(report.kinds.items())),
-        "terms": [
-            {"entry": each.number, **each.terms.model_dump(mode="json")}
-            for each in report.terms
-            if each.terms is not None
-        ],
+        "terms": [{"entry": each.number, **each.terms.model_dump(mode="json")} for each in report.terms],
         "checkpoints": report.checkpoints,
         "entries_covered": report.covered,
         "documents": report.documents,

@@ -11,7 +11,26 @@ from itertools import islice
 
 from shoal.contracts.work import is_evaluation
 from shoal.ledger.chain import Chain, identity
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import (
+    Accepted,
+    BatchSealed,
+    BeaconCommitted,
+    BeaconRevealed,
+    DatasetPublished,
+    DeclaredTerms,
+    LedgerEntry,
+    MalformedFact,
+    NodeBanned,
+    NodeDead,
+    NodeEvicted,
+    NodeInvited,
+    NodeJoined,
+    NodeUnbanned,
+    Rejected,
+    RunDeclared,
+    TermsChanged,
+    VersionPublished,
+)
 
 SEALED_STEPS = 8
 """Of so many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
@@ -36,7 +55,7 @@ class LedgerView:
         self.run = run
         self.chain = Chain(run)
         self.identities: set[Hashable] = set()
-        self.terms: LedgerEntry | None = None  # the last entry that says the run's terms
+        self.terms: DeclaredTerms | None = None  # the last that were declared
         self.unused_invites: dict[
             str, float
         ] = {}  # node -> when its invite was noted, oldest first, of a day; until it joins
@@ -52,8 +71,9 @@ class LedgerView:
         self.version_unix: dict[int, float] = {}  # version -> when it was announced
         self.datasets: dict[str, str] = {}  # name -> SHA-256 of card.json
         self.sealed: dict[int, str] = {}  # step -> SHA-256 of batch.json
-        self.accepted: defaultdict[int, list[LedgerEntry]] = defaultdict(list)  # of open steps, and the last few sealed
-        self.evaluated: dict[int, LedgerEntry] = {}  # number of a slice -> the file that counts
+        self.accepted: defaultdict[int, list[Accepted]] = defaultdict(list)  # of open steps, and the last few sealed
+        self.evaluated: dict[int, Accepted] = {}  # number of a slice -> the file that counts
+        self.evaluated_unix: dict[int, float] = {}  # number of a slice -> when that file was accepted
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
         self.rejected_nodes: set[str] = set()
         self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
@@ -94,7 +114,7 @@ class LedgerView:
     def apply(self, entry: LedgerEntry) -> None:
         """Fold one entry in; raises `BrokenChain` when it is not the next one of this run."""
         self.chain.follow(entry)
-        name = identity(entry)
+        name = identity(entry.fact)
         repeated = name is not None and name in self.identities
         if repeated:
             return  # a second record of the same fact changes nothing
@@ -103,62 +123,67 @@ class LedgerView:
         self._fold(entry)
 
     def _fold(self, entry: LedgerEntry) -> None:
-        node, step, digest = entry.node or "", entry.step if entry.step is not None else -1, entry.digest or ""
-        match entry.kind:
-            case "run-declared" | "terms-changed":
-                self.terms = entry
-            case "node-invited":
+        match entry.fact:
+            case RunDeclared(roster=roster, terms=terms) | TermsChanged(roster=roster, terms=terms):
+                self.terms = DeclaredTerms(entry.number, entry.unix, roster, terms)
+            case NodeInvited(node=node):
                 self._note_invite(node, entry.unix)
-            case "beacon-committed":
-                self.committed[step] = digest
-            case "beacon-revealed":
+            case BeaconCommitted(step=step, commitment=commitment):
+                self.committed[step] = commitment
+            case BeaconRevealed(step=step):
                 self.revealed[step] = entry.number
-            case "node-joined":
+            case NodeJoined(node=node, nonce=nonce):
                 self.joined.setdefault(node, entry.number)
-                self.invite_nonces[entry.detail] = node
+                self.invite_nonces[nonce] = node
                 self.unused_invites.pop(node, None)
                 self.dead.discard(node)
-            case "node-dead":
+            case NodeDead(node=node):
                 self.dead.add(node)
-            case "node-evicted":
+            case NodeEvicted(node=node):
                 self.slashed.add(node)
                 self.evicted.add(node)
-            case "node-banned":
+            case NodeBanned(node=node):
                 self.banned.add(node)
                 self.evicted.add(node)
-            case "node-unbanned":
+            case NodeUnbanned(node=node):
                 self.banned.discard(node)
                 if node not in self.slashed:
                     self.evicted.discard(node)
-            case "version-published":
-                version = entry.version if entry.version is not None else -1
-                self.versions[version] = digest
+            case VersionPublished(version=version, weights=weights):
+                self.versions[version] = weights
                 self.version_unix[version] = entry.unix
-            case "dataset-published":
-                self.datasets[entry.detail] = digest
-            case "batch-sealed":
-                self.sealed[step] = digest
+            case DatasetPublished(name=name, card=card):
+                self.datasets[name] = card
+            case BatchSealed(step=step, batch=batch):
+                self.sealed[step] = batch
                 self._forget_files()
-            case "accepted":
-                if is_evaluation(step):
-                    self.evaluated.setdefault(step, entry)
-                else:
-                    if step in self.accepted or step not in self.sealed:
-                        self.accepted[step].append(entry)
-                    self.groups_judged += entry.groups or 0
-                    self.groups_with_signal += entry.signal_groups or 0
-                self.settled[node, digest] = "accepted"
-                self.accepted_in_a_row[node] += 1
-                self.files_of[node].accepted += 1
-                self.files_accepted += 1
-                self.tokens_accepted += entry.tokens or 0
-            case "rejected":
-                self.settled[node, digest] = "rejected"
+            case Accepted() as file:
+                self._count_accepted(file, entry.unix)
+            case Rejected(node=node) as file:
+                self.settled[node, file.file] = "rejected"
                 self.rejected_nodes.add(node)
                 self.accepted_in_a_row[node] = 0
                 self.files_of[node].rejected += 1
                 self.files_rejected += 1
-                self.reject_reasons[entry.detail.split(":", 1)[0]] += 1
+                self.reject_reasons[file.reason] += 1
+            case MalformedFact():
+                pass  # it counts for nothing, as in the audit
+
+    def _count_accepted(self, file: Accepted, unix: float) -> None:
+        node, step = file.node, file.step
+        if is_evaluation(step):
+            if step not in self.evaluated:
+                self.evaluated[step], self.evaluated_unix[step] = file, unix
+        else:
+            if step in self.accepted or step not in self.sealed:
+                self.accepted[step].append(file)
+            self.groups_judged += file.groups
+            self.groups_with_signal += file.counted_groups
+        self.settled[node, file.file] = "accepted"
+        self.accepted_in_a_row[node] += 1
+        self.files_of[node].accepted += 1
+        self.files_accepted += 1
+        self.tokens_accepted += file.tokens
 
     def _note_invite(self, node: str, unix: float) -> None:
         self.unused_invites.pop(node, None)

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.chain import BrokenChain, entry_leaf, identity, unpack_segment
-from shoal.ledger.entries import SEGMENT_ENTRIES, EntryKind, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.entries import SEGMENT_ENTRIES, Fact, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.merkle import Frontier
 from shoal.ledger.view import LedgerView
 from shoal.storage import NotFound, Store
@@ -56,20 +55,19 @@ class LedgerWriter:
             while self._absorb_next():
                 pass
 
-    def append(self, kind: EntryKind, **fields: Any) -> LedgerEntry | None:
+    def append(self, fact: Fact) -> LedgerEntry | None:
         """Record a fact; returns its entry, or None when the ledger has it already."""
         with self._lock:
             for _ in range(MAX_LOST_RACES):
+                if identity(fact) in self.view.identities:
+                    return None
                 entry = LedgerEntry(
                     number=self.view.next_number,
                     previous=self.view.head,
                     run=self.view.run,
-                    kind=kind,
+                    fact=fact,
                     unix=self._clock(),
-                    **fields,
                 )
-                if identity(entry) in self.view.identities:
-                    return None
                 if self.store.create(keys.ledger_entry(entry.number), sign(entry, self.key).to_json()):
                     self.view.apply(entry)
                     return entry

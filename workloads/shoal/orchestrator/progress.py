@@ -10,6 +10,7 @@ from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import DatasetAnnouncement, RunProgress, TrainerProgress, VersionAnnouncement
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.weights import WeightsManifest
+from shoal.ledger.entries import DatasetPublished, VersionPublished
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work import handout
@@ -80,7 +81,7 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
                 f"version {version} is made from step {version - 1}, which has no batch yet (mode {state.config.mode})",
             )
         _check_manifest(state, announcement)
-        state.ledger.append("version-published", version=version, digest=announcement.weights_digest)
+        state.ledger.append(VersionPublished(version=version, weights=announcement.weights_digest))
         known = state.view.versions[version]
         get_logger().info("version published", version=version, digest=announcement.weights_digest)
     if known != announcement.weights_digest:
@@ -112,7 +113,7 @@ def announce_dataset(state: RunState, announcement: DatasetAnnouncement) -> None
         )
     if open_steps := state.openable_steps():
         raise Refusal(ProblemCode.DATASET_TOO_EARLY, f"step {open_steps[0]} has no batch yet")
-    state.ledger.append("dataset-published", digest=found, detail=name)
+    state.ledger.append(DatasetPublished(card=found, name=name))
     get_logger().info("data set published", name=name, digest=found)
 
 

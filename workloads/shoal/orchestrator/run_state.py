@@ -25,7 +25,7 @@ from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import drawn_for, is_evaluation
 from shoal.crypto.keys import PrivateKey
 from shoal.evaluation.versions import ScoredVersion
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import Accepted, BatchSealed, BeaconCommitted, BeaconRevealed
 from shoal.ledger.terms import TermsKeeper
 from shoal.ledger.writer import LedgerWriter
 from shoal.orchestrator.evaluation.plan import EvaluationPlan
@@ -274,7 +274,7 @@ class RunState:
 
     def _commit_beacon(self, step: int) -> None:
         if step not in self.view.committed:
-            self.ledger.append("beacon-committed", step=step, digest=beacon_commitment(self.beacon(step)))
+            self.ledger.append(BeaconCommitted(step=step, commitment=beacon_commitment(self.beacon(step))))
 
     def reveal(self, step: int) -> None:
         """Record that the beacon of `step` becomes known, after its commitment and those of the steps that may follow soon."""
@@ -287,7 +287,7 @@ class RunState:
             self.commit_evaluation_beacon(self.plan.next_due(version))
         else:
             self.commit_beacons(step + self.schedule.beacons_ahead)
-        self.ledger.append("beacon-revealed", step=place, digest=beacon_commitment(self.beacon(step)))
+        self.ledger.append(BeaconRevealed(step=place, commitment=beacon_commitment(self.beacon(step))))
 
     def loads(self, steps: list[int]) -> list[allocation.StepLoad]:
         """The load of each of `steps`, from one look at leases and queue."""
@@ -298,7 +298,7 @@ class RunState:
                 needed_groups=self.schedule.needed_groups,
                 accepted_groups=self.accepted_groups(step),
                 pending_groups=pending[step],
-                judged_groups=sum(entry.groups or 0 for entry in list(self.view.accepted.get(step, ()))),
+                judged_groups=sum(file.groups for file in list(self.view.accepted.get(step, ()))),
             )
             for step in steps
         ]
@@ -324,15 +324,13 @@ class RunState:
 
     def accepted_groups(self, step: int) -> int:
         """Accepted groups that carry signal."""
-        return sum(entry.signal_groups or 0 for entry in list(self.view.accepted.get(step, ())))
+        return sum(file.counted_groups for file in list(self.view.accepted.get(step, ())))
 
     def signal_rate(self) -> float:
         """Estimated share of groups that will count, from the newest steps."""
         newest = sorted(self.view.accepted)[-RATE_STEPS:]
-        entries = [entry for step in newest for entry in list(self.view.accepted.get(step, ()))]
-        return self.schedule.rate(
-            sum(entry.groups or 0 for entry in entries), sum(entry.signal_groups or 0 for entry in entries)
-        )
+        files = [file for step in newest for file in list(self.view.accepted.get(step, ()))]
+        return self.schedule.rate(sum(file.groups for file in files), sum(file.counted_groups for file in files))
 
     # Accepted files and batches
 
@@ -362,12 +360,10 @@ class RunState:
     def _accepted_files(self, step: int) -> list[step_counter.AcceptedFile]:
         """All accepted files of a step in the ledger's order, from memory or from their verdicts in the store."""
         files = []
-        for entry in list(self.view.accepted.get(step, ())):
-            assert entry.node is not None
-            assert entry.digest is not None
-            known = self._accepted.get((entry.node, entry.digest))
+        for file in list(self.view.accepted.get(step, ())):
+            known = self._accepted.get((file.node, file.file))
             if known is None:
-                data = self.store.get(keys.verdict(entry.node, entry.digest))
+                data = self.store.get(keys.verdict(file.node, file.file))
                 known = self.accepted_file(Signed[Verdict].from_json(data).document)
             files.append(known)
         return files
@@ -390,7 +386,8 @@ class RunState:
             if not self.store.create(keys.step_batch(step), data):
                 data = self.store.get(keys.step_batch(step))
                 batch = StepBatch.from_json(data)
-            self.ledger.append("batch-sealed", step=step, digest=hashlib.sha256(data).hexdigest(), groups=batch.groups)
+            sealed = BatchSealed(step=step, batch=hashlib.sha256(data).hexdigest(), groups=batch.groups)
+            self.ledger.append(sealed)
             self._accepted = {
                 name: file for name, file in self._accepted.items() if name not in _names(self.view.accepted[step])
             }
@@ -398,5 +395,5 @@ class RunState:
             return batch
 
 
-def _names(entries: list[LedgerEntry]) -> set[tuple[str | None, str | None]]:
-    return {(entry.node, entry.digest) for entry in entries}
+def _names(files: list[Accepted]) -> set[tuple[str, str]]:
+    return {(file.node, file.file) for file in files}

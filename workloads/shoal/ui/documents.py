@@ -13,7 +13,7 @@ from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.work import is_evaluation
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import LedgerEntry, RunDeclared, TermsChanged
 from shoal.ledger.text import state_of, terms_line
 from shoal.report.continuations import completions_of
 from shoal.report.evaluations import COLUMNS, score_rows
@@ -192,7 +192,9 @@ def nodes_document(seen: Seen) -> Document:
                 "tokens": credit.tokens if credit else 0,
                 "flops": credit.flops if credit else 0.0,
                 "credit": credit.credit() if credit else 0,
-                "last": [last[node].unix, last[node].kind, plain(last[node].detail, 300)] if node in last else None,
+                "last": [last[node].unix, last[node].kind, plain(last[node].model_dump()["detail"], 300)]
+                if node in last
+                else None,
             }
         )
     return {"nodes": rows[:MOST_NODES], "total": len(rows), "ledger": ledger_summary(seen)}
@@ -278,5 +280,6 @@ def ledger_document(seen: Seen, *, node: str, kind: str, page: int) -> Document:
 
 def entry_document(entry: LedgerEntry) -> Document:
     document = entry.model_dump(mode="json", exclude={"previous", "run"})
-    words = terms_line(entry.terms) if entry.terms is not None else entry.detail
+    fact = entry.fact
+    words = terms_line(fact.terms) if isinstance(fact, RunDeclared | TermsChanged) else document["detail"]
     return {**document, "detail": plain(words, 500)}

@@ -11,7 +11,7 @@ from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import is_evaluation
-from shoal.ledger.entries import LedgerEntry
+from shoal.ledger.entries import BatchSealed, BeaconRevealed, LedgerEntry
 from shoal.report.times import StoreTimes
 
 LANES = ("broadcast", "generation", "verification", "training")
@@ -76,11 +76,16 @@ def step_rows(
     bars: Sequence[Interval], entries: Sequence[LedgerEntry], steps: Sequence[StepMetrics]
 ) -> list[dict[str, float | int | None]]:
     """One row a step: when it opened and was sealed (ledger), seconds of each lane from first to last, and how long training overlapped sampling."""
-    steps_of = [entry for entry in entries if entry.step is not None and not is_evaluation(entry.step)]
-    opened = {
-        entry.step: entry.unix for entry in steps_of if entry.kind == "beacon-revealed" and entry.step is not None
-    }
-    sealed = {entry.step: entry.unix for entry in entries if entry.kind == "batch-sealed" and entry.step is not None}
+    opened: dict[int, float] = {}
+    sealed: dict[int, float] = {}
+    for entry in entries:
+        match entry.fact:
+            case BeaconRevealed(step=step) if not is_evaluation(step):
+                opened[step] = entry.unix
+            case BatchSealed(step=step):
+                sealed[step] = entry.unix
+            case _:
+                pass
     trained = {metrics.step: metrics for metrics in steps}
     by_step: dict[tuple[str, int], list[Interval]] = {}
     for bar in bars:

@@ -202,12 +202,12 @@ def _write(state: RunState, version: int, terms: BenchmarkTerms, done: list[int]
     tasks = read_tasks(state.store.get(keys.task_table(terms.tasks_digest)))
     answered = []
     for number in done:
-        entry = state.view.evaluated[number]
-        assert entry.node is not None
-        assert entry.digest is not None
-        verdict = Signed[Verdict].from_json(state.store.get(keys.verdict(entry.node, entry.digest))).document
+        file = state.view.evaluated[number]
+        verdict = Signed[Verdict].from_json(state.store.get(keys.verdict(file.node, file.file))).document
         prompts = state.drawn_prompts(number, verdict.node, verdict.submission)
-        answered.append(AnsweredSlice(verdict, prompts, state.plan.located(number).own, entry.unix))
+        answered.append(
+            AnsweredSlice(verdict, prompts, state.plan.located(number).own, state.view.evaluated_unix[number])
+        )
     made = record(state.config.run, version, terms, [task.problem_id for task in tasks], answered)
     key = keys.evaluation(version, terms.name)
     if not state.store.create(key, made.to_json()):

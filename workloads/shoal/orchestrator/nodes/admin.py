@@ -12,6 +12,7 @@ from shoal.contracts.node_states import EXCLUDED, MEMBERS
 from shoal.contracts.pools import terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
+from shoal.ledger.entries import NodeBanned, NodeUnbanned
 from shoal.ledger.view import Files
 from shoal.orchestrator.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
@@ -131,7 +132,7 @@ def ban(state: RunState, node: str, reason: str) -> NodeView:
     """Exclude a node, known or not: the ledger first, then its record, then its leases. The same again changes nothing."""
     with state.settle_lock:
         if node not in state.view.banned:
-            state.ledger.append("node-banned", node=node, detail=reason)
+            state.ledger.append(NodeBanned(node=node, reason=reason))
             get_logger().warning("an admin bans a node", node=node, reason=reason)
         record = state.nodes.change(state.nodes.get(node) or NodeRecord(node=node), "ban", welcome=False)
         give_up_leases(state, node)
@@ -148,7 +149,7 @@ def unban(state: RunState, node: str, reason: str) -> NodeView:
             )
         record = state.nodes.get(node)
         if node in state.view.banned:
-            state.ledger.append("node-unbanned", node=node, detail=reason)
+            state.ledger.append(NodeUnbanned(node=node, reason=reason))
             get_logger().info("an admin takes a ban back", node=node, reason=reason)
         elif record is None or record.state != "Banned":
             raise Refusal(ProblemCode.NOT_BANNED, f"node {node[:12]}... is not banned")

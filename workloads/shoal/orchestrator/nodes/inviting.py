@@ -15,6 +15,7 @@ from shoal.contracts.pools import is_own_pod, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes
 from shoal.contracts.signed import sign
 from shoal.crypto.canonical import document_digest
+from shoal.ledger.entries import NodeInvited
 from shoal.ledger.facts import InvitedNode
 from shoal.orchestrator.nodes.invites import InviteTerms, Places, make_invite, wants_invite, why_not
 from shoal.orchestrator.records import NodeRecord
@@ -176,7 +177,7 @@ def _note_invite(state: RunState, known: KnownNode, made: Invite) -> None:
         hardware=registration.hardware,
     )
     digest = document_digest(registration)
-    state.ledger.append("node-invited", node=made.node, detail=made.nonce, digest=digest, invited=noted)
+    state.ledger.append(NodeInvited(node=made.node, nonce=made.nonce, invited=noted, registration=digest))
 
 
 def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:

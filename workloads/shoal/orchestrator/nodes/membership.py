@@ -18,6 +18,7 @@ from shoal.contracts.protocol import (
     Url,
 )
 from shoal.contracts.relay_token import encode
+from shoal.ledger.entries import NodeDead, NodeInvited, NodeJoined
 from shoal.ledger.facts import InvitedNode
 from shoal.ledger.view import Files
 from shoal.orchestrator.nodes import admin, capability_check
@@ -130,8 +131,8 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
     capability_check.require_answer(state, invite, record)
     if not state.view.has_invite(beat.node, invite.nonce):
         noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
-        state.ledger.append("node-invited", node=beat.node, detail=invite.nonce, invited=noted)
-    state.ledger.append("node-joined", node=beat.node, detail=invite.nonce)
+        state.ledger.append(NodeInvited(node=beat.node, nonce=invite.nonce, invited=noted))
+    state.ledger.append(NodeJoined(node=beat.node, nonce=invite.nonce))
     if state.view.invite_nonces.get(invite.nonce) != beat.node:
         raise Refusal(ProblemCode.INVITE_NOT_VALID, "this invite was used before; register at discovery for a new one")
     record = record or NodeRecord(node=beat.node, state="Invited")
@@ -155,7 +156,7 @@ def reap(state: RunState) -> None:
             continue
         changed = state.nodes.change(record, event)
         if changed.state == "Dead":
-            state.ledger.append("node-dead", node=record.node)
+            state.ledger.append(NodeDead(node=record.node))
             abandoned = _give_up_leases(state, record.node)
             state.nodes.change(changed, abandoned_leases=changed.abandoned_leases + abandoned)
             get_logger().warning(

@@ -15,6 +15,7 @@ from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
 from shoal.contracts.work import is_evaluation
 from shoal.crypto.canonical import document_digest
+from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
 from shoal.orchestrator.records import Job, OpinionNote, SubmissionRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import backoff_seconds
@@ -174,7 +175,7 @@ def over(state: RunState, record: SubmissionRecord) -> str:
 
 def evict(state: RunState, node: str, detail: str) -> None:
     """Exclude a node: the ledger first, then its record, then its open leases."""
-    state.ledger.append("node-evicted", node=node, detail=detail[:4000])
+    state.ledger.append(NodeEvicted(node=node, reason=detail[:4000]))
     record = state.nodes.get(node)
     if record is not None:
         state.nodes.change(record, "evict")
@@ -195,25 +196,26 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     if verdict.outcome == "accept":
         groups, counted = _groups(state, verdict)
         state.ledger.append(
-            "accepted",
-            node=verdict.node,
-            step=verdict.step,
-            submission=verdict.submission,
-            digest=verdict.sha256,
-            tokens=verdict.completion_tokens,
-            groups=groups,
-            signal_groups=counted,
-            compute=verdict.compute,
+            Accepted(
+                node=verdict.node,
+                step=verdict.step,
+                submission=verdict.submission,
+                file=verdict.sha256,
+                tokens=verdict.completion_tokens,
+                groups=groups,
+                signal_groups=counted,
+                compute=verdict.compute,
+            )
         )
     elif verdict.outcome == "reject":
-        detail = f"{verdict.reason}: {verdict.evidence}"[:4000]
         state.ledger.append(
-            "rejected",
-            node=verdict.node,
-            step=verdict.step,
-            submission=verdict.submission,
-            digest=verdict.sha256,
-            detail=detail,
+            Rejected(
+                node=verdict.node,
+                step=verdict.step,
+                submission=verdict.submission,
+                file=verdict.sha256,
+                finding=f"{verdict.reason}: {verdict.evidence}"[:4000],
+            )
         )
         if state.config.validation.slashing == "Evict":
             evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
