@@ -58,6 +58,14 @@ def publish(home: Path, version: int, seed: int, signer: PrivateKey = TRAINER) -
     partial.rename(home / "weights" / version_name(version))
 
 
+START = """
+import runpy
+import shoal.inference.commitment
+shoal.inference.commitment.POLL_SECONDS = 0.02  # a fast machine generates a lease of the tiny policy in less than a second
+runpy.run_module("shoal.inference", run_name="__main__", alter_sys=True)
+"""
+
+
 class Process:
     """`python -m shoal.inference` in a pod folder of its own."""
 
@@ -91,7 +99,7 @@ class Process:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.inference"],
+            [sys.executable, "-c", START],
             env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
