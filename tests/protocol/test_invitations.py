@@ -157,7 +157,6 @@ def test_a_machine_counts_at_its_address_again_after_redis_was_lost(run: Orchest
         ([PoolTerms(name="pool"), PoolTerms(name="other")], "Auto", False),
         ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Auto", True),
         ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Off", False),
-        ([PoolTerms(name="pool", group_size=2)], "Auto", True),
         ([PoolTerms(name="pool", admission=Admission(nodes_per_address=1))], "Off", True),
     ],
 )

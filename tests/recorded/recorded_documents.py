@@ -116,7 +116,6 @@ from shoal.inference.evaluation.record import Evaluation
 from shoal.ledger.entries import GENESIS, ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.facts import DeclaredPool, InvitedNode, RunTerms
 from shoal.orchestrator.nodes.capability_check import GivenChallenge, SeenAnswer
-from shoal.orchestrator.nodes.group_keeping import GroupRecord
 from shoal.orchestrator.nodes.invites import InviteTerms
 from shoal.orchestrator.records import DrawnBy, Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
 from shoal.report.records import SampleRecord, SessionRecord
@@ -362,7 +361,6 @@ DOCUMENTS: dict[str, Contract] = {
     "given-challenge": GivenChallenge(challenge=sample(Challenge), invite_nonce=LEASE, given_unix=NOW),
     "seen-answer": SeenAnswer(challenge=LEASE, digest=DIGEST, seen_unix=NOW),
     "given-uplink-test": GivenTest(test=sample(UplinkTest), given_unix=NOW, address="127.0.0.9"),
-    "group-record": GroupRecord(group=LEASE, pool="workers", nodes=[NODE, DIGEST], formed_unix=NOW),
     "invite-terms": InviteTerms(run=RUN, orchestrator_url="http://127.0.0.1:8080"),
     "node-record": NodeRecord(
         node=NODE, state="Healthy", pool="workers", outside=True, address="127.0.0.9", last_heartbeat_unix=NOW, invite_nonce=LEASE,

@@ -33,7 +33,7 @@ class PoolFields(SpecModel):
         1,
         ge=1,
         le=64,
-        description="Nodes that work together as one group, neighbours first; 1: each works by itself.",
+        description="Not used: each node works by itself. Manifests of 0.2.0 may have this field.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
     weights_size: Quantity = Field("20Gi", description="Size of each worker's volume for policy versions.")

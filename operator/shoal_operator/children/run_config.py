@@ -59,7 +59,6 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
         requirements=pool.requirements,
         admission=pool.admission,
         gpus=pool.gpu.count,
-        group_size=pool.group_size,
     )
 
 

@@ -42,8 +42,6 @@ LONGEST_PAUSE_SECONDS = 15.0
 CHALLENGE_PAUSE_SECONDS = 120.0  # what is too slow now is seldom fast enough soon, and each try costs the run a check
 SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
 MAX_METRICS = 64  # the contract's bound of a heartbeat
-ROUND_TRIP = "heartbeat_round_trip_ms"
-"""Metric of the last heartbeat's way there and back: how near a node is to the orchestrator, for its groups."""
 EXCLUDED_BY: dict[str, NodeState] = {ProblemCode.EVICTED: "Evicted", ProblemCode.BANNED: "Banned"}
 JOIN_AGAIN: tuple[str, ...] = (
     ProblemCode.NOT_ADMITTED,
@@ -96,7 +94,6 @@ class Session:
         self._logs_sent = ""
         self._waits_for = "discovery to answer"
         self._reply: HeartbeatReply | None = None
-        self._round_trip_ms = 0.0
         self._replied_unix: float | None = None
         self._lock = threading.Lock()
         self._orchestrator: SignedClient | None = None
@@ -311,10 +308,7 @@ class Session:
         assert self._orchestrator is not None  # set with the invite
         with self._lock:
             metrics = dict(self._metrics)
-        if len(metrics) < MAX_METRICS and self._round_trip_ms:
-            metrics[ROUND_TRIP] = self._round_trip_ms
         beat = Heartbeat(node=self.key.public, invite=invite, policy_version=held_version(), metrics=metrics)
-        sent = time.monotonic()
         try:
             reply = self._orchestrator.call(
                 "POST", "/v1/heartbeats", beat, HeartbeatReply, deadline_seconds=10.0, timeout_seconds=5.0
@@ -330,7 +324,6 @@ class Session:
             raise
         if reply is None:
             raise Unavailable("the orchestrator answered a heartbeat without content")
-        self._round_trip_ms = round((time.monotonic() - sent) * 1000, 1)
         relays = reply.relays if self.neighbourhood is None else self.neighbourhood.reachable(reply.relays)
         with self._lock:
             self._reply, self._replied_unix = reply, time.time()

@@ -108,7 +108,7 @@ class PoolTerms(Contract):
     requirements: Requirements = Requirements()
     admission: Admission = Admission()
     gpus: int = Field(default=0, ge=0, le=1024, description="of each engine; with none, it is vLLM on a CPU")
-    group_size: int = Field(default=1, ge=1, le=64, description="nodes that work together; 1: each works by itself")
+    group_size: int = Field(default=1, ge=1, le=64, description="not used; `run.json` of 0.2.0 has it")
 
     @property
     def sampler(self) -> Sampler | None:

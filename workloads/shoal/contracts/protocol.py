@@ -149,7 +149,7 @@ class Exclusions(Contract):
 
 
 class GroupPlace(Contract):
-    """A node's place among those that it works together with."""
+    """A node's place in a group of nodes, which the orchestrator of 0.2.0 could form. Read, never written."""
 
     group: LeaseId = Field(description="never used again once it is dissolved")
     rank: int = Field(ge=0, le=63)
@@ -164,7 +164,7 @@ class Assignment(Contract):
     restarts: int = Field(
         default=0, ge=0, description="grows when an admin asks for a restart; a smaller one than before means nothing"
     )
-    group: GroupPlace | None = Field(default=None, description="in pools whose nodes work together")
+    group: GroupPlace | None = Field(default=None, description="never given: an orchestrator of 0.2.0 could")
 
 
 class HeartbeatReply(Contract):

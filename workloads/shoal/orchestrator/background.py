@@ -13,7 +13,7 @@ from shoal.ledger.checkpoints import Checkpoints
 from shoal.orchestrator import recovery
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.metrics import report, report_details
-from shoal.orchestrator.nodes import group_keeping, membership
+from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.nodes.inviting import Inviter
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import expire, over
@@ -79,7 +79,6 @@ class Background:
                 self._attempt("write checkpoints", self._write_checkpoints)
                 if rounds % NODE_ROUNDS == 0:
                     self._attempt("reap nodes", lambda: membership.reap(self._state))
-                    self._attempt("keep groups", lambda: group_keeping.keep_groups(self._state))
                     self._attempt("report", lambda: report(self._state))
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)

@@ -54,7 +54,7 @@ class NodeRecord(Contract):
     restarts: int = Field(
         default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
     )
-    group: GroupPlace | None = Field(default=None, description="in pools whose nodes work together")
+    group: GroupPlace | None = Field(default=None, description="never given: an orchestrator of 0.2.0 could")
     welcome: bool = Field(
         default=False, description="an admin said that it may join, whatever its pool's admission says"
     )

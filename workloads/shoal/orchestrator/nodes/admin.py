@@ -9,7 +9,6 @@ from collections import Counter
 
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
-from shoal.contracts.pools import terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.ledger.entries import NodeBanned, NodeUnbanned
@@ -62,17 +61,13 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
         uplink_mbps=record.uplink_mbps,
         gflops=record.gflops,
         metrics=record.metrics,
-        assignment=assignment_of(state, record),
+        assignment=assignment_of(record),
     )
 
 
-def assignment_of(state: RunState, record: NodeRecord) -> Assignment | None:
-    """What a node is to do; None for one that is no member, or waits for others to make a group with."""
-    terms = terms_of(state.config.pools, record.pool)
-    grouped = terms is not None and terms.group_size > 1
-    if record.state not in MEMBERS or (grouped and record.group is None):
-        return None
-    return Assignment(restarts=record.restarts, group=record.group if grouped else None)
+def assignment_of(record: NodeRecord) -> Assignment | None:
+    """What a node is to do; None for one that is no member."""
+    return Assignment(restarts=record.restarts) if record.state in MEMBERS else None
 
 
 def restart(state: RunState, node: str) -> NodeView:

@@ -45,12 +45,12 @@ def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
 
 
 def must_register(state: RunState, record: NodeRecord) -> bool:
-    """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, its group, or its place at its address."""
+    """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, or its place at its address."""
     if record.pool or record.state not in MEMBERS:
         return False
     pools, redraw = state.config.pools, state.config.validation.redraw
     mixed = redraw != "Off" and len({terms.sampler for terms in pools}) > 1
-    return mixed or any(terms.group_size > 1 or terms.admission.nodes_per_address for terms in pools)
+    return mixed or any(terms.admission.nodes_per_address for terms in pools)
 
 
 def require_pool(state: RunState, record: NodeRecord) -> None:
@@ -81,7 +81,7 @@ def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
         relay_token=token,
         relays=_relays_for(state, record),
         latest_version=state.view.latest_version,
-        assignment=admin.assignment_of(state, record),
+        assignment=admin.assignment_of(record),
         logs_wanted=record.logs_wanted or None,
         files_accepted=files.accepted,
         files_rejected=files.rejected,
