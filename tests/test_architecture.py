@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from shoal.contracts.work import FIRST_SLICE
 from shoal.report.sampler import METRIC_PORTS
 from shoal_operator.children.names import PORTS
 
@@ -77,6 +78,49 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
                 places[node.name].append(relative(path))
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert not twice, f"give each thing a name of its own: {twice}"
+
+
+def test_only_the_codec_tells_kinds_of_work_apart_by_their_numbers() -> None:
+    """`contracts.work` decodes numbers. Whoever else compares one with the first slice's, or counts from it, has a second codec."""
+    codec, versions = "workloads/shoal/contracts/work.py", "workloads/shoal/contracts/keys.py"
+    found = []
+    for path in tracked("operator/shoal_operator/*.py", "workloads/shoal/*.py"):
+        if relative(path) in (codec, versions):  # a version has six digits too
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            operands: list[ast.expr] = []
+            match node:
+                case ast.Name(id="FIRST_SLICE") | ast.alias(name="FIRST_SLICE"):
+                    found.append(f"{relative(path)}:{node.lineno}")
+                case ast.Compare(left=left, comparators=others):
+                    operands = [left, *others]
+                case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+                    operands = [left, right]
+            if any(
+                isinstance(each, ast.Constant) and each.value in (FIRST_SLICE, FIRST_SLICE - 1) for each in operands
+            ):
+                found.append(f"{relative(path)}:{node.lineno}")  # type: ignore[attr-defined]
+    assert not found, f"ask shoal.contracts.work what a number stands for: {found}"
+
+
+def test_work_is_decoded_where_it_comes_in() -> None:
+    """Only code that has no terms of a run, or writes for it, looks at a number's kind; all others hold a `Work`."""
+    may = {
+        "shoal.ledger.audit",
+        "shoal.ledger.view",
+        "shoal.orchestrator.evaluation.evaluations",
+        "shoal.report.continuations",
+        "shoal.ui.documents",
+        "shoal.ui.timeline",
+        "shoal.validation.judge",
+    }
+    asking = {
+        relative(path).removeprefix("workloads/").removesuffix(".py").replace("/", ".")
+        for path in tracked("workloads/shoal/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.alias) and node.name == "kind_of" and "contracts" not in path.parts
+    }
+    assert asking == may
 
 
 def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:

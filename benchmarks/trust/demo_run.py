@@ -94,7 +94,7 @@ class Workshop:
 
     def plan(self, step: StepInfo, lease: Lease) -> list[PlannedRow]:
         """The rows that a lease must hold."""
-        return plan_submission(step, lease, self.public, self.tasks, self.render, range(len(self.tasks)))
+        return plan_submission(self.public.codec.decode(step.step), step, lease, self.public, self.tasks, self.render)
 
     def rows(
         self, planned: Sequence[PlannedRow], completions: Sequence[Completion], lease: Lease, policy_version: int

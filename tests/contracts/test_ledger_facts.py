@@ -16,7 +16,7 @@ from shoal.contracts.compute import compute_of, forward_flops
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.work import FIRST_NUMBER
+from shoal.contracts.work import FIRST_SLICE
 from shoal.crypto.canonical import canonical_bytes, document_digest
 from shoal.ledger.audit import SETTLING_SECONDS, Audit, AuditReport
 from shoal.ledger.documents import document_problem
@@ -377,12 +377,12 @@ def test_a_file_that_was_accepted_before_its_steps_beacon_was_fixed_is_found() -
     ledger.accept(NODE, step=4)
     ledger.add("beacon-committed", step=4, digest="0" * 64)
     ledger.add("batch-sealed", step=4, digest="0" * 64)
-    ledger.accept(NODE, step=FIRST_NUMBER + 9)
-    ledger.add("beacon-committed", step=FIRST_NUMBER + 8, digest="0" * 64)
-    ledger.accept(NODE, step=FIRST_NUMBER + 9)
+    ledger.accept(NODE, step=FIRST_SLICE + 9)
+    ledger.add("beacon-committed", step=FIRST_SLICE + 8, digest="0" * 64)
+    ledger.accept(NODE, step=FIRST_SLICE + 9)
     assert ledger.finish().problems == [
         f"entry {number}: a file of step {step} was accepted before its beacon was committed to"
-        for number, step in ((4, 4), (7, FIRST_NUMBER + 9))
+        for number, step in ((4, 4), (7, FIRST_SLICE + 9))
     ]
 
 

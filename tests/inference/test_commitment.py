@@ -35,7 +35,7 @@ def info(step: int, first_unsealed: int | None, latest: int = 4) -> StepInfo:
     ],
 )
 def test_a_lease_is_lost_when_its_step_is_sealed_and_not_before(shown: StepInfo | None, sealed: bool) -> None:
-    assert is_sealed(4, shown) is sealed
+    assert is_sealed(tiny_policy.WORK, shown) is sealed
 
 
 def requests(*lengths: int) -> list[Request]:
@@ -50,12 +50,14 @@ def test_the_steps_left_are_bounded_by_waves_of_the_longest() -> None:
 
 
 def commitment(made: list[Request], shown: StepInfo | None, stop: threading.Event) -> Commitment:
-    return Commitment(tiny_policy.LEASE, [made], 8, lambda: shown, stop)
+    return Commitment(tiny_policy.WORK, tiny_policy.LEASE, [made], 8, lambda: shown, stop)
 
 
 def test_a_round_begins_when_the_one_before_has_ended_whatever_the_engine_has_room_for() -> None:
     stop = threading.Event()
-    with Commitment(tiny_policy.LEASE, [requests(40), requests(*[30] * 6)], 8, lambda: None, stop) as lease:
+    with Commitment(
+        tiny_policy.WORK, tiny_policy.LEASE, [requests(40), requests(*[30] * 6)], 8, lambda: None, stop
+    ) as lease:
         assert lease._longest_left() == 70
         for _ in range(10):
             assert lease.over() is None
@@ -68,7 +70,7 @@ def test_a_round_begins_when_the_one_before_has_ended_whatever_the_engine_has_ro
 
 def test_on_leaving_the_rounds_to_come_are_reckoned_with() -> None:
     stop, rounds = threading.Event(), [requests(1), requests(*[1_000_000] * 4)]
-    with Commitment(tiny_policy.LEASE, rounds, 8, lambda: None, stop) as lease:
+    with Commitment(tiny_policy.WORK, tiny_policy.LEASE, rounds, 8, lambda: None, stop) as lease:
         assert lease.over() is None
         time.sleep(0.1)  # of one step, which was all of the first round
         stop.set()
@@ -88,7 +90,7 @@ def test_a_newer_version_alone_ends_nothing() -> None:
         asked.set()
         return info(4, 4, latest=9)
 
-    with Commitment(tiny_policy.LEASE, [requests(40)], 8, ask, threading.Event()) as lease:
+    with Commitment(tiny_policy.WORK, tiny_policy.LEASE, [requests(40)], 8, ask, threading.Event()) as lease:
         assert asked.wait(20 * POLL_SECONDS)
         assert lease.over() is None
 

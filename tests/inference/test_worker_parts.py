@@ -23,12 +23,12 @@ TRAINER = PrivateKey.generate()
 
 def test_a_plan_holds_every_sample_of_every_group_in_order() -> None:
     planned = plan_submission(
+        tiny_policy.WORK,
         tiny_policy.STEP,
         tiny_policy.LEASE,
         tiny_policy.PUBLIC,
         tiny_policy.TASKS,
         lambda task, target: [target or 0] * 90,
-        range(len(tiny_policy.TASKS)),
     )
     assert [row.sample_index for row in planned] == list(range(8)) * 3
     assert len({row.prompt_index for row in planned}) == 3
@@ -43,12 +43,12 @@ def test_a_plan_holds_every_sample_of_every_group_in_order() -> None:
 def test_a_prompt_that_leaves_no_room_is_an_error_with_its_name() -> None:
     with pytest.raises(ValueError, match=r"the prompt of add-\d+-\d+ has 128 tokens, maxSequenceLength is 128"):
         plan_submission(
+            tiny_policy.WORK,
             tiny_policy.STEP,
             tiny_policy.LEASE,
             tiny_policy.PUBLIC,
             tiny_policy.TASKS,
             lambda task, target: [5] * 128,
-            range(len(tiny_policy.TASKS)),
         )
 
 

@@ -173,12 +173,12 @@ def test_it_hands_in_what_the_beacon_draws(
     lease = tiny_policy.LEASE.model_copy(update={"lease": handed.lease, "submission": 0})
     tokenizer = tiny_policy.AutoTokenizer.from_pretrained(worker.home / "weights" / version_name(3))
     planned = plan_submission(
+        PUBLIC.codec.decode(tiny_policy.STEP.step),
         tiny_policy.STEP,
         lease,
         PUBLIC,
         tiny_policy.TASKS,
         lambda task, target: tiny_policy.prompt_tokens(tokenizer, tiny_policy.ENVIRONMENT, task, target),
-        range(len(tiny_policy.TASKS)),
     )
     assert handed.groups == 3
     assert metadata.weights_digest == f"{3:064x}"

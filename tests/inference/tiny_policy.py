@@ -66,6 +66,7 @@ STEP = StepInfo(
     accepted_groups=0,
     pending_groups=0,
 )
+WORK = PUBLIC.codec.decode(STEP.step)
 LEASE = Lease(lease="0f" * 16, node=NODE, step=4, submission=2, expires_unix=0.0)
 
 
@@ -120,12 +121,12 @@ def proof_profile(masked: Sequence[int]) -> ProofProfile:
 def plan(tokenizer: Any) -> list[PlannedRow]:
     """What the worker must make for LEASE."""
     return plan_submission(
+        WORK,
         STEP,
         LEASE,
         PUBLIC,
         TASKS,
         lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
-        range(len(TASKS)),
     )
 
 

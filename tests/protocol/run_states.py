@@ -21,7 +21,7 @@ from shoal.contracts.run import Addresses
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import Verdict
 from shoal.crypto.keys import PrivateKey
-from shoal.orchestrator import progress, recovery
+from shoal.orchestrator import announcements, recovery
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts import verdicts
@@ -80,7 +80,7 @@ class Orchestrator:
         recovery.rebuild(self.state)
 
     def announce(self, version: int) -> None:
-        progress.announce_version(self.state, publish(self.store, self.role_keys["trainer"], version))
+        announcements.announce_version(self.state, publish(self.store, self.role_keys["trainer"], version))
 
     def join(self) -> str:
         node = PrivateKey.generate().public

@@ -19,9 +19,11 @@ from shoal.contracts.node_states import (
 )
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
 from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
+from shoal.contracts.work import FileShape, TrainingStep
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes.invites import wants_invite
-from shoal.orchestrator.records import NodeRecord, OpinionNote
+from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.verdicts.queue import OpinionNote
 from shoal.orchestrator.verdicts.verdicts import EVICTED, Decision, decide
 from shoal.orchestrator.work.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
 from shoal.orchestrator.work.leases import lease_seconds
@@ -32,7 +34,6 @@ from shoal.orchestrator.work.step_counter import (
     openable_steps,
     select_batch,
     signal_groups,
-    version_window,
 )
 
 STATES: tuple[NodeState, ...] = get_args(NodeState)
@@ -114,10 +115,13 @@ def test_the_open_step_is_the_smallest_one_that_may_be_fed(
     assert open_step(set(sealed), latest, k, steps=5) == expected
 
 
+SHAPE = FileShape(groups=2, group_size=4, max_completion_tokens=8, targets=None, rows_each=1)
+
+
 @given(latest=st.integers(0, 20), k=st.integers(0, 4), sealed=st.sets(st.integers(0, 20)))
 def test_every_openable_step_accepts_the_newest_version(latest: int, k: int, sealed: set[int]) -> None:
     for step in openable_steps(sealed, latest, k, steps=15):
-        oldest, newest = version_window(step, k)
+        oldest, newest = TrainingStep(step, SHAPE, 100, k).window
         assert oldest <= latest <= newest
         assert step not in sealed
         assert step < 15

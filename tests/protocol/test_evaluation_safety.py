@@ -6,19 +6,22 @@ from pathlib import Path
 import pytest
 from protocol_stack import sha, verdict_on
 from run_states import Orchestrator
-from test_evaluation_work import SLICES, answer, asked, found, scored_run, scoring, train_file, train_step
+from test_evaluation_work import SLICES, answer, asked, found, open_numbers, scored_run, scoring, train_file, train_step
 
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
-from shoal.contracts.work import FIRST_NUMBER
+from shoal.contracts.work import FIRST_SLICE
 from shoal.orchestrator import background, progress, recovery
+from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.evaluation.credit import credit
 from shoal.orchestrator.work import handout, uploads
+from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.lease_returns import take_back
+from shoal.orchestrator.work.open_work import openable_steps
 from shoal.orchestrator.work.uploads import find_verdict, largest_file
 from shoal.storage.store import StoreUnavailable
 
@@ -48,8 +51,8 @@ def give_back(run: Orchestrator, lease: Lease) -> None:
 
 
 def test_edits_of_the_run_in_the_middle_of_an_evaluation_change_nothing_of_it(rated: Orchestrator, first: str) -> None:
-    answer(rated, first, FIRST_NUMBER)
-    waiting = rated.lease(first, FIRST_NUMBER + 1)
+    answer(rated, first, FIRST_SLICE)
+    waiting = rated.lease(first, FIRST_SLICE + 1)
     data = rated.upload(waiting)
     assert rated.confirm(waiting, data).status == "queued"
     terms, limit = rated.state.plan.benchmarks, largest_file(rated.config, rated.state.plan.benchmarks)
@@ -60,7 +63,7 @@ def test_edits_of_the_run_in_the_middle_of_an_evaluation_change_nothing_of_it(ra
     )
     assert rated.state.plan.benchmarks == terms
     assert largest_file(rated.config, terms) == limit, "a slice's file is as large as before"
-    assert rated.state.shape(FIRST_NUMBER).max_completion_tokens == 64
+    assert rated.state.codec.decode(FIRST_SLICE).shape.max_completion_tokens == 64
     rated.lose_redis()
     rated.judge(scoring(rated.claimed()))
     evaluations.fold(rated.state)
@@ -72,11 +75,11 @@ def test_raising_the_steps_while_the_last_version_is_scored_stops_neither_restar
 ) -> None:
     for step in (1, 2):
         train_step(rated, first, step)
-    number = rated.state.plan.numbers(3, "sums")[0]
+    number = rated.state.codec.numbers(3, "sums")[0]
     rated.hand_in(first, number)
     edited(rated, steps=5)
     assert not rated.state.plan.is_due(3)
-    assert number not in evaluations.open_numbers(rated.state)
+    assert number not in open_numbers(rated)
     rated.lose_redis()
     background.settle_late(rated.state)
     rated.judge(scoring(rated.claimed()))
@@ -84,7 +87,7 @@ def test_raising_the_steps_while_the_last_version_is_scored_stops_neither_restar
     rated.lose_redis()
     evaluations.fold(rated.state)
     assert not rated.store.exists(keys.evaluation(3, "sums"))
-    assert rated.state.openable_steps() == [3, 4]
+    assert openable_steps(rated.state) == [3, 4]
 
 
 def test_files_of_slices_may_be_as_large_as_they_were_after_the_run_s_own_became_smaller(
@@ -92,7 +95,7 @@ def test_files_of_slices_may_be_as_large_as_they_were_after_the_run_s_own_became
 ) -> None:
     limit = largest_file(rated.config, rated.state.plan.benchmarks)
     edited(rated, recipe=rated.config.recipe.model_copy(update={"group_size": 1}))
-    lease = rated.lease(first, FIRST_NUMBER)
+    lease = rated.lease(first, FIRST_SLICE)
     request = UploadRequest(node=first, lease=lease.lease, size=limit, sha256=sha(b"large"))
     uploads.grant_upload(rated.state, request)
     assert rated.state.leases.require(lease.lease, first).size == limit
@@ -102,7 +105,7 @@ def test_files_of_slices_may_be_as_large_as_they_were_after_the_run_s_own_became
 
 @pytest.mark.parametrize("by", ["claim", "settle_late", "verdict"])
 def test_a_file_of_a_slice_that_is_not_known_any_more_expires(rated: Orchestrator, first: str, by: str) -> None:
-    file = rated.hand_in(first, FIRST_NUMBER)
+    file = rated.hand_in(first, FIRST_SLICE)
     job = rated.claimed() if by == "verdict" else None
     edited(rated, evaluation=None)
     if by == "claim":
@@ -115,7 +118,7 @@ def test_a_file_of_a_slice_that_is_not_known_any_more_expires(rated: Orchestrato
         rated.judge(scoring(job))
     verdict = find_verdict(rated.state, first, file)
     assert verdict is not None
-    assert verdict.document.evidence == f"{FIRST_NUMBER} is no slice that this run knows"
+    assert verdict.document.evidence == f"{FIRST_SLICE} is no slice that this run knows"
     rated.restarted()
     assert rated.state.queue.size() == 0
 
@@ -123,16 +126,16 @@ def test_a_file_of_a_slice_that_is_not_known_any_more_expires(rated: Orchestrato
 def test_an_accepted_file_of_a_slice_that_is_not_known_any_more_does_not_stop_a_rebuild(
     rated: Orchestrator, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rated.hand_in(first, FIRST_NUMBER)
+    rated.hand_in(first, FIRST_SLICE)
     monkeypatch.setattr(rated.state.ledger, "append", lambda *_, **__: (_ for _ in ()).throw(StoreUnavailable("away")))
     with pytest.raises(StoreUnavailable):
         rated.judge(scoring(rated.claimed()))
     edited(rated, evaluation=None)
-    assert FIRST_NUMBER in rated.state.view.evaluated, "its node is paid all the same"
+    assert FIRST_SLICE in rated.state.view.evaluated, "its node is paid all the same"
 
 
 def test_asking_for_upload_grants_again_and_again_keeps_no_place(rated: Orchestrator, first: str) -> None:
-    lease = rated.lease(first, FIRST_NUMBER)
+    lease = rated.lease(first, FIRST_SLICE)
     request = UploadRequest(node=first, lease=lease.lease, size=4 << 10, sha256=sha(b"never uploaded"))
     rated.clock.now = lease.expires_unix - 1
     uploads.grant_upload(rated.state, request)
@@ -154,7 +157,7 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
 ) -> None:
     second = rated.join()
     train_file(rated, second, 1)
-    lease = rated.lease(first, FIRST_NUMBER)
+    lease = rated.lease(first, FIRST_SLICE)
     if how == "returned":
         give_back(rated, lease)
     elif how == "run out":
@@ -168,12 +171,12 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
         rated.confirm(lease, rated.upload(lease))
         rated.judge(verdict_on(rated.claimed(), "expired", evidence="another version"))
     with pytest.raises(Refusal, match="slice-under-way"):
-        rated.lease(first, FIRST_NUMBER)
+        rated.lease(first, FIRST_SLICE)
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "2")
-    assert asked(rated, first, 0).step in (1, 2, FIRST_NUMBER + 1)
-    assert asked(rated, second, 0).step == FIRST_NUMBER
-    give_back(rated, rated.lease(second, FIRST_NUMBER))
-    assert rated.lease(first, FIRST_NUMBER).step == FIRST_NUMBER
+    assert asked(rated, first, 0).step in (1, 2, FIRST_SLICE + 1)
+    assert asked(rated, second, 0).step == FIRST_SLICE
+    give_back(rated, rated.lease(second, FIRST_SLICE))
+    assert rated.lease(first, FIRST_SLICE).step == FIRST_SLICE
 
 
 def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_back(
@@ -182,7 +185,7 @@ def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "1")
     assert handout.training_needs_work(rated.state)
     for ending in ("returned", "run out", "returned"):
-        lease = rated.lease(first, FIRST_NUMBER)
+        lease = rated.lease(first, FIRST_SLICE)
         assert credit(rated.state) == 0.0
         if ending == "returned":
             give_back(rated, lease)
@@ -210,30 +213,30 @@ def test_one_record_that_cannot_be_written_holds_up_neither_later_ones_nor_the_e
     rated: Orchestrator, first: str
 ) -> None:
     for place in range(SLICES):
-        answer(rated, first, FIRST_NUMBER + place)
-    spoilt(rated, FIRST_NUMBER)
+        answer(rated, first, FIRST_SLICE + place)
+    spoilt(rated, FIRST_SLICE)
     evaluations.fold(rated.state)
     assert not rated.store.exists(keys.evaluation(0, "sums")), "it is not late yet"
     for step in (1, 2):
         train_step(rated, first, step)
-    for number in rated.state.plan.numbers(3, "sums"):
+    for number in rated.state.codec.numbers(3, "sums"):
         answer(rated, first, number)
     evaluations.fold(rated.state)
     assert found(rated, 3).complete
     assert (found(rated, 0).scores, found(rated, 0).slices_done) == (None, 0)
     assert BestVersion.from_json(rated.store.get(keys.BEST_VERSION)).version == 3
-    assert rated.state.complete
-    assert rated.restarted().complete
+    assert complete(rated.state)
+    assert complete(rated.restarted())
 
 
 def test_versions_under_way_are_recorded_before_the_last_one_completes_the_run(rated: Orchestrator, first: str) -> None:
     train_step(rated, first, 1)
-    answer(rated, first, rated.state.plan.numbers(2, "sums")[0])
+    answer(rated, first, rated.state.codec.numbers(2, "sums")[0])
     train_step(rated, first, 2)
-    for number in rated.state.plan.numbers(3, "sums"):
+    for number in rated.state.codec.numbers(3, "sums"):
         answer(rated, first, number)
     evaluations.fold(rated.state)
-    assert rated.state.complete
+    assert complete(rated.state)
     assert (found(rated, 2).complete, found(rated, 2).slices_done) == (False, 1)
 
 
@@ -249,7 +252,7 @@ def test_a_store_that_takes_no_record_keeps_a_run_from_its_end_for_the_final_wai
     monkeypatch.setattr(rated.state.store, "create", away)
     rated.clock.now += 101
     evaluations.fold(rated.state)
-    assert not rated.state.complete, "there is time to write what there is"
+    assert not complete(rated.state), "there is time to write what there is"
     rated.clock.now += 31
     assert progress.run_progress(rated.state).complete
 
@@ -258,7 +261,7 @@ def test_records_are_read_once_several_at_a_time_and_a_broken_one_is_passed_over
     rated: Orchestrator, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in range(SLICES):
-        answer(rated, first, FIRST_NUMBER + place)
+        answer(rated, first, FIRST_SLICE + place)
     evaluations.fold(rated.state)
     for version in range(2, 10, 2):
         made = found(rated, 0).model_copy(update={"version": version})
@@ -282,7 +285,11 @@ def test_records_are_read_once_several_at_a_time_and_a_broken_one_is_passed_over
     assert not hasattr(rated.state.evaluations[0, "sums"], "scores"), "lines of problems are not kept in memory"
 
 
+def prompts(run: Orchestrator, number: int, node: str, submission: int) -> list[int]:
+    return drawn_prompts(run.state, run.state.codec.decode(number), node, submission)
+
+
 def test_the_draw_of_a_slice_is_the_same_whoever_answers_it(rated: Orchestrator, first: str) -> None:
     other = rated.join()
-    assert rated.state.drawn_prompts(FIRST_NUMBER, first, 0) == rated.state.drawn_prompts(FIRST_NUMBER, other, 4)
-    assert any(rated.state.drawn_prompts(1, first, 0) != rated.state.drawn_prompts(1, other, n) for n in range(4))
+    assert prompts(rated, FIRST_SLICE, first, 0) == prompts(rated, FIRST_SLICE, other, 4)
+    assert any(prompts(rated, 1, first, 0) != prompts(rated, 1, other, n) for n in range(4))

@@ -21,9 +21,10 @@ from shoal.contracts.protocol import StepInfo, ValidationJob
 from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import tasks_digest, write_tasks
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.work import FIRST_NUMBER, located
+from shoal.contracts.work import FIRST_SLICE
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.orchestrator import background, progress
+from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.work import handout
@@ -62,6 +63,10 @@ def scored_run(folder: Path, url: str, **changes: object) -> Orchestrator:
 @pytest.fixture
 def scored(tmp_path: Path, redis_server: Redis) -> Orchestrator:
     return scored_run(tmp_path, redis_server.url)
+
+
+def open_numbers(run: Orchestrator) -> list[int]:
+    return [work.number for work in evaluations.open_slices(run.state)]
 
 
 def asked(run: Orchestrator, node: str, *holds: int) -> StepInfo:
@@ -113,7 +118,7 @@ def test_a_node_with_the_version_gets_a_slice_once_training_has_earned_it(scored
     assert asked(scored, node, 0).step == 0, "nothing is earned yet, and step 0 needs work"
     train_file(scored, node, 0)
     info = asked(scored, node, 0)
-    assert info.step == FIRST_NUMBER
+    assert info.step == FIRST_SLICE
     assert (info.min_version, info.max_version, info.first_unsealed_step) == (0, 0, 0)
     assert asked(scored, node).step == 0, "a node that does not say what it holds is given none"
     assert asked(scored, node, 7).step == 0
@@ -140,9 +145,9 @@ def test_every_task_is_asked_once_and_the_record_says_what_came_of_it(scored: Or
     node = scored.join()
     scored.announce(0)
     train_step(scored, node, 0)
-    jobs = [answer(scored, node, FIRST_NUMBER + place, reward=1.0 - 0.5 * place) for place in range(SLICES)]
+    jobs = [answer(scored, node, FIRST_SLICE + place, reward=1.0 - 0.5 * place) for place in range(SLICES)]
     assert {(job.min_version, job.max_version) for job in jobs} == {(0, 0)}
-    assert [located(job.step, scored.state.plan.benchmarks).slice for job in jobs] == [0, 1]
+    assert [scored.state.codec.slice(job.step).slice for job in jobs] == [0, 1]
     background.settle_late(scored.state)
     evaluations.fold(scored.state)
     made = found(scored, 0)
@@ -172,48 +177,48 @@ def test_evaluation_is_credit_in_the_ledger_and_no_part_of_a_step(scored: Orches
     train_step(scored, node, 0)
     before = scored.state.view.tokens_accepted
     groups = progress.run_progress(scored.state).groups_accepted_total
-    answer(scored, node, FIRST_NUMBER)
+    answer(scored, node, FIRST_SLICE)
     assert scored.state.view.tokens_accepted == before + 100
     told = progress.run_progress(scored.state)
     assert (told.groups_accepted_total, told.groups_dropped_total) == (groups, 0)
     assert sorted(scored.state.view.accepted) == [0]
     entry = ledger(scored.store)[-1]
-    assert (entry.kind, entry.step, entry.groups, entry.signal_groups) == ("accepted", FIRST_NUMBER, 2, 0)
+    assert (entry.kind, entry.step, entry.groups, entry.signal_groups) == ("accepted", FIRST_SLICE, 2, 0)
 
 
 def test_the_beacon_of_an_evaluation_is_committed_to_before_it_is_revealed(scored: Orchestrator) -> None:
     node = scored.join()
     scored.announce(0)
     train_step(scored, node, 0)
-    assert asked(scored, node, 0, 1).step == FIRST_NUMBER
+    assert asked(scored, node, 0, 1).step == FIRST_SLICE
     kinds = [(entry.kind, entry.step) for entry in ledger(scored.store)]
-    committed, revealed = ("beacon-committed", FIRST_NUMBER), ("beacon-revealed", FIRST_NUMBER)
+    committed, revealed = ("beacon-committed", FIRST_SLICE), ("beacon-revealed", FIRST_SLICE)
     assert kinds.index(committed) < kinds.index(("version-published", None)) < kinds.index(revealed)
-    assert ("beacon-committed", FIRST_NUMBER + 2 * SLICES) in kinds, "that of version 2 too"
+    assert ("beacon-committed", FIRST_SLICE + 2 * SLICES) in kinds, "that of version 2 too"
 
 
 def test_a_rejected_file_slashes_and_its_slice_goes_to_another_node(scored: Orchestrator) -> None:
     first, second = scored.join(), scored.join()
     scored.announce(0)
     train_step(scored, first, 0)
-    scored.hand_in(second, FIRST_NUMBER)
+    scored.hand_in(second, FIRST_SLICE)
     scored.judge(verdict_on(scored.claimed(), "reject", "reward", evidence="row 0"))
     assert second in scored.state.view.evicted
     scored.beat(first)
     train_file(scored, first, 1)
-    assert asked(scored, first, 0).step == FIRST_NUMBER
+    assert asked(scored, first, 0).step == FIRST_SLICE
 
 
 def test_an_accept_without_lengths_is_not_taken_for_an_evaluation(scored: Orchestrator) -> None:
     node = scored.join()
     scored.announce(0)
     train_step(scored, node, 0)
-    scored.hand_in(node, FIRST_NUMBER)
+    scored.hand_in(node, FIRST_SLICE)
     with pytest.raises(Refusal, match="lengths-missing"):
         scored.judge(verdict_on(scored.claimed()))
 
 
-@pytest.mark.parametrize("number", [FIRST_NUMBER + 2, FIRST_NUMBER + 10**6, 999_999, 2**40])
+@pytest.mark.parametrize("number", [FIRST_SLICE + 2, FIRST_SLICE + 10**6, 999_999, 2**40])
 def test_a_number_that_stands_for_no_open_slice_is_refused(scored: Orchestrator, number: int) -> None:
     node = scored.join()
     scored.announce(0)
@@ -225,11 +230,11 @@ def test_work_and_records_survive_a_restart_and_the_loss_of_redis(scored: Orches
     node = scored.join()
     scored.announce(0)
     train_step(scored, node, 0)
-    answer(scored, node, FIRST_NUMBER)
-    lease = scored.lease(node, FIRST_NUMBER + 1)
+    answer(scored, node, FIRST_SLICE)
+    lease = scored.lease(node, FIRST_SLICE + 1)
     scored.redis.flushall()
     scored.restarted()
-    assert evaluations.open_numbers(scored.state) == [FIRST_NUMBER + 1]
+    assert open_numbers(scored) == [FIRST_SLICE + 1]
     assert scored.confirm(lease, scored.upload(lease)).status == "queued"
     scored.judge(scoring(scored.claimed()))
     scored.restarted()
@@ -245,8 +250,8 @@ def test_a_version_that_is_served_no_more_is_dropped_and_late_files_expire(tmp_p
     node = run.join()
     run.announce(0)
     train_step(run, node, 0)
-    answer(run, node, FIRST_NUMBER)
-    late = run.lease(node, FIRST_NUMBER + 1)
+    answer(run, node, FIRST_SLICE)
+    late = run.lease(node, FIRST_SLICE + 1)
     data = run.upload(late)
     assert run.confirm(late, data).status == "queued"
     while 1 not in run.state.view.sealed:
@@ -256,7 +261,7 @@ def test_a_version_that_is_served_no_more_is_dropped_and_late_files_expire(tmp_p
         )  # the slice's own file waits for its verdict
         run.judge(verdict_on(job))
     run.announce(2)
-    assert FIRST_NUMBER + 1 not in evaluations.open_numbers(run.state)
+    assert FIRST_SLICE + 1 not in open_numbers(run)
     background.settle_late(run.state)
     assert run.confirm(late, data).status == "expired"
     evaluations.fold(run.state)
@@ -276,7 +281,7 @@ def test_a_run_is_complete_when_its_last_version_is_scored_or_the_wait_is_over(
     told = progress.run_progress(scored.state)
     assert not told.complete
     assert told.waiting_for == "version 3, the last one, to be scored"
-    last = scored.state.plan.numbers(3, "sums")
+    last = scored.state.codec.numbers(3, "sums")
     if answered:
         for number in last:
             assert asked(scored, node, 3).step == number
@@ -287,7 +292,7 @@ def test_a_run_is_complete_when_its_last_version_is_scored_or_the_wait_is_over(
     assert progress.run_progress(scored.state).complete
     assert found(scored, 3).complete is answered
     assert handout.step_for(scored.state, node, [3]) is None
-    assert scored.restarted().complete
+    assert complete(scored.restarted())
 
 
 def test_nodes_are_told_of_benchmarks_with_their_own_sampling(scored: Orchestrator) -> None:
@@ -305,6 +310,6 @@ def test_training_keeps_its_share_while_a_step_needs_work(scored: Orchestrator) 
     given = []
     while 0 not in scored.state.view.sealed:
         info = asked(scored, node, 0)
-        given.append("evaluation" if info.step >= FIRST_NUMBER else "training")
-        (answer if info.step >= FIRST_NUMBER else train_file)(scored, node, info.step)
+        given.append("evaluation" if info.step >= FIRST_SLICE else "training")
+        (answer if info.step >= FIRST_SLICE else train_file)(scored, node, info.step)
     assert given == ["training", "evaluation"] * (NEEDED // GROUPS - 1) + ["training"]

@@ -14,11 +14,12 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import DatasetAnnouncement
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.steps import StepBatch
-from shoal.orchestrator import progress
+from shoal.orchestrator import announcements
 from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.work import handout
-from shoal.sampling.draw import drawn_tasks
+from shoal.orchestrator.work.open_work import openable_steps
+from shoal.sampling.draw import slice_tasks
 
 SLICES = len(TASKS) // GROUPS
 
@@ -69,14 +70,14 @@ def test_every_task_is_sampled_once_and_the_run_is_complete_with_its_data_set(ge
     drawn = [index for batch in batches for file in batch.files for index in file.prompt_indices]
     assert sorted(drawn) == list(range(len(TASKS)))
     assert all(
-        set(file.prompt_indices) == set(drawn_tasks("Generate", batch.step, len(TASKS), GROUPS))
+        set(file.prompt_indices) == set(slice_tasks(batch.step, len(TASKS), GROUPS))
         for batch in batches
         for file in batch.files
     )
     assert "data set 'sums' to be written" in run_progress(generating.state).waiting_for
     generating.store.put(keys.dataset_card("sums"), b"card")
-    progress.announce_dataset(generating.state, announcement(generating))
-    progress.announce_dataset(generating.state, announcement(generating))  # asked again after a lost answer
+    announcements.announce_dataset(generating.state, announcement(generating))
+    announcements.announce_dataset(generating.state, announcement(generating))  # asked again after a lost answer
     assert run_progress(generating.state).complete
     assert [entry.detail for entry in ledger(generating.store) if entry.kind == "dataset-published"] == ["sums"]
     assert run_progress(generating.restarted()).complete
@@ -91,7 +92,7 @@ def test_a_restarted_orchestrator_goes_on_with_the_slices_that_are_left(generati
     lease = generating.lease(node, served(generating, node))
     generating.redis.flushall()
     generating.restarted()
-    assert generating.state.openable_steps()[0] == 3
+    assert openable_steps(generating.state)[0] == 3
     assert run_progress(generating.state).pending_groups == GROUPS, "the lease was written before it was given"
     assert generating.confirm(lease, generating.upload(lease)).status == "queued"
 
@@ -100,14 +101,14 @@ def test_a_data_set_that_comes_too_early_or_is_another_is_refused(generating: Or
     node = generating.join()
     generating.announce(0)
     with pytest.raises(Refusal, match="dataset-not-stored"):
-        progress.announce_dataset(generating.state, announcement(generating))
+        announcements.announce_dataset(generating.state, announcement(generating))
     generating.store.put(keys.dataset_card("sums"), b"card")
     with pytest.raises(Refusal, match="dataset-too-early: step 0 has no batch yet"):
-        progress.announce_dataset(generating.state, announcement(generating))
+        announcements.announce_dataset(generating.state, announcement(generating))
     with pytest.raises(Refusal, match="dataset-changed"):
-        progress.announce_dataset(generating.state, announcement(generating, b"other"))
+        announcements.announce_dataset(generating.state, announcement(generating, b"other"))
     with pytest.raises(Refusal, match="no-such-dataset: data set 'others' is not what run"):
-        progress.announce_dataset(generating.state, announcement(generating, name="others"))
+        announcements.announce_dataset(generating.state, announcement(generating, name="others"))
     assert served(generating, node) == 0
 
 

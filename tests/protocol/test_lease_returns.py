@@ -205,7 +205,7 @@ def test_a_step_that_is_sealed_while_it_is_shown_breaks_nothing(
 ) -> None:
     """The last one: between the first look and the last nothing is open any more."""
     answers = [[0], []]
-    monkeypatch.setattr(run.state, "openable_steps", lambda: answers.pop(0))
+    monkeypatch.setattr(handout, "openable_steps", lambda _: answers.pop(0))
     shown = handout.step_for(run.state, node)
     assert shown is not None
     assert (shown.step, shown.first_unsealed_step) == (0, 0)

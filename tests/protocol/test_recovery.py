@@ -26,6 +26,7 @@ from shoal.ledger.writer import LedgerWriter
 from shoal.orchestrator import recovery
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts import verdicts
+from shoal.orchestrator.work.open_work import open_step
 from shoal.storage.store import open_folder
 
 
@@ -169,7 +170,7 @@ def test_killed_at_any_write_nothing_is_lost_or_counted_twice(tmp_path: Path, re
 
 def finish(run: Orchestrator, node: str) -> None:
     """What node and validator do by themselves: hand in again what was not confirmed, and check what waits."""
-    if run.state.open_step() == 0:
+    if open_step(run.state) == 0:
         open_leases = [record.lease for record in run.state.leases.all() if record.lease.node == node]
         if not open_leases:
             run.hand_in(node)

@@ -12,8 +12,9 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.recipe import Validation
 from shoal.orchestrator import background
 from shoal.orchestrator.progress import run_progress
-from shoal.orchestrator.records import MOST_READINGS, Job, OpinionNote, SubmissionRecord
-from shoal.orchestrator.verdicts.queue import LOOK_AHEAD
+from shoal.orchestrator.verdicts.queue import LOOK_AHEAD, MOST_READINGS, Job, OpinionNote
+from shoal.orchestrator.work.load import unjudged_files
+from shoal.orchestrator.work.records import SubmissionRecord
 
 CLAIM_SECONDS = 60
 DAY_SECONDS = 86_400
@@ -91,7 +92,7 @@ def test_a_step_does_not_wait_for_a_file_that_its_one_validator_gave_up_and_ends
     other = run.join()
     run.hand_in(node)
     give_up(run, "validator-0")
-    assert (run_progress(run.state).pending_groups, run.state.unjudged_files(node)) == (0, 1)
+    assert (run_progress(run.state).pending_groups, unjudged_files(run.state, node)) == (0, 1)
     while not run.store.exists(keys.step_batch(0)):
         run.hand_in(other)
         run.judge(verdict_on(run.claimed("validator-0")))

@@ -16,6 +16,7 @@ from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.work.leases import TOGETHER, lease_seconds
+from shoal.orchestrator.work.load import accepted_groups
 from shoal.orchestrator.work.uploads import largest_file
 from shoal.sampling.draw import draw_submission
 
@@ -45,7 +46,7 @@ def found(run: Orchestrator, completions: list[float], continued: list[float]) -
 
 
 def accepted(run: Orchestrator) -> int:
-    return run.state.accepted_groups(0)
+    return accepted_groups(run.state, 0)
 
 
 def test_groups_carry_signal_by_their_completions_whatever_continuations_say(run: Orchestrator) -> None:

@@ -20,10 +20,11 @@ from shoal.ledger.view import SEALED_STEPS
 from shoal.orchestrator import background
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.progress import run_progress
-from shoal.orchestrator.records import SubmissionRecord
-from shoal.orchestrator.run_state import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS
 from shoal.orchestrator.work import handout
 from shoal.orchestrator.work.leases import lease_seconds
+from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS, unjudged_files
+from shoal.orchestrator.work.records import SubmissionRecord
+from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.orchestrator.work.uploads import find_record
 
 
@@ -245,7 +246,7 @@ def test_a_node_whose_files_nobody_can_judge_gets_no_more_leases_until_they_are_
 ) -> None:
     other, handed_in = run.join(), 0
     while handed_in < MOST_UNJUDGED_FILES:
-        assert run.state.unjudged_files(node) == handed_in
+        assert unjudged_files(run.state, node) == handed_in
         run.hand_in(node)
         handed_in += 1
         nobody_can_judge(run, handed_in)
@@ -277,7 +278,7 @@ def test_unvalidated_work_is_never_trained_on(run: Orchestrator, node: str) -> N
         run.hand_in(node)
     run.clock.now += 86_400
     background.settle_late(run.state)
-    assert run.state.seal_if_full(0) is None
+    assert seal_if_full(run.state, 0) is None
     assert not run.store.exists(keys.step_batch(0))
     assert run_progress(run.state).files_pending == 3
 

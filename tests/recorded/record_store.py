@@ -12,12 +12,13 @@ from pathlib import Path
 from protocol_stack import RUN, verdict_on
 from recorded_ledger import COMMANDS, RECORDED, told
 from run_states import Orchestrator
-from test_evaluation_work import answer, asked, scored_run, train_file, train_step
+from test_evaluation_work import answer, asked, open_numbers, scored_run, train_file, train_step
 
 from servers import Loopback, redis
 from shoal.contracts import keys
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.orchestrator import progress
+from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.evaluation import evaluations
 
 
@@ -36,12 +37,12 @@ def play(run: Orchestrator) -> None:
         for node in (first, second):
             run.beat(node)
         train_step(run, first, step)
-        for number in evaluations.open_numbers(run.state):
+        for number in open_numbers(run):
             if asked(run, first, *range(step + 2)).step == number:
                 answer(run, first, number, reward=0.5)
         evaluations.fold(run.state)
-        checkpoints.write_due(run.clock(), complete=run.state.complete)
-    for number in evaluations.open_numbers(run.state):
+        checkpoints.write_due(run.clock(), complete=complete(run.state))
+    for number in open_numbers(run):
         answer(run, second, number)
     evaluations.fold(run.state)
     checkpoints.write_due(run.clock(), complete=True)

@@ -16,7 +16,7 @@ from shoal.cli.reporting import score_lines
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import Prepared
-from shoal.contracts.work import FIRST_NUMBER
+from shoal.contracts.work import FIRST_SLICE
 from shoal.environments.arithmetic import Arithmetic
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.report.write import make_report
@@ -109,7 +109,7 @@ def test_versions_are_scored_on_a_harness_task_with_data_of_the_admins_own(tmp_p
         assert len(made.scores.problems) == ASKED
     assert any(made.scores.avg_at_k.value > 0 for made in found.values()), "the tiny model is right now and then"  # type: ignore[union-attr]
     assert not [entry for entry in ledger if entry.kind == "rejected"], "validators score as workers do"
-    assert [entry for entry in ledger if entry.kind == "accepted" and (entry.step or 0) >= FIRST_NUMBER]
+    assert [entry for entry in ledger if entry.kind == "accepted" and (entry.step or 0) >= FIRST_SLICE]
 
     best = BestVersion.from_json(store.get(keys.BEST_VERSION))
     assert best.benchmark == THEIRS

@@ -9,7 +9,7 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import Prepared
 from shoal.contracts.tasks import read_tasks
-from shoal.contracts.work import FIRST_NUMBER
+from shoal.contracts.work import FIRST_SLICE
 from shoal.evaluation.versions import VersionEvaluation
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -66,11 +66,11 @@ def test_versions_are_scored_by_the_pool_that_trains_them(tmp_path: Path) -> Non
         assert (status["bestVersion"], status["bestScore"]) == (best.version, round(best.value, 6))
         rejected = [entry for entry in system.ledger() if entry.kind == "rejected"]
         assert not rejected, "honest answers at another temperature and with another prompt pass every check"
-        scored = [e for e in system.ledger() if e.kind == "accepted" and e.step is not None and e.step >= FIRST_NUMBER]
+        scored = [e for e in system.ledger() if e.kind == "accepted" and e.step is not None and e.step >= FIRST_SLICE]
         assert len({entry.step for entry in scored}) == len(scored) >= sum(each.slices_done for each in found.values())
     finally:
         system.stop()
 
 
 def _answered(system: LocalSystem) -> bool:
-    return any(e.kind == "accepted" and e.step is not None and e.step >= FIRST_NUMBER for e in system.ledger())
+    return any(e.kind == "accepted" and e.step is not None and e.step >= FIRST_SLICE for e in system.ledger())

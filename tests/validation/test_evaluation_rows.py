@@ -12,7 +12,6 @@ from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
 from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import first_number
 from shoal.environments import Score
 from shoal.environments.tokens import completion_text, prompt_tokens
 from shoal.inference.assignments import WorkContext, as_run
@@ -33,8 +32,8 @@ TERMS = BenchmarkTerms(
 )
 TASKS = tiny_policy.ENVIRONMENT.tasks(7, seed=11)
 PUBLIC = tiny_policy.PUBLIC.model_copy(update={"benchmarks": [TERMS]})
-NUMBER = first_number(VERSION, [TERMS]) + 1  # the last slice: its first task is the slice's before it
-BEACON = beacon(b"secret", "tiny", first_number(VERSION, [TERMS]))
+NUMBER = PUBLIC.codec.first_number(VERSION) + 1  # the last slice: its first task is the slice's before it
+BEACON = beacon(b"secret", "tiny", PUBLIC.codec.first_number(VERSION))
 STEP = tiny_policy.STEP.model_copy(
     update={
         "step": NUMBER,
@@ -74,15 +73,15 @@ class Bench:
 
 
 def planned_slice(court: Court, step: StepInfo = STEP, lease: Lease = LEASE) -> list[PlannedRow]:
-    work = WorkContext(as_run(PUBLIC, TERMS), tiny_policy.ENVIRONMENT, TASKS)
+    context = WorkContext(as_run(PUBLIC, TERMS), tiny_policy.ENVIRONMENT, TASKS)
     tokenizer = court.facts.tokenizer
     return plan_submission(
+        PUBLIC.codec.decode(step.step),
         step,
         lease,
-        work.public,
-        work.tasks,
-        lambda task, target: prompt_tokens(tokenizer, work.environment, task, target),
-        work.drawn(step.step),
+        context.public,
+        context.tasks,
+        lambda task, target: prompt_tokens(tokenizer, context.environment, task, target),
     )
 
 

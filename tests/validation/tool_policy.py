@@ -64,12 +64,12 @@ EOS = frozenset({tiny_policy.EOS})
 
 def plan(tokenizer: Any) -> list[PlannedRow]:
     return plan_submission(
+        PUBLIC.codec.decode(tiny_policy.STEP.step),
         tiny_policy.STEP,
         LEASE,
         PUBLIC,
         TASKS,
         lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
-        range(len(TASKS)),
     )
 
 

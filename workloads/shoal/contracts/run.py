@@ -22,6 +22,7 @@ from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
+from shoal.contracts.work import FileShape, WorkCodec
 
 
 class Addresses(Contract):
@@ -149,6 +150,12 @@ class PublicRun(Contract):
     def rows_each(self) -> int:
         """Rows of a file for each completion: itself and its continuations."""
         return 1 if self.vine is None else self.vine.rows_each
+
+    @property
+    def codec(self) -> WorkCodec:
+        """What the numbers of this run's work stand for."""
+        shape = FileShape.of(self.sampling, self.group_size, self.length_reward, self.rows_each)
+        return WorkCodec(self.mode, shape, self.task_count, self.async_level, self.benchmarks)
 
 
 class Prepared(Contract):

@@ -1,86 +1,235 @@
-"""The numbers of work at the wire: a training step is its own number, a slice of an evaluation one above all steps.
+"""Work: what a lease may be for, and the only place that knows which number stands for it in leases, keys, files and the ledger.
 
-Number, version, benchmark and slice follow from one another with the run's benchmarks alone (`numbers_of`, `located`): everybody who knows them
-computes the same. Pure.
+A piece of work is a step of training, a slice of the task table (mode Generate), or a slice of a benchmark that one version answers. It knows which
+versions may feed it (`window`), what its files hold (`shape`), which rows they are drawn from (`drawn`) and for whom (`drawn_for`). Documents name it
+by its `number`, in their field `step`. `WorkCodec` decodes numbers by the run's terms alone, so that everybody who knows them computes the same. Code
+that has no terms, such as the ledger's, asks for a number's kind (`kind_of`).
+
+A further kind of work is added here: a member of `WorkKind` with numbers of its own, a type, and a case in `WorkCodec.decode`. mypy then names each
+function that does not answer for it. Pure.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Self
 
 from shoal.contracts.base import NodeId
+from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms
-from shoal.sampling.draw import drawn_tasks, own_tasks
+from shoal.contracts.recipe import LengthReward, Sampling
+from shoal.sampling.draw import DrawnGroup, draw_submission, own_tasks, slice_tasks
 
-FIRST_NUMBER = 1_000_000
-"""Steps are at most 999,999."""
+EVERYBODY: NodeId = "0" * 64
+"""In the place of a node where a draw is the same for all."""
+FIRST_SLICE = 1_000_000
+"""Number of version 0's first slice of a benchmark. Steps are at most 999,999."""
+
+
+@dataclass(frozen=True)
+class FileShape:
+    """What every file of a piece of work must hold. `targets`: lengths that are drawn from; None: none is asked for.
+
+    `rows_each`: rows for each completion that is learnt from, itself and with algorithm `vineppo` its continuations, which follow on all of them.
+    """
+
+    groups: int
+    group_size: int
+    max_completion_tokens: int
+    targets: Sequence[int] | None
+    rows_each: int
+
+    @classmethod
+    def of(cls, sampling: Sampling, group_size: int, lengths: LengthReward | None, rows_each: int = 1) -> Self:
+        targets = lengths.targets if lengths is not None else None
+        return cls(sampling.groups_per_submission, group_size, sampling.max_completion_tokens, targets, rows_each)
+
+    @property
+    def completions(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def rows(self) -> int:
+        return self.completions * self.rows_each
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A step of training: each file draws prompts of its own from the whole task table."""
+
+    number: int
+    shape: FileShape
+    task_count: int
+    async_level: int
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Oldest and newest policy version that may feed it."""
+        return max(0, self.number - self.async_level), self.number
+
+    @property
+    def beacon_number(self) -> int:
+        """The number under which the ledger has its beacon."""
+        return self.number
+
+    @property
+    def drawn(self) -> range:
+        """Rows of the task table that the prompts of a file are drawn from."""
+        return range(self.task_count)
+
+    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
+        """For whom prompts, targets and seeds of a file are drawn."""
+        return node, submission
+
+
+@dataclass(frozen=True)
+class TableSlice:
+    """A slice of the task table, sampled once by the base model: each file holds every row of the slice, in an order that is drawn."""
+
+    number: int
+    shape: FileShape
+    task_count: int
+
+    @property
+    def window(self) -> tuple[int, int]:
+        return 0, 0
+
+    @property
+    def beacon_number(self) -> int:
+        return self.number
+
+    @property
+    def drawn(self) -> range:
+        return slice_tasks(self.number, self.task_count, self.shape.groups)
+
+    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
+        return node, submission
 
 
 @dataclass(frozen=True)
 class EvaluationSlice:
-    """One piece of evaluation work: a slice of a benchmark, answered by one version."""
+    """A slice of a benchmark, answered by one version. No batch contains it: the first accepted file answers it."""
 
+    number: int
     version: int
     benchmark: BenchmarkTerms
     slice: int
+    beacon_number: int
+    """The version's first number: all slices of its evaluation share one beacon."""
+
+    @property
+    def window(self) -> tuple[int, int]:
+        return self.version, self.version
+
+    @property
+    def shape(self) -> FileShape:
+        return FileShape.of(self.benchmark.sampling, self.benchmark.samples, self.benchmark.length_reward)
 
     @property
     def drawn(self) -> range:
-        """Rows of the benchmark's task table that a file of this slice holds, in an order that is drawn."""
-        terms = self.benchmark
-        return drawn_tasks("Generate", self.slice, terms.task_count, terms.sampling.groups_per_submission)
+        return slice_tasks(self.slice, self.benchmark.task_count, self.benchmark.sampling.groups_per_submission)
 
     @property
     def own(self) -> range:
         """Rows that this slice alone answers for."""
-        terms = self.benchmark
-        return own_tasks(self.slice, terms.task_count, terms.sampling.groups_per_submission)
+        return own_tasks(self.slice, self.benchmark.task_count, self.benchmark.sampling.groups_per_submission)
+
+    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
+        """A slice has one draw: neither who answers it nor how often somebody tried can choose among several."""
+        return EVERYBODY, 0
 
 
-def slices_of(benchmarks: Sequence[BenchmarkTerms]) -> int:
-    """Slices of all benchmarks: the numbers that one version takes."""
-    return sum(each.slices for each in benchmarks)
+Work = TrainingStep | TableSlice | EvaluationSlice
 
 
-def is_evaluation(number: int) -> bool:
-    """Whether a `step` is the number of a slice."""
-    return number >= FIRST_NUMBER
+def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) -> list[DrawnGroup]:
+    """The groups that a file of this work must hold. ValueError for a beacon that is none, and for a table with too few rows."""
+    node, submission = work.drawn_for(node, submission)
+    drawn, shape = work.drawn, work.shape
+    return draw_submission(
+        beacon=beacon,
+        run=run,
+        step=work.number,
+        node=node,
+        submission=submission,
+        task_count=len(drawn),
+        first_task=drawn.start,
+        groups=shape.groups,
+        group_size=shape.group_size,
+        targets=shape.targets,
+    )
 
 
-def first_number(version: int, benchmarks: Sequence[BenchmarkTerms]) -> int:
-    """The number of the first slice of a version; the beacon of the version's evaluation goes by it too."""
-    return FIRST_NUMBER + version * slices_of(benchmarks)
+class WorkKind(Enum):
+    """What a number alone says."""
+
+    STEP = auto()
+    """A step of the run, of training or of the task table: a batch seals it."""
+    EVALUATION = auto()
+    """A slice of a benchmark."""
 
 
-def numbers_of(version: int, name: str, benchmarks: Sequence[BenchmarkTerms]) -> range:
-    """The numbers of a benchmark's slices, in order, for one version. KeyError when there is no such benchmark."""
-    number = first_number(version, benchmarks)
-    for each in benchmarks:
-        if each.name == name:
-            return range(number, number + each.slices)
-        number += each.slices
-    raise KeyError(f"there is no benchmark {name!r}")
+def kind_of(number: int) -> WorkKind:
+    """The kind of work that a number stands for, in every run."""
+    return WorkKind.EVALUATION if number >= FIRST_SLICE else WorkKind.STEP
 
 
-def located(number: int, benchmarks: Sequence[BenchmarkTerms]) -> EvaluationSlice:
-    """What a number stands for. ValueError for a number that is none of this run's evaluations."""
-    slices = slices_of(benchmarks)
-    if not is_evaluation(number) or slices == 0:
-        raise ValueError(f"{number} is no number of an evaluation of this run")
-    version, rest = divmod(number - FIRST_NUMBER, slices)
-    for each in benchmarks:
-        if rest < each.slices:
-            return EvaluationSlice(version, each, rest)
-        rest -= each.slices
-    raise AssertionError("a remainder is less than the sum of the slices")
+def may_share_beacon(number: int, committed: int) -> bool:
+    """Whether a slice's beacon can be the one committed to under another number: that of its version's first slice, none after its own."""
+    return kind_of(number) is kind_of(committed) is WorkKind.EVALUATION and committed <= number
 
 
-EVERYBODY: NodeId = "0" * 64
-"""In the place of a node where a draw is the same for all."""
+class UnknownWorkError(ValueError):
+    """A number that stands for no work of this run."""
 
 
-def drawn_for(step: int, node: NodeId, submission: int) -> tuple[NodeId, int]:
-    """For whom the prompts, targets and seeds of a file are drawn: its node and submission, or of a slice everybody.
+@dataclass(frozen=True)
+class WorkCodec:
+    """The numbers of one run's work. `shape` and `task_count` are those of its steps."""
 
-    So a slice has one draw: neither who answers it nor how often somebody tried can choose among several.
-    """
-    return (EVERYBODY, 0) if is_evaluation(step) else (node, submission)
+    mode: Mode
+    shape: FileShape
+    task_count: int
+    async_level: int
+    benchmarks: Sequence[BenchmarkTerms] = ()
+
+    def decode(self, number: int) -> Work:
+        """What a number stands for. Raises `UnknownWorkError`."""
+        match kind_of(number):
+            case WorkKind.STEP:
+                return self.step(number)
+            case WorkKind.EVALUATION:
+                return self.slice(number)
+
+    def step(self, step: int) -> TrainingStep | TableSlice:
+        """A step of the run."""
+        if self.mode == "Generate":
+            return TableSlice(step, self.shape, self.task_count)
+        return TrainingStep(step, self.shape, self.task_count, self.async_level)
+
+    def slice(self, number: int) -> EvaluationSlice:
+        """The slice of a benchmark with this number. Raises `UnknownWorkError`."""
+        version, rest = divmod(number - FIRST_SLICE, self._slices or 1)
+        for each in self.benchmarks if kind_of(number) is WorkKind.EVALUATION else ():
+            if rest < each.slices:
+                return EvaluationSlice(number, version, each, rest, self.first_number(version))
+            rest -= each.slices
+        raise UnknownWorkError(f"{number} is no number of an evaluation of this run")
+
+    def first_number(self, version: int) -> int:
+        """The number of a version's first slice."""
+        return FIRST_SLICE + version * self._slices
+
+    def numbers(self, version: int, benchmark: str) -> range:
+        """The numbers of a version's slices of a benchmark, in order. KeyError when there is no such benchmark."""
+        number = self.first_number(version)
+        for each in self.benchmarks:
+            if each.name == benchmark:
+                return range(number, number + each.slices)
+            number += each.slices
+        raise KeyError(f"there is no benchmark {benchmark!r}")
+
+    @property
+    def _slices(self) -> int:
+        """Slices of all benchmarks: the numbers that one version takes."""
+        return sum(each.slices for each in self.benchmarks)

@@ -18,7 +18,6 @@ from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
-from shoal.contracts.work import slices_of
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
@@ -139,7 +138,7 @@ def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[Benchmar
                 target_length=each.target_length,
             )
         )
-    slices = slices_of(found)
+    slices = sum(each.slices for each in found)
     if slices > MOST_SLICES:
         raise CannotPrepare(
             f"spec.evaluation.benchmarks: they are {slices} files for each version, allowed are {MOST_SLICES}: lower samples or count,"

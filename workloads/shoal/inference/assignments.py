@@ -1,7 +1,7 @@
 """What a worker needs for one kind of work: the run's own tasks, or a benchmark that is scored on versions.
 
-In: the run's public description, the agent. Out: a `WorkContext` for each, with environment, task table and sampling. Called by `worker`, which asks
-for the one that a step's number stands for.
+In: the run's public description, the agent. Out: a `WorkContext` for each, with environment, task table and sampling. Called by
+`worker`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,7 @@ from shoal import environments
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
-from shoal.contracts.work import is_evaluation, located
 from shoal.environments import BadEnvironment, Environment
-from shoal.sampling.draw import drawn_tasks
 from shoal.telemetry import get_logger
 
 
@@ -28,12 +26,6 @@ class WorkContext:
     public: PublicRun
     environment: Environment
     tasks: Sequence[Task]
-
-    def drawn(self, step: int) -> range:
-        """Rows of the task table that a file of this step, or of this slice, draws its prompts from."""
-        if is_evaluation(step):
-            return located(step, self.public.benchmarks).drawn
-        return drawn_tasks(self.public.mode, step, len(self.tasks), self.public.sampling.groups_per_submission)
 
 
 def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContext:

@@ -1,6 +1,6 @@
 """Whether a lease that is being generated is still worth its tokens: its step may be sealed, or the process asked to end.
 
-In: the lease, `GET /v1/step` asked again and again on a thread of its own while tokens come, the process's stop signal.
+In: the lease and its work, `GET /v1/step` asked again and again on a thread of its own while tokens come, the process's stop signal.
 Out: `over`, asked before each decoding step: why to abort, or None. A lease whose step still takes files is finished
 with the version that it began with, however new the weights that have come meanwhile: one row, one version. Called by
 `worker`.
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.inference.completions import Request
 from shoal.telemetry import STOP, get_logger
 
@@ -24,14 +24,16 @@ HAND_IN_SECONDS = 6.0
 """Of the time to leave, kept for scoring, writing and uploading a file."""
 
 
-def is_sealed(step: int, info: StepInfo | None) -> bool:
-    """Whether files of `step` expire by what the orchestrator says now; while it says nothing they do not."""
-    if info is None or is_evaluation(
-        step
-    ):  # slices of evaluations are not sealed; one that is over expires when it is handed in
+def is_sealed(work: Work, info: StepInfo | None) -> bool:
+    """Whether files of this work expire by what the orchestrator says now; while it says nothing they do not."""
+    if info is None:
         return False
-    first = info.first_unsealed_step if info.first_unsealed_step is not None else info.latest_version
-    return step < first
+    match work:
+        case EvaluationSlice():  # no batch seals it; a file that comes too late expires when it is handed in
+            return False
+        case TrainingStep(number=step) | TableSlice(number=step):
+            first = info.first_unsealed_step if info.first_unsealed_step is not None else info.latest_version
+            return step < first
 
 
 def longest_left(requests: Sequence[Request], together: int, steps_done: int) -> int:
@@ -45,6 +47,7 @@ class Commitment:
 
     def __init__(
         self,
+        work: Work,
         lease: Lease,
         rounds: Sequence[Sequence[Request]],
         together: int,
@@ -55,6 +58,7 @@ class Commitment:
         later ones ask for need not be known, only bounds on it. `together`: sequences that the engine decodes at a time. `ask` gives the open
         step, None when there is none or nobody answers.
         """
+        self._work = work
         self._lease = lease
         self._rounds = list(rounds)
         self._steps_before = 0  # the round that is being decoded
@@ -104,7 +108,7 @@ class Commitment:
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
-            if is_sealed(self._lease.step, self._ask()):
+            if is_sealed(self._work, self._ask()):
                 get_logger().info("step was sealed", step=self._lease.step, submission=self._lease.submission)
                 self._sealed.set()
                 return

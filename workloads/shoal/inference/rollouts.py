@@ -12,10 +12,10 @@ from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
 from shoal.contracts.vine import continuations
-from shoal.contracts.work import drawn_for
+from shoal.contracts.work import Work, draw
 from shoal.inference.completions import Completion, Request
 from shoal.rewards.total import total_reward
-from shoal.sampling.draw import continuation_seed, draw_submission
+from shoal.sampling.draw import continuation_seed
 
 Render = Callable[[Task, int | None], Sequence[int]]
 """Prompt tokens of a task with a target length."""
@@ -39,25 +39,14 @@ class PlannedRow:
 
 
 def plan_submission(
-    step: StepInfo, lease: Lease, public: PublicRun, tasks: Sequence[Task], render: Render, drawn: range
+    work: Work, step: StepInfo, lease: Lease, public: PublicRun, tasks: Sequence[Task], render: Render
 ) -> list[PlannedRow]:
-    """The rows that this lease must hold, group after group, in the order drawn. `drawn`: the rows of the task table that prompts are drawn from.
+    """The rows that a lease for this work must hold, group after group, in the order drawn.
 
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
-    node, submission = drawn_for(step.step, lease.node, lease.submission)
-    groups = draw_submission(
-        beacon=bytes.fromhex(step.beacon),
-        run=public.run,
-        step=step.step,
-        node=node,
-        submission=submission,
-        task_count=len(drawn),
-        first_task=drawn.start,
-        groups=public.sampling.groups_per_submission,
-        group_size=public.group_size,
-        targets=public.length_reward.targets if public.length_reward else None,
-    )
+    beacon = bytes.fromhex(step.beacon)
+    groups = draw(work, beacon=beacon, run=public.run, node=lease.node, submission=lease.submission)
     rows = []
     for group in groups:
         task = tasks[group.prompt_index]

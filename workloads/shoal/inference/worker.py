@@ -18,7 +18,7 @@ from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
-from shoal.contracts.work import is_evaluation, located
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text, prompt_tokens
@@ -89,6 +89,7 @@ class Worker:
         public = self._state.public
         assert public is not None
         self._public: PublicRun = public
+        self._codec = public.codec
         require_cpu_where_redrawn(load_node_config().pool, public.redrawn_pools, DEVICE)
         self._training = work_on(public, self._task_table)
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
@@ -113,16 +114,19 @@ class Worker:
     def _task_table(self, digest: str, *, benchmark: bool = False) -> list[Task]:
         return wait_for("a task table", lambda: self._agent.tasks(digest, benchmark), **self._waiting)
 
-    def _work_of(self, step: int) -> WorkContext:
+    def _context_of(self, work: Work) -> WorkContext:
         """The run's own tasks, or, for a slice of an evaluation, its benchmark."""
-        if not is_evaluation(step):
-            return self._training
-        return self._benchmarks[located(step, self._public.benchmarks).benchmark.name]
+        match work:
+            case TrainingStep() | TableSlice():
+                return self._training
+            case EvaluationSlice(benchmark=benchmark):
+                return self._benchmarks[benchmark.name]
 
     def _one_file(self) -> None:
         """Serve one lease of the open step, or of a slice of an evaluation."""
         step, policy = wait_for("an open step and weights that it accepts", self._work, **self._waiting)
-        work = self._work_of(step.step)
+        work = self._codec.decode(step.step)
+        context = self._context_of(work)
         lease = self._agent.lease(self._state.node, step.step)
         if lease is None:
             STOP.wait(LEASE_PAUSE_SECONDS)
@@ -130,7 +134,7 @@ class Worker:
         self._swap(policy)  # behind the lease: for a place that another node got, it would be for nothing
         log = get_logger().bind(step=step.step, submission=lease.submission, version=policy.version)
         try:
-            rows = self._generate(step, lease, policy, work)
+            rows = self._generate(work, step, lease, policy, context)
         except GenerationStoppedError as stopped:
             self._give_back(lease, stopped.reason)
             log.info("lease given back", reason=stopped.reason, detail=str(stopped))
@@ -140,7 +144,7 @@ class Worker:
             log.warning("lease given back: a tool failed", reason=str(failed))
             STOP.wait(TOOL_PAUSE_SECONDS)
             return
-        self._submit(lease, policy, rows, work.public)
+        self._submit(lease, policy, rows, context.public)
         self._agent.report(metrics.heartbeat_metrics())
         log.info("file done", rows=len(rows), tokens=sum(len(row.completion_tokens) for row in rows))
 
@@ -164,29 +168,31 @@ class Worker:
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
-    def _generate(self, step: StepInfo, lease: Lease, policy: VersionOnDisk, work: WorkContext) -> list[Rollout]:
+    def _generate(
+        self, work: Work, step: StepInfo, lease: Lease, policy: VersionOnDisk, context: WorkContext
+    ) -> list[Rollout]:
         assert self._engine is not None
-        if not is_evaluation(step.step):
-            metrics.POLICY_LAG.set(step.step - policy.version)
+        if isinstance(work, TrainingStep):
+            metrics.POLICY_LAG.set(work.number - policy.version)
 
         def render(task: Task, target_length: int | None) -> Sequence[int]:
-            return prompt_tokens(self._tokenizer, work.environment, task, target_length)
+            return prompt_tokens(self._tokenizer, context.environment, task, target_length)
 
-        scored = ScoredOnce(work.environment)
+        scored = ScoredOnce(context.environment)
 
         def score(task: Task, tokens: Sequence[int]) -> float | None:
             reward = scored.reward(task, completion_text(self._tokenizer, tokens, self._eos))
             self._liveness.progress()
             return reward
 
-        planned = plan_submission(step, lease, work.public, work.tasks, render, work.drawn(step.step))
+        planned = plan_submission(work, step, lease, context.public, context.tasks, render)
         started = time.monotonic()
         requests = [row.request for row in planned]
         # What continuations may take is known from the start: each is shorter than the longest completion.
-        rounds = [requests] + ([requests * (work.public.rows_each - 1)] if work.public.rows_each > 1 else [])
-        with busy("generate"), Commitment(lease, rounds, self._engine.sequences, self._agent.step) as commitment:
-            completions = self._complete(planned, commitment, self._tools[work.environment.name])
-            continued = plan_continuations(planned, completions, work.public)
+        rounds = [requests] + ([requests * (work.shape.rows_each - 1)] if work.shape.rows_each > 1 else [])
+        with busy("generate"), Commitment(work, lease, rounds, self._engine.sequences, self._agent.step) as commitment:
+            completions = self._complete(planned, commitment, self._tools[context.environment.name])
+            continued = plan_continuations(planned, completions, context.public)
             if continued:
                 commitment.begin_next_round([row.request for row in continued])
                 completions += self._complete(continued, commitment, None)
@@ -199,7 +205,7 @@ class Worker:
             metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(step.step)})
         metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
         with busy("score"):
-            return assemble(planned, completions, lease, work.public, policy.version, score)
+            return assemble(planned, completions, lease, context.public, policy.version, score)
 
     def _complete(self, planned: Sequence[PlannedRow], commitment: Commitment, tools: Tools | None) -> list[Completion]:
         engine = self._engine

@@ -7,7 +7,6 @@ declared as its owner's and members were invited (ledgers of before there were s
 its figures. A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import TypeVar
 from shoal.contracts.compute import compute_of
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import BadSignature, Signed
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of, may_share_beacon
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.chain import BrokenChain, Chain, entry_leaf, identity
 from shoal.ledger.entries import (
@@ -169,7 +168,7 @@ class Audit:
         self._chain = Chain(roster.run)
         self._seen: set[object] = set()
         self._committed: dict[int, str] = {}
-        self._first_evaluation = math.inf  # of those committed to
+        self._shared: list[int] = []  # numbers of those that the slices of an evaluation share
         self._invited: set[tuple[str, str]] = set()  # (node, nonce)
 
     def take(self, data: bytes) -> LedgerEntry:
@@ -222,7 +221,8 @@ class Audit:
                 self._declare(fact, entry)
             case BeaconCommitted(step=step, commitment=commitment):
                 self._committed[step] = commitment
-                self._first_evaluation = min(self._first_evaluation, step if is_evaluation(step) else math.inf)
+                if kind_of(step) is WorkKind.EVALUATION:
+                    self._shared.append(step)
             case BeaconRevealed(step=step, commitment=commitment):
                 if self._committed.get(step) != commitment:
                     problems.append(f"{where}: the beacon of step {step} is not the one committed to before")
@@ -286,7 +286,7 @@ class Audit:
 
     def _is_fixed(self, step: int) -> bool:
         """Whether the beacon of a step is committed to; slices of an evaluation share that of their version's first."""
-        return self._first_evaluation <= step if is_evaluation(step) else step in self._committed
+        return step in self._committed or any(may_share_beacon(step, other) for other in self._shared)
 
     def _declare(self, fact: RunDeclared | TermsChanged, entry: LedgerEntry) -> None:
         """Whose run it is, and its terms from here on."""

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import islice
 
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of
 from shoal.ledger.chain import Chain, identity
 from shoal.ledger.entries import (
     Accepted,
@@ -171,14 +171,15 @@ class LedgerView:
 
     def _count_accepted(self, file: Accepted, unix: float) -> None:
         node, step = file.node, file.step
-        if is_evaluation(step):
-            if step not in self.evaluated:
-                self.evaluated[step], self.evaluated_unix[step] = file, unix
-        else:
-            if step in self.accepted or step not in self.sealed:
-                self.accepted[step].append(file)
-            self.groups_judged += file.groups
-            self.groups_with_signal += file.counted_groups
+        match kind_of(step):
+            case WorkKind.EVALUATION:
+                if step not in self.evaluated:
+                    self.evaluated[step], self.evaluated_unix[step] = file, unix
+            case WorkKind.STEP:
+                if step in self.accepted or step not in self.sealed:
+                    self.accepted[step].append(file)
+                self.groups_judged += file.groups
+                self.groups_with_signal += file.counted_groups
         self.settled[node, file.file] = "accepted"
         self.accepted_in_a_row[node] += 1
         self.files_of[node].accepted += 1

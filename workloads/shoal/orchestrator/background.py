@@ -11,6 +11,7 @@ from collections.abc import Callable
 from shoal.contracts import keys
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.orchestrator import recovery
+from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.metrics import report, report_details
 from shoal.orchestrator.nodes import membership
@@ -18,6 +19,8 @@ from shoal.orchestrator.nodes.inviting import Inviter
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import handout, leases
+from shoal.orchestrator.work.open_work import closed, known, openable_steps
+from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import SignedClient
 
@@ -105,11 +108,11 @@ class Background:
             raise
 
     def _seal(self) -> None:
-        for step in self._state.openable_steps():
-            self._state.seal_if_full(step)
+        for step in openable_steps(self._state):
+            seal_if_full(self._state, step)
 
     def _write_checkpoints(self) -> None:
-        self._checkpoints.write_due(self._state.clock(), complete=self._state.complete)
+        self._checkpoints.write_due(self._state.clock(), complete=complete(self._state))
 
     def _inviting(self) -> None:
         while not self._stop.is_set():
@@ -136,7 +139,7 @@ def settle_late(state: RunState) -> None:
             expire(state, job.record, reason)
     old = state.clock() - leases.MEMORY_SECONDS
     for record in state.leases.all():
-        if state.closed(record.lease.step) and record.lease.expires_unix < old:
+        if closed(state, known(state, record.lease.step)) and record.lease.expires_unix < old:
             state.leases.forget(record.lease.lease)
 
 

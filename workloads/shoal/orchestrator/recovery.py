@@ -12,9 +12,14 @@ from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.crypto.canonical import document_digest
 from shoal.orchestrator.evaluation import evaluations
-from shoal.orchestrator.records import Job, LeaseRecord, NodeRecord, OpinionNote, SubmissionRecord
+from shoal.orchestrator.nodes.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.verdicts.verdicts import evict, record_verdict
+from shoal.orchestrator.work import beacons
+from shoal.orchestrator.work.open_work import openable_steps
+from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
+from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.orchestrator.work.uploads import find_record
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -48,11 +53,11 @@ def rebuild(state: RunState) -> None:
             state.queue.discard(job.record.node, job.record.sha256)
     _restore_queue(state, sorted(submissions - verdicts))
     _restore_leases(state, submissions)
-    for step in state.openable_steps():
-        state.seal_if_full(step)
-    state.commit_beacons(state.schedule.beacons_ahead)
+    for step in openable_steps(state):
+        seal_if_full(state, step)
+    beacons.commit_steps(state, state.schedule.beacons_ahead)
     latest = state.view.latest_version
-    state.commit_evaluation_beacon(0 if latest is None else state.plan.next_due(latest))
+    beacons.commit_evaluation(state, 0 if latest is None else state.plan.next_due(latest))
     evaluations.fold(state)
     evaluations.write_best(state)
     _restore_last_step(state)
@@ -137,7 +142,7 @@ def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
 
 
 def _lease_keys(state: RunState) -> list[str]:
-    steps = [*state.openable_steps(), *evaluations.open_numbers(state)]
+    steps = [*openable_steps(state), *(work.number for work in evaluations.open_slices(state))]
     if len(steps) <= MOST_LISTINGS:
         return [info.key for step in steps for info in state.store.list(f"{keys.LEASES}{step:06d}/")]
     # Many slices are open at once: one listing of all leases is quicker than one for each of them.

@@ -5,14 +5,16 @@ report and the page.
 """
 
 from shoal.contracts.vine import VineSettings, continuations
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of
 
 
 def completions_of(rows: int, step: int, vine: VineSettings | None) -> int:
     """How many of a file's rows, from the first on, are completions: all of a benchmark's, and of one with rows too many or too few, which says
     nothing of what its rows are.
     """
-    return rows if vine is None or is_evaluation(step) or rows % vine.rows_each else rows // vine.rows_each
+    if vine is None or kind_of(step) is WorkKind.EVALUATION or rows % vine.rows_each:
+        return rows
+    return rows // vine.rows_each
 
 
 def parents_of(rows: int, step: int, vine: VineSettings | None) -> dict[int, int]:

@@ -106,17 +106,15 @@ class DrawnGroup:
     seeds: tuple[int, ...]
 
 
-def drawn_tasks(mode: str, step: int, task_count: int, groups: int) -> range:
-    """Rows of the task table from which a submission of `step` draws its `groups` prompts.
+def slice_tasks(place: int, task_count: int, groups: int) -> range:
+    """Rows of a task table that slice number `place` of it holds, `groups` of them.
 
-    All of them, but in mode `Generate`, where step `s` is slice `s` of the table: its submissions hold each of these rows once. The last slice is as
-    long as the others and so begins inside of the one before it (`slice_count`, `own_tasks`). ValueError when the table is shorter than a slice.
+    The last slice is as long as the others and so begins inside of the one before it (`slice_count`, `own_tasks`). ValueError when the table is
+    shorter than a slice.
     """
-    if mode != "Generate":
-        return range(task_count)
     if task_count < groups:
         raise ValueError(f"the task table has {task_count} rows; allowed: at least groupsPerSubmission, {groups}")
-    first = min(step * groups, task_count - groups)
+    first = min(place * groups, task_count - groups)
     return range(first, first + groups)
 
 
@@ -125,9 +123,9 @@ def slice_count(task_count: int, groups: int) -> int:
     return -(-task_count // groups)
 
 
-def own_tasks(step: int, task_count: int, groups: int) -> range:
-    """Rows of the task table that slice `step` alone answers for: what the last slice shares with the one before belongs to that."""
-    return range(step * groups, min((step + 1) * groups, task_count))
+def own_tasks(place: int, task_count: int, groups: int) -> range:
+    """Rows of a task table that slice number `place` alone answers for: what the last slice shares with the one before belongs to that."""
+    return range(place * groups, min((place + 1) * groups, task_count))
 
 
 def draw_submission(
@@ -145,7 +143,7 @@ def draw_submission(
 ) -> list[DrawnGroup]:
     """The groups that submission number `submission` of `node` must hold for `step`.
 
-    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on, see `drawn_tasks`), then for each group its target
+    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on), then for each group its target
     length (when the run has `targets`) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
     """
     if len(beacon) != BEACON_BYTES:

@@ -12,7 +12,7 @@ from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of
 from shoal.ledger.entries import LedgerEntry, RunDeclared, TermsChanged
 from shoal.ledger.text import state_of, terms_line
 from shoal.report.continuations import completions_of
@@ -143,7 +143,7 @@ def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
 def timeline_document(seen: Seen, last_steps: int) -> Document:
     """Bars and rows of the last steps."""
     facts = seen.facts
-    trained = [verdict for verdict in facts.verdicts if not is_evaluation(verdict.step)]
+    trained = [verdict for verdict in facts.verdicts if kind_of(verdict.step) is WorkKind.STEP]
     newest = max([0, *(verdict.step for verdict in trained), *(step.step for step in facts.steps)])
     first = max(0, newest + 1 - max(1, min(last_steps, MOST_STEPS)))
     shown = intervals(

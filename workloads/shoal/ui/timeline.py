@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of
 from shoal.ledger.entries import BatchSealed, BeaconRevealed, LedgerEntry
 from shoal.report.times import StoreTimes
 
@@ -80,7 +80,7 @@ def step_rows(
     sealed: dict[int, float] = {}
     for entry in entries:
         match entry.fact:
-            case BeaconRevealed(step=step) if not is_evaluation(step):
+            case BeaconRevealed(step=step) if kind_of(step) is WorkKind.STEP:
                 opened[step] = entry.unix
             case BatchSealed(step=step):
                 sealed[step] = entry.unix

@@ -13,11 +13,10 @@ from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
-from shoal.contracts.work import is_evaluation, located
+from shoal.contracts.work import EvaluationSlice, FileShape, TableSlice, TrainingStep, Work, WorkCodec
 from shoal.environments import Environment
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
-from shoal.sampling.draw import drawn_tasks
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Facts:
     length_reward: LengthReward | None
     validation: Validation
     mode: Mode = "Train"
+    async_level: int = 0
     benchmark: BenchmarkTerms | None = None
     """Set in the facts of a benchmark, whose tasks, environment and sampling stand in the fields above."""
     benchmarks: Mapping[str, "Facts"] = field(default_factory=dict)
@@ -48,32 +48,34 @@ class Facts:
     vine: VineSettings | None = None
     """Which continuations follow on a file's completions; None: none."""
 
-    def of(self, step: int) -> "Facts":
-        """The facts of a file of this step, or of this slice of an evaluation. ValueError for a slice that is none of this run's."""
-        if not is_evaluation(step):
-            return self
-        return self.benchmarks[located(step, self.terms).benchmark.name]
+    def work(self, job: ValidationJob) -> Work:
+        """What a file is of. Raises `UnknownWorkError` for a number that is none of this run's."""
+        terms = [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
+        return WorkCodec(self.mode, self.shape, len(self.tasks), self.async_level, terms).decode(job.step)
+
+    def of(self, work: Work) -> "Facts":
+        """The facts that files of this work are judged by: the run's, or those of a benchmark."""
+        match work:
+            case TrainingStep() | TableSlice():
+                return self
+            case EvaluationSlice(benchmark=benchmark):
+                return self.benchmarks[benchmark.name]
 
     @property
-    def terms(self) -> list[BenchmarkTerms]:
-        """The run's benchmarks."""
-        return [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
-
-    def drawn(self, step: int) -> range:
-        """Rows of the task table that the groups of a file of this step are drawn from; of a benchmark's facts, `step` is a slice's number."""
-        if self.benchmark is not None:
-            return located(step, self.terms).drawn
-        return drawn_tasks(self.mode, step, len(self.tasks), self.sampling.groups_per_submission)
+    def shape(self) -> FileShape:
+        """What every file holds that is judged by these facts."""
+        rows_each = self.vine.rows_each if self.vine is not None else 1
+        return FileShape.of(self.sampling, self.group_size, self.length_reward, rows_each)
 
     @property
     def completions(self) -> int:
         """Rows of every file that are drawn; continuations of them may follow."""
-        return self.sampling.groups_per_submission * self.group_size
+        return self.shape.completions
 
     @property
     def rows(self) -> int:
         """Rows of every file of this run."""
-        return self.completions * (self.vine.rows_each if self.vine is not None else 1)
+        return self.shape.rows
 
     @property
     def strata(self) -> list[range]:

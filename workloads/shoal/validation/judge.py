@@ -17,7 +17,7 @@ from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import WorkKind, kind_of
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
 from shoal.validation.checks import (
@@ -71,7 +71,7 @@ def judge(
     looked_at: dict[int, Prefill] = {}
     compute: Compute | None = None
     try:
-        facts = facts.of(job.step)
+        facts = facts.of(facts.work(job))
         with watch("parse"):
             longest = facts.max_sequence_length
             # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
@@ -243,7 +243,7 @@ def verdict(
 ) -> Verdict:
     """The document for a finding, or for none. `compute` is only an accepted file's."""
     accepted = finding is None
-    scored = file if accepted and file is not None and is_evaluation(job.step) else None
+    scored = file if accepted and file is not None and kind_of(job.step) is WorkKind.EVALUATION else None
     return Verdict(
         run=job.run,
         node=job.node,

@@ -59,6 +59,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         length_reward=config.length_reward,
         validation=config.validation,
         mode=config.mode,
+        async_level=config.async_level,
         vine=config.recipe.vine,
     )
     pinned = prepared.benchmarks if config.evaluation is not None else []

@@ -5,10 +5,10 @@ without a file gives back what it took, and a training lease that comes a second
 neither drains the credit nor fills it. Called by `work` and `lease_returns`. What Redis loses begins at 0.
 """
 
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.orchestrator.evaluation.plan import credit_of_a_lease
-from shoal.orchestrator.records import LeaseRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.records import LeaseRecord
 
 MOST_CREDIT = 2.0
 """Evaluation leases that training can have earned ahead: what was earned while nothing was to be evaluated is not spent in one go."""
@@ -26,17 +26,19 @@ def credit(state: RunState) -> float:
     return float(state.redis.get(_key(state)) or 0.0)
 
 
-def note_lease(state: RunState, record: LeaseRecord, *, new: bool, training_needs_work: bool) -> None:
-    """Count a lease that was just given; `new`: it was not given before. The caller holds `lease_lock`."""
+def note_lease(state: RunState, work: Work, record: LeaseRecord, *, new: bool, training_needs_work: bool) -> None:
+    """Count a lease for this work that was just given; `new`: it was not given before. The caller holds `lease_lock`."""
     settings = state.config.evaluation
     if settings is None:
         return
-    if is_evaluation(record.lease.step):
-        if training_needs_work:
-            _add(state, -1.0)
-            state.leases.put(record.model_copy(update={"charged": True}))
-    elif new:
-        _add(state, credit_of_a_lease(settings.share))
+    match work:
+        case EvaluationSlice():
+            if training_needs_work:
+                _add(state, -1.0)
+                state.leases.put(record.model_copy(update={"charged": True}))
+        case TrainingStep() | TableSlice():
+            if new:
+                _add(state, credit_of_a_lease(settings.share))
 
 
 def give_back(state: RunState, record: LeaseRecord) -> None:

@@ -1,7 +1,7 @@
 """Evaluation of versions as the orchestrator does it: which slice a node gets, and what is written when a version's evaluation ends.
 
 Slices are handed out while their version is served, and only so many that training does not starve: while a training step needs
-work, a slice takes of the credit that training leases earn (`evaluation_credit`), and only `share` of the nodes work on evaluations at a
+work, a slice takes of the credit that training leases earn (`credit`), and only `share` of the nodes work on evaluations at a
 time. Accepted files are in the ledger; when all of a benchmark's slices are, or none will come any more,
 `evaluations/<version>/<benchmark>.json` is written, once. Whatever is in Redis here may be lost at any time. What goes wrong with one
 version's record is logged and holds up neither the others nor the run. Called by `work`, `recovery` and the background work.
@@ -16,7 +16,7 @@ from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.signed import Signed
 from shoal.contracts.tasks import read_tasks
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import EvaluationSlice, WorkKind, kind_of
 from shoal.evaluation.versions import (
     AnsweredSlice,
     ScoredVersion,
@@ -26,11 +26,14 @@ from shoal.evaluation.versions import (
     record,
     standing,
 )
+from shoal.orchestrator import completeness
 from shoal.orchestrator.evaluation.credit import credit
 from shoal.orchestrator.evaluation.plan import open_leases_allowed
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work import allocation
+from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.load import pending_groups
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -39,66 +42,64 @@ SHOWN = 64
 """Newest evaluations that `GET /v1/run` tells of."""
 
 
-def open_numbers(state: RunState) -> list[int]:
+def open_slices(state: RunState) -> list[EvaluationSlice]:
     """Slices without an accepted file of versions that are served, oldest version first."""
     latest = state.view.latest_version
-    if latest is None or state.config.evaluation is None or state.complete:
+    if latest is None or state.config.evaluation is None or completeness.complete(state):
         return []
     plan, evaluated = state.plan, state.view.evaluated
     versions = [version for version in plan.due(state.view.versions) if plan.is_served(version, latest)]
     return [
-        number
+        state.codec.slice(number)
         for version in versions
         for each in plan.benchmarks
         if (version, each.name) not in state.evaluations
-        for number in plan.numbers(version, each.name)
+        for number in state.codec.numbers(version, each.name)
         if number not in evaluated
     ]
 
 
-def offer(state: RunState, node: str, holds: Collection[int], *, training_needs_work: bool) -> list[int]:
-    """Numbers of slices that a node with these versions may be given now, the one to take first; empty: none."""
-    numbers = open_numbers(state)
-    if not numbers or not _has_room(state, training_needs_work):
+def offer(state: RunState, node: str, holds: Collection[int], *, training_needs_work: bool) -> list[EvaluationSlice]:
+    """Slices that a node with these versions may be given now, the one to take first; empty: none."""
+    slices = open_slices(state)
+    if not slices or not _has_room(state, training_needs_work):
         return []
-    pending, tried = state.pending_groups(), _tried(state)
+    pending, tried = pending_groups(state), _tried(state)
     return [
-        number
-        for number in numbers
-        if not pending[number]
-        and state.plan.located(number).version in holds
-        and _is_its_turn(state, node, number, tried)
+        each
+        for each in slices
+        if not pending[each.number] and each.version in holds and _is_its_turn(state, node, each, tried)
     ]
 
 
-def is_offered(state: RunState, node: str, number: int, *, training_needs_work: bool) -> bool:
+def is_offered(state: RunState, node: str, work: EvaluationSlice, *, training_needs_work: bool) -> bool:
     """Whether this node may be given a lease for this slice now. The caller holds `lease_lock`."""
     return (
-        number in open_numbers(state)
-        and not state.pending_groups()[number]
+        work in open_slices(state)
+        and not pending_groups(state)[work.number]
         and _has_room(state, training_needs_work)
-        and _is_its_turn(state, node, number, _tried(state))
+        and _is_its_turn(state, node, work, _tried(state))
     )
 
 
 def _tried(state: RunState) -> Mapping[int, set[str]]:
-    """By slice the nodes whose leases for it are over: of an open slice, they handed in nothing that counts."""
+    """By number the nodes whose leases for a piece of work are over: of an open slice, they handed in nothing that counts."""
     now = state.clock()
     tried: defaultdict[int, set[str]] = defaultdict(set)
     for found in state.leases.all():
-        if is_evaluation(found.lease.step) and not is_open(found, now):
+        if not is_open(found, now):
             tried[found.lease.step].add(found.lease.node)
     return tried
 
 
-def _is_its_turn(state: RunState, node: str, number: int, tried: Mapping[int, set[str]]) -> bool:
+def _is_its_turn(state: RunState, node: str, work: EvaluationSlice, tried: Mapping[int, set[str]]) -> bool:
     """Whether a node has not tried this slice yet, or all others that may serve it have too: else one could keep it until the version is gone."""
-    before = tried.get(number, set())
+    before = tried.get(work.number, set())
     if node not in before:
         return True
     joined = state.view.joined
     live = {each.node: joined[each.node] for each in state.nodes.all() if each.state in MEMBERS and each.node in joined}
-    revealed = state.view.revealed.get(state.beacon_step(number))
+    revealed = state.view.revealed.get(work.beacon_number)
     return all(
         other in before or not allocation.may_serve(number_joined, revealed, list(live.values()))
         for other, number_joined in live.items()
@@ -109,10 +110,10 @@ def _has_room(state: RunState, training_needs_work: bool) -> bool:
     """Whether another evaluation lease leaves training its share."""
     settings = state.config.evaluation
     assert settings is not None
-    if state.trained:
+    if completeness.trained(state):
         return True
     now = state.clock()
-    under_way = sum(is_evaluation(r.lease.step) and is_open(r, now) for r in state.leases.all())
+    under_way = sum(kind_of(r.lease.step) is WorkKind.EVALUATION and is_open(r, now) for r in state.leases.all())
     members = sum(record.state in MEMBERS for record in state.nodes.all())
     if under_way >= open_leases_allowed(settings.share, members):
         return False
@@ -168,19 +169,19 @@ def _words(error: Exception) -> str:
 
 def _is_ending(state: RunState) -> bool:
     """Whether the run is complete with this round, because its last version is answered or was waited for: then nothing more comes of any other."""
-    if not state.trained:
+    if not completeness.trained(state):
         return False
     last, evaluated = state.config.steps, state.view.evaluated
-    return state.final_wait_is_over() or all(
+    return completeness.final_wait_is_over(state) or all(
         (last, each.name) in state.evaluations
-        or all(number in evaluated for number in state.plan.numbers(last, each.name))
+        or all(number in evaluated for number in state.codec.numbers(last, each.name))
         for each in state.plan.benchmarks
     )
 
 
 def _fold_one(state: RunState, version: int, terms: BenchmarkTerms, ending: bool) -> None:
     latest = state.view.latest_version
-    numbers = state.plan.numbers(version, terms.name)
+    numbers = state.codec.numbers(version, terms.name)
     done = [number for number in numbers if number in state.view.evaluated]
     late = ending or (latest is not None and state.plan.is_over(version, latest))
     if len(done) < len(numbers) and not late:
@@ -204,10 +205,9 @@ def _write(state: RunState, version: int, terms: BenchmarkTerms, done: list[int]
     for number in done:
         file = state.view.evaluated[number]
         verdict = Signed[Verdict].from_json(state.store.get(keys.verdict(file.node, file.file))).document
-        prompts = state.drawn_prompts(number, verdict.node, verdict.submission)
-        answered.append(
-            AnsweredSlice(verdict, prompts, state.plan.located(number).own, state.view.evaluated_unix[number])
-        )
+        work = state.codec.slice(number)
+        prompts = drawn_prompts(state, work, verdict.node, verdict.submission)
+        answered.append(AnsweredSlice(verdict, prompts, work.own, state.view.evaluated_unix[number]))
     made = record(state.config.run, version, terms, [task.problem_id for task in tasks], answered)
     key = keys.evaluation(version, terms.name)
     if not state.store.create(key, made.to_json()):
@@ -291,7 +291,7 @@ def progress(state: RunState) -> list[EvaluationProgress]:
                     version=version,
                     benchmark=each.name,
                     slices=each.slices,
-                    slices_done=sum(number in evaluated for number in plan.numbers(version, each.name)),
+                    slices_done=sum(number in evaluated for number in state.codec.numbers(version, each.name)),
                     avg_at_k=scored.avg_at_k if scored is not None else None,
                     low=low,
                     high=high,

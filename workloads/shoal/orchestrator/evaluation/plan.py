@@ -1,14 +1,13 @@
 """Which versions of a run are scored, when work for one is handed out and when it is over. Pure.
 
-Comes in: the run's benchmarks as prepare pinned them, its steps, how long versions are served. Goes out: numbers of slices
-(`contracts.evaluation`). Made once by `run_state`; asked by `evaluations` and `work`.
+Comes in: the run's benchmarks as prepare pinned them, its steps, how long versions are served. Goes out: versions.
+Made once by `run_state`; asked by `evaluations` and `work`.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal.contracts.evaluation import BenchmarkTerms, EvaluationSettings
-from shoal.contracts.work import EvaluationSlice, first_number, located, numbers_of
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,6 @@ class EvaluationPlan:
     def is_over(self, version: int, latest: int) -> bool:
         """Whether files of a version can be judged no more: its weights may be gone from the store."""
         return latest - version > max(self.kept_versions - 1, self.async_level)
-
-    def numbers(self, version: int, benchmark: str) -> range:
-        """The numbers of a version's slices of a benchmark."""
-        return numbers_of(version, benchmark, self.benchmarks)
-
-    def located(self, number: int) -> EvaluationSlice:
-        """What a number stands for, whether or not its version is due: which one is the last may change while files of it are under way.
-
-        ValueError for a number that is none of this run's.
-        """
-        return located(number, self.benchmarks)
-
-    def beacon_step(self, version: int) -> int:
-        """In whose place the beacon of a version's evaluation stands in the ledger: its first number."""
-        return first_number(version, self.benchmarks)
 
 
 def open_leases_allowed(share: float, members: int) -> int:

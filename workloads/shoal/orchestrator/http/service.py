@@ -1,6 +1,6 @@
 """The orchestrator's HTTP service (docs/http.md): routes, who may call them, and the process.
 
-Every route is thin: it finds the signer, parses the body, and calls one function of `membership`, `work`, `uploads`, `verdicts` or `progress` on a
+Every route is thin: it finds the signer, parses the body, and calls one function of `nodes`, `work`, `verdicts`, `announcements` or `progress` on a
 worker thread. Until Redis holds what the store says (at start, and after Redis was lost) requests get 503 and callers try again.
 """
 
@@ -37,7 +37,7 @@ from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.crypto.keys import PrivateKey
-from shoal.orchestrator import metrics, progress, recovery
+from shoal.orchestrator import announcements, metrics, progress, recovery
 from shoal.orchestrator.background import Background
 from shoal.orchestrator.http.admin_routes import add_admin_routes, read_token
 from shoal.orchestrator.http.heartbeats import QuickHeartbeats
@@ -141,13 +141,13 @@ def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..
     @app.post("/v1/versions")
     async def announce(request: Request) -> Response:
         await gate.role(request, "trainer")
-        await call(progress.announce_version, state, await parse(request, VersionAnnouncement))
+        await call(announcements.announce_version, state, await parse(request, VersionAnnouncement))
         return Response(status_code=204)
 
     @app.post("/v1/datasets")
     async def dataset(request: Request) -> Response:
         await gate.role(request, "trainer")
-        await call(progress.announce_dataset, state, await parse(request, DatasetAnnouncement))
+        await call(announcements.announce_dataset, state, await parse(request, DatasetAnnouncement))
         return Response(status_code=204)
 
     @app.get("/v1/exclusions")
@@ -158,7 +158,7 @@ def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..
     @app.post("/v1/progress")
     async def trainer_progress(request: Request) -> Response:
         await gate.role(request, "trainer")
-        await call(progress.note_progress, state, await parse(request, TrainerProgress))
+        await call(announcements.note_progress, state, await parse(request, TrainerProgress))
         return Response(status_code=204)
 
 
@@ -204,7 +204,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
 
         def answer() -> bytes:
             state.nodes.require_member(node)
-            prepared = state.prepared()
+            prepared = state.prepared
             digest = prepared.tasks_digest if wanted is None else wanted
             if digest not in (prepared.tasks_digest, *(each.tasks_digest for each in prepared.benchmarks)):
                 raise Refusal(
@@ -297,7 +297,7 @@ def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
 
 def public_run(state: RunState) -> PublicRun:
     """What an admitted node is told about the run."""
-    config, prepared = state.config, state.prepared()
+    config, prepared = state.config, state.prepared
     return PublicRun(
         run=config.run,
         mode=config.mode,

@@ -1,1 +1,1 @@
-"""Nodes: their records and states, invites, admission, groups, and what an admin does about them."""
+"""Nodes: their records and states, invites, admission, and what an admin does about them."""

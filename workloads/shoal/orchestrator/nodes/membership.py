@@ -21,9 +21,10 @@ from shoal.contracts.relay_token import encode
 from shoal.ledger.entries import NodeDead, NodeInvited, NodeJoined
 from shoal.ledger.facts import InvitedNode
 from shoal.ledger.view import Files
+from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.nodes import admin, capability_check
 from shoal.orchestrator.nodes.invites import BadInvite, check_invite
-from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.nodes.records import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.lease_returns import end
 from shoal.orchestrator.work.leases import is_open
@@ -85,7 +86,7 @@ def reply_to(state: RunState, record: NodeRecord) -> HeartbeatReply:
         logs_wanted=record.logs_wanted or None,
         files_accepted=files.accepted,
         files_rejected=files.rejected,
-        run_complete=state.complete,
+        run_complete=complete(state),
     )
 
 

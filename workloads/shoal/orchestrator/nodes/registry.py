@@ -12,8 +12,8 @@ import redis
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import NodeState
-from shoal.orchestrator.parsed import Parsed, ParsedRecord
-from shoal.orchestrator.records import NodeRecord
+from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.record_cache import ParsedRecord, RecordCache
 
 SWAP = """
 local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
@@ -43,7 +43,7 @@ class NodeRegistry:
         self._banned = banned
         self._swap = client.register_script(SWAP)
         self._delete = client.register_script(DELETE)
-        self._parsed = Parsed(NodeRecord.from_json)
+        self._parsed = RecordCache(NodeRecord.from_json)
         self.crowded = False
         """Whether as many as are remembered waited outside at the last look: refusing another is then not worth a record."""
 

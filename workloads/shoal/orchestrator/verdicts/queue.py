@@ -5,13 +5,18 @@ died needs no cleaning up: its file becomes claimable by itself. One that is sti
 by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import redis
+from pydantic import Field
 
-from shoal.orchestrator.parsed import Parsed
-from shoal.orchestrator.records import Job
+from shoal.contracts.base import Contract, Sha256Hex
+from shoal.contracts.protocol import ShortText
+from shoal.contracts.verdicts import RejectReason
+from shoal.orchestrator.record_cache import RecordCache
+from shoal.orchestrator.work.records import SubmissionRecord
 
 LOOK_AHEAD = 64
 """Files looked at at once for a claim: those that this validator may not have are passed over."""
@@ -31,6 +36,38 @@ _PUT_BACK = """
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 """
+
+
+MOST_READINGS = 2
+"""By one validator of one file, where no reader of it lived: a further one is another validator's. A hostile file may cost a minute each time."""
+
+
+class OpinionNote(Contract):
+    """What a job remembers of an opinion: who, which reason, and the digest of the verdict, so that a repeated request does not count twice."""
+
+    validator: ShortText
+    reason: RejectReason
+    digest: Sha256Hex
+
+
+class Job(Contract):
+    """A submission that waits for a verdict."""
+
+    record: SubmissionRecord
+    claimed_by: ShortText = ""
+    inconclusive: int = 0
+    opinions: list[OpinionNote] = Field(default_factory=list)
+    prefer_another_until_unix: float = 0.0
+
+    @property
+    def given_up_by(self) -> set[str]:
+        """Validators that could not read the file as often as they may try."""
+        readings = Counter(note.validator for note in self.opinions if note.reason == "unread")
+        return {validator for validator, count in readings.items() if count >= MOST_READINGS}
+
+    @property
+    def name(self) -> str:
+        return f"{self.record.node}/{self.record.sha256}"
 
 
 def backoff_seconds(inconclusive: int) -> float:
@@ -54,7 +91,7 @@ class ValidationQueue:
         self._queue = f"{prefix}:queue"
         self._move = client.register_script(_MOVE_IF_UNCHANGED)
         self._put_back = client.register_script(_PUT_BACK)
-        self._parsed = Parsed(Job.from_json)
+        self._parsed = RecordCache(Job.from_json)
 
     def add(self, job: Job, now_unix: float) -> None:
         """Queue a file; one that is queued already keeps its place and its claim."""

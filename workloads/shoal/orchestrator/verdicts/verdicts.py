@@ -13,14 +13,16 @@ from shoal.contracts import keys
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
-from shoal.orchestrator.records import Job, OpinionNote, SubmissionRecord
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.verdicts.queue import backoff_seconds
+from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
 from shoal.orchestrator.work.lease_returns import end
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.open_work import closed, known
+from shoal.orchestrator.work.records import SubmissionRecord
+from shoal.orchestrator.work.sealing import accepted_file, seal_if_full
 from shoal.orchestrator.work.uploads import find_verdict
 from shoal.telemetry import get_logger
 
@@ -99,10 +101,11 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 ProblemCode.NO_SUCH_FILE_QUEUED,
                 f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
             )
-        if not state.knows(job.record.step):
+        work = known(state, job.record.step)
+        if work is None:
             expire(state, job.record, over(state, job.record))
             return
-        _check_fits(state, job.record, verdict)
+        _check_fits(job.record, work, verdict)
         digest = document_digest(verdict)
         decision = decide(
             verdict,
@@ -110,8 +113,8 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             job.opinions,
             validator=validator_of(verdict, job),
             alone=state.clock() >= job.prefer_another_until_unix,
-            sealed=state.closed(verdict.step),
-            window=state.version_window(verdict.step),
+            sealed=closed(state, work),
+            window=work.window,
             votes=state.config.validation.slash_votes,
             evicted=verdict.node in state.view.evicted,
         )
@@ -166,9 +169,10 @@ def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
 
 def over(state: RunState, record: SubmissionRecord) -> str:
     """Why a waiting file is not to be checked any more, or nothing."""
-    if not state.knows(record.step):
+    work = known(state, record.step)
+    if work is None:
         return f"{record.step} is no slice that this run knows"
-    if state.closed(record.step):
+    if closed(state, work):
         return f"step {record.step} was sealed before this file was checked"
     return EVICTED if record.node in state.view.evicted else ""
 
@@ -193,8 +197,9 @@ def give_up_leases(state: RunState, node: str) -> None:
 def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     """Ledger, queue and step of a recorded verdict. Idempotent: the ledger knows what it has, the rest is removal."""
     verdict = signed.document
+    work = known(state, verdict.step)
     if verdict.outcome == "accept":
-        groups, counted = _groups(state, verdict)
+        groups, counted = _groups(state, work, verdict)
         state.ledger.append(
             Accepted(
                 node=verdict.node,
@@ -220,16 +225,20 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         if state.config.validation.slashing == "Evict":
             evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
     state.queue.discard(verdict.node, verdict.sha256)
-    if verdict.outcome == "accept" and not is_evaluation(verdict.step):
-        state.seal_if_full(verdict.step)
+    if verdict.outcome == "accept" and isinstance(work, TrainingStep | TableSlice):
+        seal_if_full(state, work.number)
 
 
-def _groups(state: RunState, verdict: Verdict) -> tuple[int, int]:
+def _groups(state: RunState, work: Work | None, verdict: Verdict) -> tuple[int, int]:
     """Groups of an accepted file, and how many of them count towards its step; of an evaluation's file none does."""
-    if is_evaluation(verdict.step):
-        return state.shape(verdict.step).groups if state.knows(verdict.step) else 0, 0
-    file = state.accepted_file(verdict)
-    return len(file.signal_prompts) + file.dropped_groups, len(file.signal_prompts)
+    match work:
+        case None:
+            return 0, 0
+        case EvaluationSlice():
+            return work.shape.groups, 0
+        case TrainingStep() | TableSlice():
+            file = accepted_file(state, verdict)
+            return len(file.signal_prompts) + file.dropped_groups, len(file.signal_prompts)
 
 
 def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str) -> None:
@@ -251,18 +260,18 @@ def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str
     state.queue.again(again, now)
 
 
-def _check_fits(state: RunState, record: SubmissionRecord, verdict: Verdict) -> None:
+def _check_fits(record: SubmissionRecord, work: Work, verdict: Verdict) -> None:
     for name in ("run", "lease", "step", "submission"):
         given, ours = getattr(verdict, name), getattr(record, name)
         if given != ours:
             raise Refusal(ProblemCode.VERDICT_MISFIT, f"verdict says {name} {given!r}, the submission has {ours!r}")
-    rows = state.shape(record.step).rows
+    rows = work.shape.rows
     if verdict.outcome == "accept" and verdict.rows != rows:
         raise Refusal(
             ProblemCode.WRONG_ROWS,
             f"verdict accepts {verdict.rows} rows, a submission of this run has {rows}: that is a reject (format)",
         )
-    if verdict.outcome == "accept" and is_evaluation(record.step) and len(verdict.completion_lengths) != rows:
+    if verdict.outcome == "accept" and isinstance(work, EvaluationSlice) and len(verdict.completion_lengths) != rows:
         raise Refusal(
             ProblemCode.LENGTHS_MISSING,
             f"verdict has {len(verdict.completion_lengths)} completion_lengths, an evaluation's file has {rows} rows",

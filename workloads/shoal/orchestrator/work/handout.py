@@ -6,69 +6,78 @@ Comes in: requests of members and validators. Goes out: `StepInfo`, `Lease`, `Va
 
 import secrets
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import Sampler, terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
-from shoal.contracts.work import is_evaluation
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
-from shoal.orchestrator.records import DrawnBy, NodeRecord, SubmissionRecord
-from shoal.orchestrator.run_state import MOST_UNJUDGED_FILES, RunState
+from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, step_counter
+from shoal.orchestrator.work.beacons import beacon_of, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
 from shoal.orchestrator.work.leases import MAX_OPEN_LEASES, PROBATION_LEASES, given_up, is_open, lease_seconds
+from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, loads, signal_rate, unjudged_files
+from shoal.orchestrator.work.open_work import known, openable_steps
+from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
 from shoal.orchestrator.work.uploads import require_quota
 from shoal.sampling.draw import beacon_commitment
 
-
-def servable_steps(state: RunState, node: str) -> list[int]:
-    """Openable steps that this node may serve, smallest first."""
-    return may_serve(state, node, state.openable_steps())
+W = TypeVar("W", bound=Work)
 
 
-def may_serve(state: RunState, node: str, steps: Sequence[int]) -> list[int]:
-    """Those of `steps` that this node may serve, in their order: not those whose beacon was known before it was admitted."""
-    if not any(state.beacon_step(step) in state.view.revealed for step in steps):
-        return list(steps)
+def may_serve(state: RunState, node: str, works: Sequence[W]) -> list[W]:
+    """The work among `works` that this node may serve, in its order: not that whose beacon was known before it was admitted."""
+    if not any(work.beacon_number in state.view.revealed for work in works):
+        return list(works)
     joined = state.view.joined
     live = [joined[r.node] for r in state.nodes.all() if r.state in MEMBERS and r.node in joined]
     own = joined.get(node)
     if own is None:
         return []
     revealed = state.view.revealed
-    return [step for step in steps if allocation.may_serve(own, revealed.get(state.beacon_step(step)), live)]
+    return [work for work in works if allocation.may_serve(own, revealed.get(work.beacon_number), live)]
 
 
 def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
-    """The step that a member should work on; None when none is open to it. When all that may be worked on is under way, the smallest is shown.
+    """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown.
 
-    Of a node that `holds` versions to be scored, it may be a slice of an evaluation (`contracts.evaluation`) in place of a step.
+    For a node that `holds` versions to be scored, it may be a slice of an evaluation (`contracts.evaluation`) in place of a step.
     """
     state.nodes.require_member(node)
     latest = state.view.latest_version
     if latest is None:
         return None
-    steps = servable_steps(state, node)
-    loads = state.loads(steps)
-    rate = state.signal_rate()
-    step = allocation.step_to_serve(loads, lambda load: state.schedule.has_room(load, rate))
+    steps = may_serve(state, node, [state.codec.step(step) for step in openable_steps(state)])
+    found = loads(state, [work.number for work in steps])
+    rate = signal_rate(state)
+    step = allocation.step_to_serve(found, lambda load: state.schedule.has_room(load, rate))
     if holds and state.config.evaluation is not None:
-        numbers = evaluations.offer(state, node, holds, training_needs_work=training_needs_work(state))
-        if number := next(iter(may_serve(state, node, numbers)), None):
-            return _slice_info(state, number, latest)
+        slices = evaluations.offer(state, node, holds, training_needs_work=training_needs_work(state))
+        if work := next(iter(may_serve(state, node, slices)), None):
+            unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
+            first = unsealed if unsealed is not None else state.schedule.steps
+            return _told(state, work, latest, allocation.StepLoad(work.number, work.shape.groups, 0, 0), first)
     if not steps:
         return None
-    load = next((load for load in loads if load.step == step), loads[0])
-    state.reveal(load.step)
-    value = state.beacon(load.step)
-    oldest, newest = state.schedule.version_window(load.step)
-    unsealed = state.openable_steps()  # by now it may be none: a verdict seals the last one whenever it comes
+    load = next((load for load in found if load.step == step), found[0])
+    open_steps = openable_steps(state)  # by now it may be none: a verdict seals the last one whenever it comes
+    return _told(state, state.codec.step(load.step), latest, load, open_steps[0] if open_steps else load.step)
+
+
+def _told(state: RunState, work: Work, latest: int, load: allocation.StepLoad, first_unsealed: int) -> StepInfo:
+    """What a node is told of the work that it should do; its beacon is revealed by this."""
+    reveal(state, work)
+    value = beacon_of(state, work)
+    oldest, newest = work.window
     return StepInfo(
         run=state.config.run,
-        step=load.step,
+        step=work.number,
         beacon=value.hex(),
         commitment=beacon_commitment(value),
         min_version=oldest,
@@ -77,62 +86,51 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
         needed_groups=load.needed_groups,
         accepted_groups=load.accepted_groups,
         pending_groups=load.pending_groups,
-        first_unsealed_step=unsealed[0] if unsealed else load.step,
+        first_unsealed_step=first_unsealed,
     )
 
 
-def _slice_info(state: RunState, number: int, latest: int) -> StepInfo:
-    """What a node is told of a slice of an evaluation; its beacon is revealed by this."""
-    state.reveal(number)
-    value = state.beacon(number)
-    version, _ = state.version_window(number)
-    unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
-    return StepInfo(
-        run=state.config.run,
-        step=number,
-        beacon=value.hex(),
-        commitment=beacon_commitment(value),
-        min_version=version,
-        max_version=version,
-        latest_version=latest,
-        needed_groups=state.shape(number).groups,
-        accepted_groups=0,
-        pending_groups=0,
-        first_unsealed_step=unsealed if unsealed is not None else state.schedule.steps,
-    )
+def _is_open(state: RunState, work: Work) -> bool:
+    """Whether this work may be worked on now."""
+    match work:
+        case TrainingStep(number=step) | TableSlice(number=step):
+            return step in openable_steps(state)
+        case EvaluationSlice():
+            return work in evaluations.open_slices(state)
 
 
-def _require_room(state: RunState, node: str, step: int) -> None:
-    """Whether another file for a step, or for a slice, is wanted; raises `Refusal`. The caller holds `lease_lock`."""
-    if is_evaluation(step):
-        if not evaluations.is_offered(state, node, step, training_needs_work=training_needs_work(state)):
-            raise Refusal(
-                ProblemCode.SLICE_UNDER_WAY,
-                f"slice {step} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step again"
-                " in a second",
-            )
-        return
-    load = state.loads([step])[0]
-    if state.schedule.stalled(load):
-        raise Refusal(ProblemCode.STEP_STALLED, stalled_text(load))
-    if not state.schedule.has_room(load, state.signal_rate()):
-        raise Refusal(
-            ProblemCode.ENOUGH_UNDER_WAY,
-            f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
-        )
+def _require_room(state: RunState, node: str, work: Work) -> None:
+    """Whether another file for this work is needed; raises `Refusal`. The caller holds `lease_lock`."""
+    match work:
+        case EvaluationSlice(number=number):
+            if not evaluations.is_offered(state, node, work, training_needs_work=training_needs_work(state)):
+                raise Refusal(
+                    ProblemCode.SLICE_UNDER_WAY,
+                    f"slice {number} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step"
+                    " again in a second",
+                )
+        case TrainingStep(number=step) | TableSlice(number=step):
+            load = loads(state, [step])[0]
+            if state.schedule.stalled(load):
+                raise Refusal(ProblemCode.STEP_STALLED, stalled_text(load))
+            if not state.schedule.has_room(load, signal_rate(state)):
+                raise Refusal(
+                    ProblemCode.ENOUGH_UNDER_WAY,
+                    f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
+                )
 
 
 def training_needs_work(state: RunState) -> bool:
     """Whether any step that may be worked on has room for another file."""
-    rate = state.signal_rate()
-    return any(state.schedule.has_room(load, rate) for load in state.loads(state.openable_steps()))
+    rate = signal_rate(state)
+    return any(state.schedule.has_room(load, rate) for load in loads(state, openable_steps(state)))
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     """A lease for a step with room; raises `Refusal` when the node should look again a little later."""
     state.nodes.require_member(request.node)
-    offered = evaluations.open_numbers(state) if is_evaluation(request.step) else state.openable_steps()
-    if request.step not in offered or not may_serve(state, request.node, [request.step]):
+    work = known(state, request.step)
+    if work is None or not _is_open(state, work) or not may_serve(state, request.node, [work]):
         raise Refusal(ProblemCode.STEP_NOT_OPEN, f"step {request.step} is not open: ask GET /v1/step which one is")
     with state.lease_lock:
         now = state.clock()
@@ -146,27 +144,27 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         for old in pushed_out:
             end(state, old, "abandoned")
             record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
-        _require_room(state, request.node, request.step)
-        if state.unjudged_files(request.node) >= MOST_UNJUDGED_FILES:
+        _require_room(state, request.node, work)
+        if unjudged_files(state, request.node) >= MOST_UNJUDGED_FILES:
             raise Refusal(
                 ProblemCode.FILES_NOT_JUDGED,
                 f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
-        state.reveal(request.step)
-        shape = state.shape(request.step)
+        reveal(state, work)
+        shape = work.shape
         expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
         # What was given up just now comes again with the next request: numbers go on by files alone. On probation it comes at once: who may
         # hold one lease would else pass over any by asking twice.
         if probation and pushed_out:
             mine = [r for r in state.leases.all() if r.lease.node == request.node]
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
-        again = give_again(state, mine, request.step, expires, drawn_by)
-        lease = again or state.leases.issue(request.node, request.step, shape.groups, expires, drawn_by)
+        again = give_again(state, mine, work.number, expires, drawn_by)
+        lease = again or state.leases.issue(request.node, work.number, shape.groups, expires, drawn_by)
         if state.config.evaluation is not None:
             given = state.leases.require(lease.lease, request.node)
             needs_work = training_needs_work(state)
-            credit.note_lease(state, given, new=again is None, training_needs_work=needs_work)
+            credit.note_lease(state, work, given, new=again is None, training_needs_work=needs_work)
         return lease
 
 
@@ -212,7 +210,8 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
         if reason := over(state, record):
             expire(state, record, reason)
             continue
-        oldest, newest = state.version_window(record.step)
+        work = state.codec.decode(record.step)
+        oldest, newest = work.window
         return ValidationJob(
             claim=secrets.token_hex(16),
             run=record.run,
@@ -222,7 +221,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             submission=record.submission,
             sha256=record.sha256,
             size=record.size,
-            beacon=state.beacon(record.step).hex(),
+            beacon=beacon_of(state, work).hex(),
             min_version=oldest,
             max_version=newest,
             accepted_files=state.view.accepted_in_a_row[record.node],

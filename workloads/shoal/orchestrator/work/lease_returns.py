@@ -11,9 +11,9 @@ from typing import Literal
 
 from shoal.contracts.protocol import Lease, LeaseReturn
 from shoal.orchestrator.evaluation import credit
-from shoal.orchestrator.records import DrawnBy, LeaseRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.telemetry import get_logger
 
 

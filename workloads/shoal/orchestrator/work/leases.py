@@ -11,8 +11,8 @@ import redis
 from shoal.contracts import keys
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease
-from shoal.orchestrator.parsed import Parsed
-from shoal.orchestrator.records import DrawnBy, LeaseRecord
+from shoal.orchestrator.record_cache import RecordCache
+from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
 
 BASE_SECONDS = 60.0
@@ -74,7 +74,7 @@ class LeaseBook:
         self._hash = f"{prefix}:leases"
         self._numbers = f"{prefix}:submission-numbers"
         self._store = store
-        self._parsed = Parsed(LeaseRecord.from_json)
+        self._parsed = RecordCache(LeaseRecord.from_json)
 
     def all(self) -> list[LeaseRecord]:
         return self._parsed.all(self._redis.hgetall(self._hash))

@@ -1,18 +1,20 @@
-"""What the mode of a run decides about its steps: which are open, what feeds them, when they are full, when the run is over. Pure.
+"""What the mode of a run decides about its steps: which are open, when they are full, when the run is over. Pure.
 
 A run of mode `Train` goes from step to step with the policy (`step_counter`). In mode `Generate` the steps are slices of the task table, all
 fed by version 0 and open side by side; each takes the one file that holds every prompt of its slice. In mode `SFT` nothing is sampled: no step is
 ever open. Made once from the configuration by `run_state`, which asks for nothing else.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.run import RunConfig
 from shoal.contracts.verdicts import RowReward
 from shoal.orchestrator.work import allocation, step_counter
+from shoal.sampling.draw import slice_count
 
 OPEN_SLICES = 512
 """Slices handed out at once, smallest first: two leases and some files in the queue for each of a hundred nodes. A request looks at all of them."""
@@ -38,9 +40,6 @@ class Schedule(Protocol):
 
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         """Steps that may be worked on, smallest first."""
-
-    def version_window(self, step: int) -> tuple[int, int]:
-        """Oldest and newest policy version that may feed `step`."""
 
     def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
         """Prompts of a file whose groups count towards the step."""
@@ -85,9 +84,6 @@ class TrainSchedule:
 
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         return step_counter.openable_steps(sealed, latest, self.async_level, self.steps)
-
-    def version_window(self, step: int) -> tuple[int, int]:
-        return step_counter.version_window(step, self.async_level)
 
     def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
         recipe = self.recipe
@@ -141,9 +137,6 @@ class GenerateSchedule:
             return []
         return list(islice((step for step in range(self.steps) if step not in sealed), OPEN_SLICES))
 
-    def version_window(self, step: int) -> tuple[int, int]:
-        return 0, 0
-
     def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
         return list(prompts)
 
@@ -189,9 +182,6 @@ class SupervisedSchedule:
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         return []
 
-    def version_window(self, step: int) -> tuple[int, int]:
-        return step, step
-
     def counted_prompts(self, rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int) -> list[int]:
         return []
 
@@ -212,3 +202,15 @@ class SupervisedSchedule:
 
     def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
         return f"version {0 if latest is None else latest + 1} to be made by the trainer: mode SFT samples nothing"
+
+
+def schedule_of(config: RunConfig, task_count: Callable[[], int]) -> Schedule:
+    """The rules of a run; `task_count` is asked for only where they need the task table."""
+    match config.mode:
+        case "Train":
+            return TrainSchedule(config.steps, config.async_level, config.recipe)
+        case "Generate":
+            groups = config.sampling.groups_per_submission
+            return GenerateSchedule(slice_count(task_count(), groups), groups, config.generate.dataset)
+        case "SFT":
+            return SupervisedSchedule(config.steps)

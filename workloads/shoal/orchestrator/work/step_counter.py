@@ -1,7 +1,7 @@
 """Counting: which step is open, which groups carry signal, and which groups make the batch of a step. Pure.
 
 Comes in: sealed steps and versions from the ledger, verdicts with their rewards. Goes out: the open step, and `StepBatch` when a step is full.
-Called by `run_state` for every accepted file.
+Called by `sealing` and `schedule`.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,11 +13,6 @@ from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward
 
 OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
-
-
-def version_window(step: int, async_level: int) -> tuple[int, int]:
-    """Oldest and newest policy version that may feed `step` (DESIGN section 1, async level)."""
-    return max(0, step - async_level), step
 
 
 def open_step(sealed: Collection[int], latest_version: int | None, async_level: int, steps: int) -> int | None:

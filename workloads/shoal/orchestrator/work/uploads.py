@@ -17,9 +17,11 @@ from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, Upload
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Outcome, Verdict
-from shoal.orchestrator.records import Job, LeaseRecord, SubmissionRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work.leases import is_open, other_file, upload_seconds
+from shoal.orchestrator.work.open_work import closed, known
+from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.storage import NotFound
 from shoal.storage.grants import make_grant
 from shoal.telemetry import get_logger
@@ -130,7 +132,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         _require_time_left(lease, state.clock())
         # Redis may have forgotten which file was named; then the uploaded bytes alone must fit the notice.
         lease = state.leases.name_file(lease, notice.sha256, notice.size, lease.lease.expires_unix)
-    if state.closed(lease.lease.step):
+    if closed(state, known(state, lease.lease.step)):
         state.leases.put(lease.model_copy(update={"status": "submitted"}))
         state.store.delete(keys.staging(notice.node, notice.lease))
         return SubmissionReceipt(lease=notice.lease, sha256=notice.sha256, status="expired")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.vine import Continuation, VineSettings, continuations
-from shoal.contracts.work import drawn_for
+from shoal.contracts.work import draw
 from shoal.environments.tokens import prompt_tokens
-from shoal.sampling.draw import DrawnGroup, continuation_seed, draw_submission
+from shoal.sampling.draw import DrawnGroup, continuation_seed
 from shoal.validation.facts import Facts, File, Finding, reject
 
 
@@ -20,20 +20,8 @@ def check(file: File, facts: Facts) -> Finding | None:
             f"the file has {len(file.rows)} rows, the lease holds {facts.rows}: every row drawn is submitted",
         )
     job = file.job
-    drawn = facts.drawn(job.step)
-    node, submission = drawn_for(job.step, job.node, job.submission)
-    groups = draw_submission(
-        beacon=bytes.fromhex(job.beacon),
-        run=job.run,
-        step=job.step,
-        node=node,
-        submission=submission,
-        task_count=len(drawn),
-        first_task=drawn.start,
-        groups=facts.sampling.groups_per_submission,
-        group_size=facts.group_size,
-        targets=facts.length_reward.targets if facts.length_reward else None,
-    )
+    beacon = bytes.fromhex(job.beacon)
+    groups = draw(facts.work(job), beacon=beacon, run=job.run, node=job.node, submission=job.submission)
     for place, group in enumerate(groups):
         task = facts.tasks[group.prompt_index]
         prompt = prompt_tokens(facts.tokenizer, facts.environment, task, group.target_length)

@@ -1,6 +1,7 @@
 """Records out of Redis as they were parsed last, so that going through ten thousand of them parses only what has changed.
 
-What is kept is never believed: it saves parsing a text that is still the same, no more. Used by `nodes`, `leases` and `validation_queue`.
+What is kept is never believed: it saves parsing a text that is still the same, no more. Used by `nodes.registry`, `work.leases` and
+`verdicts.queue`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ class ParsedRecord(Generic[R]):
     record: R
 
 
-class Parsed(Generic[R]):
+class RecordCache(Generic[R]):
     """One hash's records by the names of their fields. Safe to use from several threads: entries are replaced as a whole."""
 
     def __init__(self, parse: Callable[[str], R]) -> None:

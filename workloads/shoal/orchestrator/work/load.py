@@ -1,0 +1,69 @@
+"""How much of the work under way is done and awaited, in groups, from one look at leases, queue and ledger.
+
+What a step needs beyond it is decided by `allocation` and the run's schedule. Called by `handout`, by evaluations and for `GET /v1/run`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.queue import Job
+from shoal.orchestrator.work.allocation import StepLoad
+from shoal.orchestrator.work.leases import is_open
+
+RATE_STEPS = 4
+"""Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
+UNJUDGED_CHECKS = 4
+"""Checks without a result after which a file is not waited for: half a minute, in which weights that were just published arrive. Else a node could
+keep a step from ever being full with files that nobody can judge."""
+MOST_UNJUDGED_FILES = 8
+"""Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
+
+
+def loads(state: RunState, steps: Sequence[int]) -> list[StepLoad]:
+    """The load of each of these steps."""
+    pending = pending_groups(state)
+    return [
+        StepLoad(
+            step=step,
+            needed_groups=state.schedule.needed_groups,
+            accepted_groups=accepted_groups(state, step),
+            pending_groups=pending[step],
+            judged_groups=sum(file.groups for file in list(state.view.accepted.get(step, ()))),
+        )
+        for step in steps
+    ]
+
+
+def pending_groups(state: RunState) -> Counter[int]:
+    """Groups that are leased or wait for a verdict, by the number of their work."""
+    pending: Counter[int] = Counter()
+    now = state.clock()
+    for record in state.leases.all():
+        if is_open(record, now):
+            pending[record.lease.step] += record.groups
+    for job in state.queue.all():
+        if not _is_unjudged(job):
+            pending[job.record.step] += job.record.groups
+    return pending
+
+
+def unjudged_files(state: RunState, node: str) -> int:
+    """Files of this node that were checked again and again without a result and still wait."""
+    return sum(job.record.node == node and _is_unjudged(job) for job in state.queue.all())
+
+
+def accepted_groups(state: RunState, step: int) -> int:
+    """Accepted groups that carry signal."""
+    return sum(file.counted_groups for file in list(state.view.accepted.get(step, ())))
+
+
+def signal_rate(state: RunState) -> float:
+    """Estimated share of groups that will count, from the newest steps."""
+    newest = sorted(state.view.accepted)[-RATE_STEPS:]
+    files = [file for step in newest for file in list(state.view.accepted.get(step, ()))]
+    return state.schedule.rate(sum(file.groups for file in files), sum(file.counted_groups for file in files))
+
+
+def _is_unjudged(job: Job) -> bool:
+    return job.inconclusive >= UNJUDGED_CHECKS or bool(job.given_up_by)

@@ -1,0 +1,48 @@
+"""What the orchestrator remembers about leases and submitted files. Nothing outside this program reads these documents.
+
+`SubmissionRecord` is written to the store and is part of the truth; a `LeaseRecord` lives in Redis and is made again from the store by `recovery`.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.pools import Sampler
+from shoal.contracts.protocol import Lease
+
+
+class DrawnBy(Contract):
+    """What draws the tokens of one file, as it was when the file's lease was given: its node may be in another pool when the file is judged."""
+
+    pool: str = Field(description="of the node; empty: not known since Redis was lost")
+    sampler: Sampler | None = Field(description="by the pool's terms of that time; None: nothing to redo")
+
+
+class LeaseRecord(Contract):
+    """A lease and what became of it."""
+
+    lease: Lease
+    groups: int
+    status: Literal["open", "submitted", "abandoned", "returned"] = "open"
+    sha256: Sha256Hex | None = Field(
+        default=None, description="of the one file that this lease may hand in, once named"
+    )
+    size: int | None = None
+    drawn_by: DrawnBy | None = Field(default=None, description="None: given before this was noted")
+    charged: bool = Field(default=False, description="a slice's: it took of the credit that training has earned")
+
+
+class SubmissionRecord(Contract):
+    """`submissions/<node>/<sha256>.json`: a hashed and promoted file and the lease that it belongs to."""
+
+    run: RunName
+    node: NodeId
+    lease: LeaseId
+    step: int = Field(ge=0)
+    submission: int = Field(ge=0)
+    sha256: Sha256Hex
+    size: int = Field(ge=1, description="bytes")
+    groups: int = Field(ge=1)
+    received_unix: float
+    drawn_by: DrawnBy | None = Field(default=None, description="the lease's")

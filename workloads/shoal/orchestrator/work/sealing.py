@@ -1,0 +1,75 @@
+"""The batch of a step: which groups of its accepted files carry signal, and `steps/<step>/batch.json` once there are enough.
+
+Called for every accepted file, by `recovery` and by the background work, which seals what a crash left open.
+"""
+
+import hashlib
+
+from shoal.contracts import keys
+from shoal.contracts.signed import Signed
+from shoal.contracts.steps import StepBatch
+from shoal.contracts.verdicts import Verdict
+from shoal.ledger.entries import BatchSealed
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts
+from shoal.orchestrator.work.load import accepted_groups
+from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
+from shoal.telemetry import get_logger
+
+
+def accepted_file(state: RunState, verdict: Verdict) -> AcceptedFile:
+    """An accepted file of a step with its groups told apart by signal; prompts are drawn again from the beacon."""
+    name = (verdict.node, verdict.sha256)
+    if name not in state.accepted_files:
+        work = state.codec.step(verdict.step)
+        prompts = drawn_prompts(state, work, verdict.node, verdict.submission)
+        # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
+        learnt_from = verdict.rewards[: work.shape.completions]
+        carrying = state.schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
+        assert verdict.policy_version is not None  # an accept has one
+        state.accepted_files[name] = AcceptedFile(
+            node=verdict.node,
+            submission=verdict.submission,
+            sha256=verdict.sha256,
+            policy_version=verdict.policy_version,
+            rows=verdict.rows,
+            signal_prompts=tuple(carrying),
+            dropped_groups=work.shape.groups - len(carrying),
+        )
+    return state.accepted_files[name]
+
+
+def seal_if_full(state: RunState, step: int) -> StepBatch | None:
+    """Write `batch.json` of a step that has enough groups, once; the batch, or None when it is not full or was sealed before.
+
+    The object comes first and the ledger second: after a crash between the two, the object that is there is what the ledger will name.
+    """
+    with state.settle_lock:
+        needed = state.schedule.needed_groups
+        if step in state.view.sealed or accepted_groups(state, step) < needed:
+            return None
+        value = beacon_of(state, state.codec.step(step)).hex()
+        batch = select_batch(state.config.run, step, value, needed, _accepted_files(state, step))
+        if batch is None:
+            return None
+        data = batch.to_json()
+        if not state.store.create(keys.step_batch(step), data):
+            data = state.store.get(keys.step_batch(step))
+            batch = StepBatch.from_json(data)
+        state.ledger.append(BatchSealed(step=step, batch=hashlib.sha256(data).hexdigest(), groups=batch.groups))
+        for file in state.view.accepted[step]:
+            state.accepted_files.pop((file.node, file.file), None)
+        get_logger().info("step sealed", step=step, files=len(batch.files), groups_dropped=batch.groups_dropped)
+        return batch
+
+
+def _accepted_files(state: RunState, step: int) -> list[AcceptedFile]:
+    """All accepted files of a step in the ledger's order, from memory or from their verdicts in the store."""
+    files = []
+    for file in list(state.view.accepted.get(step, ())):
+        known = state.accepted_files.get((file.node, file.file))
+        if known is None:
+            data = state.store.get(keys.verdict(file.node, file.file))
+            known = accepted_file(state, Signed[Verdict].from_json(data).document)
+        files.append(known)
+    return files
