@@ -12,6 +12,7 @@ function that does not answer for it. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Self
 
 from shoal.contracts.base import NodeId
@@ -209,11 +210,12 @@ class WorkCodec:
 
     def slice(self, number: int) -> EvaluationSlice:
         """The slice of a benchmark with this number. Raises `UnknownWorkError`."""
-        version, rest = divmod(number - FIRST_SLICE, self._slices or 1)
-        for each in self.benchmarks if kind_of(number) is WorkKind.EVALUATION else ():
-            if rest < each.slices:
-                return EvaluationSlice(number, version, each, rest, self.first_number(version))
-            rest -= each.slices
+        if kind_of(number) is WorkKind.EVALUATION and self._slices:
+            version, rest = divmod(number - FIRST_SLICE, self._slices)
+            for each in self.benchmarks:
+                if rest < each.slices:
+                    return EvaluationSlice(number, version, each, rest, self.first_number(version))
+                rest -= each.slices
         raise UnknownWorkError(f"{number} is no number of an evaluation of this run")
 
     def first_number(self, version: int) -> int:
@@ -229,7 +231,7 @@ class WorkCodec:
             number += each.slices
         raise KeyError(f"there is no benchmark {benchmark!r}")
 
-    @property
+    @cached_property
     def _slices(self) -> int:
         """Slices of all benchmarks: the numbers that one version takes."""
         return sum(each.slices for each in self.benchmarks)

@@ -139,7 +139,7 @@ def settle_late(state: RunState) -> None:
             expire(state, job.record, reason)
     old = state.clock() - leases.MEMORY_SECONDS
     for record in state.leases.all():
-        if closed(state, known(state, record.lease.step)) and record.lease.expires_unix < old:
+        if record.lease.expires_unix < old and closed(state, known(state, record.lease.step)):
             state.leases.forget(record.lease.lease)
 
 
