@@ -19,11 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "protocol")]
-
-from protocol_stack import Stack
+sys.path.insert(0, str(ROOT / "tests"))
 
 from benchmarks.protocol import beats, churn
+from protocol_stack import Stack
 from servers import Loopback
 from shoal.contracts.protocol import HEARTBEAT_SECONDS
 

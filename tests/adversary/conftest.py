@@ -1,14 +1,9 @@
 """The arena, started once for all tests of this folder: the base model, an engine, several sets of weights, a run with one trained step."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
-
 from arena import Arena
 from tournament import Tournament
 

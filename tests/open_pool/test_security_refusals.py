@@ -1,7 +1,7 @@
 """What strangers try at the real services and what they are told: pace, quotas, odd paths, markup and control codes, certificates.
 
-Replay, tampering, impersonation, wrong audience, bad invites, foreign upload keys and oversized bodies are in `tests/protocol/test_refusals.py`; the
-table of all of them is in `docs/open-pool.md`.
+Replay, tampering, impersonation, wrong audience, bad invites, foreign upload keys and oversized bodies are in
+`tests/orchestrator/http/test_refusals.py`; the table of all of them is in `docs/open-pool.md`.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ import pytest
 import uvicorn
 from broadcast_certificates import Authority
 from fastapi import FastAPI, Request, Response
-from protocol_stack import GROUP_SIZE, RUN, Node, Stack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from protocol_stack import GROUP_SIZE, RUN, Node, Stack
 from servers import Loopback, wait_until
 from shoal.contracts.protocol import LeaseRequest, UploadRequest
 from shoal.contracts.recipe import Recipe

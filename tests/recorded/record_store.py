@@ -1,6 +1,6 @@
-"""Record a small run's store: `PYTHONPATH=tests:tests/protocol:workloads python tests/recorded/record_store.py`. It refuses to record twice.
+"""Record a small run's store, once: `PYTHONPATH=tests:tests/orchestrator/evaluation:workloads python tests/recorded/record_store.py`.
 
-The orchestrator's own code runs over a real Redis and a folder store. Nodes and validators are played, as in `tests/protocol`: two honest nodes
+The orchestrator's own code runs over a real Redis and a folder store. Nodes and validators are played, as in `tests/orchestrator`: two honest nodes
 train three steps, and answer a benchmark on versions 0 and 2 and on the last version. A third node is found out by two validators.
 """
 
@@ -9,11 +9,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from protocol_stack import RUN, verdict_on
 from recorded_ledger import COMMANDS, RECORDED, told
-from run_states import Orchestrator
 from test_evaluation_work import answer, asked, open_numbers, scored_run, train_file, train_step
 
+from protocol_stack import RUN, verdict_on
+from run_states import Orchestrator
 from servers import Loopback, redis
 from shoal.contracts import keys
 from shoal.ledger.checkpoints import Checkpoints

@@ -1,0 +1,5 @@
+"""Running stacks for agents."""
+
+from stack_fixtures import new_stack, stack
+
+__all__ = ["new_stack", "stack"]

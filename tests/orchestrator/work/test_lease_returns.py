@@ -1,0 +1,240 @@
+"""Leases handed back: the place is free at once, the node pays nothing and gains nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol_stack import sha, verdict_on
+from run_states import Orchestrator
+from servers import Redis
+from shoal.contracts import keys
+from shoal.contracts.problems import Refusal
+from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
+from shoal.contracts.recipe import Validation
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.work import handout, uploads
+from shoal.orchestrator.work.lease_returns import take_back
+from shoal.orchestrator.work.leases import is_open, lease_seconds
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    """No key is on probation, so that each may hold two leases."""
+    return Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=1, probation_files=0))
+
+
+@pytest.fixture
+def node(run: Orchestrator) -> str:
+    joined = run.join()
+    run.announce(0)
+    return joined
+
+
+def give_back(run: Orchestrator, lease: Lease, node: str | None = None) -> None:
+    take_back(run.state, LeaseReturn(node=node or lease.node, lease=lease.lease))
+
+
+def abandoned(run: Orchestrator, node: str) -> int:
+    record = run.state.nodes.get(node)
+    assert record is not None
+    return record.abandoned_leases
+
+
+def test_the_place_is_free_at_once_and_the_node_pays_nothing(run: Orchestrator, node: str) -> None:
+    others = [run.join() for _ in range(4)]
+    late = run.join()
+    held = run.lease(node)
+    for other in others:
+        run.lease(other)
+    with pytest.raises(Refusal, match="enough-under-way"):
+        run.lease(late)
+    give_back(run, held)
+    run.lease(late)
+    run.clock.now += lease_seconds(64) + 1
+    handout.end_overdue_leases(run.state)
+    assert (abandoned(run, node), abandoned(run, late)) == (0, 1)
+
+
+def test_a_node_cannot_choose_its_prompts_by_handing_back(run: Orchestrator, node: str) -> None:
+    first = run.lease(node)
+    give_back(run, first)
+    again = run.lease(node)
+    assert (again.lease, again.submission) == (first.lease, first.submission)
+    second = run.lease(node)
+    give_back(run, second)
+    give_back(run, again)
+    assert [run.lease(node).submission for _ in range(3)] == [0, 1, 2]
+
+
+def test_nor_by_letting_leases_run_out_or_asking_for_more(run: Orchestrator, node: str) -> None:
+    first = run.lease(node)
+    run.upload(first)  # a file that is named and never confirmed does not help either
+    run.clock.now += 10 * lease_seconds(64)
+    again = run.lease(node)
+    assert (again.lease, abandoned(run, node)) == (first.lease, 1)
+    assert {run.lease(node).submission for _ in range(12)} <= {0, 1, 2}
+    last = run.lease(node)
+    data = run.upload(last)
+    assert run.confirm(last, data).status == "queued"
+
+
+def test_the_oldest_lease_is_given_up_for_a_third(run: Orchestrator, node: str) -> None:
+    leases = []
+    for _ in range(3):
+        run.clock.now += 1
+        leases.append(run.lease(node))
+    assert [lease.submission for lease in leases] == [0, 1, 2]
+    with pytest.raises(Refusal, match="lease-over"):
+        run.upload(leases[0])
+    for lease in leases[1:]:
+        assert run.confirm(lease, run.upload(lease)).status == "queued"
+
+
+def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more(
+    tmp_path: Path, redis_server: Redis
+) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(probation_files=1, slashing="Discard"))
+    node = run.join()
+    run.announce(0)
+
+    def held(times: int) -> set[tuple[str, int]]:
+        for _ in range(times):
+            run.clock.now += 1
+            run.lease(node)
+        return {(r.lease.lease, r.lease.submission) for r in run.state.leases.all() if is_open(r, run.clock.now)}
+
+    first = held(1)
+    assert (held(3), [number for _, number in first]) == (first, [0])
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # accepted, without signal: the step needs more
+    assert [number for _, number in sorted(held(2), key=lambda each: each[1])] == [1, 2], "no probation, two leases"
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
+    assert len(held(1)) == 1, "a rejected file starts probation anew"
+
+
+def test_a_lease_given_again_lives_as_long_as_a_new_one(run: Orchestrator, node: str) -> None:
+    first = run.lease(node)
+    run.clock.now += 50
+    give_back(run, first)
+    run.clock.now += 50
+    again = run.lease(node)
+    assert again.expires_unix == run.clock.now + lease_seconds(64)
+    assert run.confirm(again, run.upload(again)).status == "queued"
+
+
+def test_a_file_that_was_begun_before_the_return_does_not_bind_the_lease(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    run.state.leases.name_file(run.state.leases.require(lease.lease, node), "ab" * 32, 10, lease.expires_unix)
+    give_back(run, lease)
+    with pytest.raises(Refusal, match="lease-over"):
+        run.upload(lease)
+    again = run.lease(node)
+    assert run.confirm(again, run.upload(again)).status == "queued"
+
+
+def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = run.lease(node)
+    data = run.upload(lease)
+    hashing = run.state.store.sha256
+
+    def slow(key: str) -> tuple[str, int]:
+        """The node asks for more while its first file is hashed."""
+        monkeypatch.undo()
+        give_back(run, lease)
+        again = run.lease(node)
+        assert again.lease == lease.lease
+        other = b"other rollouts of the same prompts"
+        request = UploadRequest(node=node, lease=lease.lease, size=len(other), sha256=sha(other))
+        uploads.grant_upload(run.state, request)
+        run.store.put(keys.staging(node, lease.lease), other)
+        assert run.confirm(again, other).status == "queued"
+        return hashing(key)
+
+    monkeypatch.setattr(run.state.store, "sha256", slow)
+    with pytest.raises(Refusal, match=r"lease-over: .* was handed back while its file was confirmed"):
+        run.confirm(lease, data)
+    assert run.state.queue.size() == 1
+
+
+def test_a_return_of_what_is_over_changes_nothing(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    data = run.upload(lease)
+    run.confirm(lease, data)
+    give_back(run, lease)
+    assert run.confirm(lease, data).status == "queued"
+    expired = run.lease(node)
+    run.clock.now += lease_seconds(64) + 1
+    give_back(run, expired)
+    handout.end_overdue_leases(run.state)
+    assert abandoned(run, node) == 1
+
+
+def test_only_the_holder_hands_back(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    with pytest.raises(Refusal, match="lease-of-another-node"):
+        give_back(run, lease, run.join())
+    with pytest.raises(Refusal, match="no-such-lease"):
+        take_back(run.state, LeaseReturn(node=node, lease="0f" * 16))
+
+
+def test_a_return_outlives_a_restart_of_the_orchestrator(run: Orchestrator, node: str) -> None:
+    lease = run.lease(node)
+    give_back(run, lease)
+    run.restarted()
+    assert run_progress(run.state).pending_groups == 0
+    assert run.lease(node).lease == lease.lease
+
+
+def test_the_step_says_below_which_files_expire(run: Orchestrator, node: str) -> None:
+    for _ in range(2):
+        shown = handout.step_for(run.state, node)
+        assert shown is not None
+        assert shown.first_unsealed_step == 0
+        run.hand_in(node)
+        run.judge(verdict_on(run.claimed()))
+    shown = handout.step_for(run.state, node)
+    assert shown is not None
+    assert (shown.step, shown.first_unsealed_step) == (1, 1)
+
+
+def test_a_step_that_is_sealed_while_it_is_shown_breaks_nothing(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one: between the first look and the last nothing is open any more."""
+    answers = [[0], []]
+    monkeypatch.setattr(handout, "openable_steps", lambda _: answers.pop(0))
+    shown = handout.step_for(run.state, node)
+    assert shown is not None
+    assert (shown.step, shown.first_unsealed_step) == (0, 0)
+
+
+def test_no_lease_is_given_for_a_file_that_would_be_over_the_hours_number(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 3)
+    run.hand_in(node)
+    held = []
+    for _ in range(3):  # the third pushes the first out, of which no file comes
+        run.clock.now += 1
+        held.append(run.lease(node))
+    del held[0]
+    for lease in held:
+        assert run.confirm(lease, run.upload(lease)).status == "queued"
+    with pytest.raises(Refusal, match="quota-leased: a node hands in 3 files an hour at most: wait 3597 s"):
+        run.lease(node)
+    run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # without signal: the step needs more
+    run.clock.now += uploads.HOUR_SECONDS
+    run.lease(node)
+
+
+def test_leases_whose_files_are_to_come_count_towards_the_hours_number(
+    run: Orchestrator, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1)
+    lease = run.lease(node)
+    with pytest.raises(Refusal, match="quota-leased"):
+        run.lease(node)
+    assert run.confirm(lease, run.upload(lease)).status == "queued"
