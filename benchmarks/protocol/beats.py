@@ -10,14 +10,12 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from protocol_stack import Stack
-
 from benchmarks.protocol.usage import cpu_seconds, resident_bytes
 from benchmarks.protocol.wire import Answer, Wire
+from protocol_stack import Stack
 from shoal.contracts.protocol import HEARTBEAT_SECONDS, Heartbeat, HeartbeatReply
 from shoal.crypto.keys import PrivateKey
-from shoal.orchestrator.nodes.records import NodeRecord
-from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.nodes.registry import NodeRecord, NodeRegistry
 
 METRICS = {"worker_tokens_per_second": 1234.5, "worker_rows_total": 321.0, "fetch_bytes_total": 1e9}
 WARM_SECONDS = 2 * HEARTBEAT_SECONDS

@@ -10,8 +10,7 @@ import redis.exceptions
 
 from servers import Redis
 from shoal.orchestrator.http.heartbeats import BATCH, Swap, SwapQueue
-from shoal.orchestrator.nodes.records import NodeRecord
-from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.nodes.registry import NodeRecord, NodeRegistry
 from shoal.orchestrator.recovery import BUILT
 from shoal.transport.redis_access import connect, connect_async
 

@@ -8,7 +8,7 @@ from run_states import Orchestrator
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.contracts.signed import Signed
 from shoal.orchestrator.nodes.inviting import Inviter
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 
 MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
 

@@ -22,7 +22,7 @@ from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectRe
 from shoal.contracts.work import FileShape, TrainingStep
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes.invites import wants_invite
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.verdicts.queue import OpinionNote
 from shoal.orchestrator.verdicts.verdicts import EVICTED, Decision, decide
 from shoal.orchestrator.work.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
@@ -30,7 +30,6 @@ from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.step_counter import (
     AcceptedFile,
     OnlineFilter,
-    open_step,
     openable_steps,
     select_batch,
     signal_groups,
@@ -112,7 +111,7 @@ def test_three_missed_heartbeats_are_silence() -> None:
 def test_the_open_step_is_the_smallest_one_that_may_be_fed(
     sealed: Sequence[int], latest: int | None, k: int, expected: int | None
 ) -> None:
-    assert open_step(set(sealed), latest, k, steps=5) == expected
+    assert next(iter(openable_steps(set(sealed), latest, k, steps=5)), None) == expected
 
 
 SHAPE = FileShape(groups=2, group_size=4, max_completion_tokens=8, targets=None, rows_each=1)

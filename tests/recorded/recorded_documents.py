@@ -117,7 +117,7 @@ from shoal.ledger.entries import GENESIS, ConsistencyProof, InclusionProof, Ledg
 from shoal.ledger.facts import DeclaredPool, InvitedNode, RunTerms
 from shoal.orchestrator.nodes.capability_check import GivenChallenge, SeenAnswer
 from shoal.orchestrator.nodes.invites import InviteTerms
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionRecord
 from shoal.report.records import SampleRecord, SessionRecord

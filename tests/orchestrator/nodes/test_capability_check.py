@@ -16,7 +16,7 @@ from shoal.contracts.signed import Signed, sign
 from shoal.crypto import challenge as arithmetic
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import capability_check
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 
 GFLOPS = 500
 NONCE = "ab" * 16

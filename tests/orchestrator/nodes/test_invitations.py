@@ -14,7 +14,7 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.recipe import Validation
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import membership, registry
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 
 POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),

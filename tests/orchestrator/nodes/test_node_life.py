@@ -22,8 +22,7 @@ from shoal.contracts.signed import sign
 from shoal.crypto.http_signatures import BadRequestSignature, verify_request
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import membership
-from shoal.orchestrator.nodes.records import NodeRecord
-from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.nodes.registry import NodeRecord, NodeRegistry
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.work import handout, uploads

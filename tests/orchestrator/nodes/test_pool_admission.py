@@ -16,7 +16,7 @@ from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registratio
 from shoal.contracts.signed import Signed
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes.invites import Places, why_not
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.transport.addresses import address_block
 
 NODE = "a" * 64

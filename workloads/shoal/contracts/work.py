@@ -55,12 +55,27 @@ class FileShape:
 
 
 @dataclass(frozen=True)
-class TrainingStep:
-    """A step of training: each file draws prompts of its own from the whole task table."""
+class _Step:
+    """What the steps of all modes have in common: a number of their own, and the run's task table."""
 
     number: int
     shape: FileShape
     task_count: int
+
+    @property
+    def beacon_number(self) -> int:
+        """The number under which the ledger has its beacon."""
+        return self.number
+
+    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
+        """For whom prompts, targets and seeds of a file are drawn."""
+        return node, submission
+
+
+@dataclass(frozen=True)
+class TrainingStep(_Step):
+    """A step of training: each file draws prompts of its own from the whole task table."""
+
     async_level: int
 
     @property
@@ -69,42 +84,22 @@ class TrainingStep:
         return max(0, self.number - self.async_level), self.number
 
     @property
-    def beacon_number(self) -> int:
-        """The number under which the ledger has its beacon."""
-        return self.number
-
-    @property
     def drawn(self) -> range:
         """Rows of the task table that the prompts of a file are drawn from."""
         return range(self.task_count)
 
-    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
-        """For whom prompts, targets and seeds of a file are drawn."""
-        return node, submission
-
 
 @dataclass(frozen=True)
-class TableSlice:
+class TableSlice(_Step):
     """A slice of the task table, sampled once by the base model: each file holds every row of the slice, in an order that is drawn."""
-
-    number: int
-    shape: FileShape
-    task_count: int
 
     @property
     def window(self) -> tuple[int, int]:
         return 0, 0
 
     @property
-    def beacon_number(self) -> int:
-        return self.number
-
-    @property
     def drawn(self) -> range:
         return slice_tasks(self.number, self.task_count, self.shape.groups)
-
-    def drawn_for(self, node: NodeId, submission: int) -> tuple[NodeId, int]:
-        return node, submission
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.orchestrator.evaluation import evaluations
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.run_state import RunState
 

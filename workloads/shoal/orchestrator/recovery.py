@@ -12,7 +12,7 @@ from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.crypto.canonical import document_digest
 from shoal.orchestrator.evaluation import evaluations
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.verdicts.verdicts import evict, record_verdict

@@ -24,7 +24,7 @@ from shoal.contracts.protocol import HEARTBEAT_SECONDS, Heartbeat, HeartbeatRepl
 from shoal.crypto.http_signatures import NONCE_SECONDS, SignedBy
 from shoal.orchestrator import metrics
 from shoal.orchestrator.nodes import membership
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.recovery import BUILT
 from shoal.orchestrator.run_state import RunState
 from shoal.transport.pace import Pace

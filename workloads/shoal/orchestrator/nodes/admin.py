@@ -13,7 +13,7 @@ from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.ledger.entries import NodeBanned, NodeUnbanned
 from shoal.ledger.view import Files
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import give_up_leases
 from shoal.orchestrator.work.leases import is_open

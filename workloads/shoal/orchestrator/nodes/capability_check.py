@@ -18,7 +18,7 @@ from shoal.contracts.pools import terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Challenge, ChallengeAnswer, ChallengeRequest, ChallengeResult, Invite
 from shoal.crypto.challenge import BadProduct, ChallengeWork, check, decode_answer, plan
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.telemetry import get_logger
 

@@ -13,7 +13,7 @@ from shoal.contracts.pools import PoolTerms, code_fits, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, Registration
 from shoal.contracts.requirements import missing
 from shoal.contracts.signed import BadSignature, Signed
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.transport.addresses import address_block
 
 INVITE_SECONDS = 120

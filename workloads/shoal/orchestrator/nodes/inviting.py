@@ -18,7 +18,7 @@ from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import NodeInvited
 from shoal.ledger.facts import InvitedNode
 from shoal.orchestrator.nodes.invites import InviteTerms, Places, make_invite, wants_invite, why_not
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable

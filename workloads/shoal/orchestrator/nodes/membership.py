@@ -24,7 +24,7 @@ from shoal.ledger.view import Files
 from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.nodes import admin, capability_check
 from shoal.orchestrator.nodes.invites import BadInvite, check_invite
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.lease_returns import end
 from shoal.orchestrator.work.leases import is_open

@@ -15,7 +15,7 @@ from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseReq
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
-from shoal.orchestrator.nodes.records import NodeRecord
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, step_counter

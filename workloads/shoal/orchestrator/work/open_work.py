@@ -5,8 +5,8 @@ from shoal.orchestrator.run_state import RunState
 
 
 def open_step(state: RunState) -> int | None:
-    """The step that the run waits for; None while none may be worked on."""
-    return state.schedule.open_step(state.view.sealed, state.view.latest_version)
+    """The step that the run waits for, the smallest openable one; None while none may be worked on."""
+    return next(iter(openable_steps(state)), None)
 
 
 def openable_steps(state: RunState) -> list[int]:

@@ -35,9 +35,6 @@ class Schedule(Protocol):
     def beacons_ahead(self) -> int:
         """How many steps after one whose beacon is revealed have theirs committed."""
 
-    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
-        """The step that the run waits for; None while none may be worked on."""
-
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         """Steps that may be worked on, smallest first."""
 
@@ -78,9 +75,6 @@ class TrainSchedule:
     @property
     def beacons_ahead(self) -> int:
         return self.async_level + 1
-
-    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
-        return step_counter.open_step(sealed, latest, self.async_level, self.steps)
 
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         return step_counter.openable_steps(sealed, latest, self.async_level, self.steps)
@@ -129,9 +123,6 @@ class GenerateSchedule:
     def beacons_ahead(self) -> int:
         return 1
 
-    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
-        return next(iter(self.openable_steps(sealed, latest)), None)
-
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         if latest is None:
             return []
@@ -175,9 +166,6 @@ class SupervisedSchedule:
     @property
     def beacons_ahead(self) -> int:
         return 0
-
-    def open_step(self, sealed: Collection[int], latest: int | None) -> int | None:
-        return None
 
     def openable_steps(self, sealed: Collection[int], latest: int | None) -> list[int]:
         return []

@@ -15,13 +15,6 @@ from shoal.contracts.verdicts import RowReward
 OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
 
 
-def open_step(sealed: Collection[int], latest_version: int | None, async_level: int, steps: int) -> int | None:
-    """The smallest step with too few accepted groups, or None when it needs a version that is not there yet, or all steps are sealed."""
-    candidates = openable_steps(sealed, latest_version, async_level, steps)
-    smallest = smallest_unsealed(sealed, steps)
-    return smallest if smallest is not None and smallest in candidates else None
-
-
 def smallest_unsealed(sealed: Collection[int], steps: int) -> int | None:
     """The first step without a batch; None when every step of the run has one."""
     return next((step for step in range(steps) if step not in sealed), None)
