@@ -11,8 +11,7 @@ from torch import Tensor
 
 from shoal.contracts.recipe import OverlongShaping
 from shoal.training.loss import SUMS, LossInputs, LossWeights, MicroLoss, Objective, token_losses
-from shoal.training.objectives import OBJECTIVES, needs_behaviour, objective_of
-from shoal.training.objectives.dapo import overlong_penalty
+from shoal.training.objectives import OBJECTIVES, needs_behaviour, objective_of, overlong_penalty
 
 WEIGHTS = LossWeights(epsilon=0.2, delta=4.0, kl=0.001, entropy=1e-4)
 VARIANTS = {

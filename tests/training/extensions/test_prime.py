@@ -25,7 +25,7 @@ from shoal.training.extensions.prime.formulas import (
 )
 from shoal.training.extensions.prime.reward_model import OutcomeLoss, RewardModel, outcomes_of, packed_of
 from shoal.training.model import Policy
-from shoal.training.objectives.dapo import overlong_penalty
+from shoal.training.objectives import overlong_penalty
 from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import LogProbs, plan_logprobs
 

@@ -36,7 +36,7 @@ from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.extensions.vine.extension import VineContinuations, value_advantages
 from shoal.training.extensions.vine.values import boundary_means, token_advantages, values_of, whitened
-from shoal.training.objectives.dapo import overlong_penalty
+from shoal.training.objectives import overlong_penalty
 from shoal.training.rollouts import BadBatch, ContinuationReward, RolloutGroup, RowLimits, Sample, read_groups
 
 LIMITS = RowLimits(VOCABULARY, MAX_LENGTH, VineContinuations(VINE))

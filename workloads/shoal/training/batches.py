@@ -16,8 +16,7 @@ from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
 from shoal.training.advantages import group_advantages
-from shoal.training.objectives import objective_of
-from shoal.training.objectives.dapo import overlong_penalty
+from shoal.training.objectives import objective_of, overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import RolloutGroup, Sample
 

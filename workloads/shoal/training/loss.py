@@ -6,7 +6,7 @@ the metrics. Per token, with w = min(exp(logp_old - logp_behaviour), cap), or 1 
     kl      = exp(logp_ref - logp) - (logp_ref - logp) - 1        (k3, Schulman 2020: unbiased, never negative)
     loss    = sum(w * surrogate + kl_coefficient * kl - entropy_coefficient * entropy) / divisor of the optimizer batch
 
-The surrogate is the objective's (`objectives/`). The divisor is the count of completion tokens of the whole optimizer batch, over all
+The surrogate is the objective's (`objectives`). The divisor is the count of completion tokens of the whole optimizer batch, over all
 micro-batches and ranks (or a constant, for Dr. GRPO), so regrouping changes nothing. Called by `logprobs`, tile by tile, for `update`.
 """
 
