@@ -23,10 +23,9 @@ from benchmarks.diloco.delay import enter
 from benchmarks.diloco.task import Learner
 from shoal.crypto.keys import PrivateKey
 from shoal.islands.encoding import ExchangeType
-from shoal.islands.island import Island
+from shoal.islands.island import Island, MeetingStore
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandPlace, IslandSettings
-from shoal.islands.store import MeetingStore
 
 PATIENCE_SECONDS = 1500.0
 KEYS = {f"island-{index}": PrivateKey.from_seed(bytes([index + 1] * 32)) for index in range(8)}

@@ -1,6 +1,6 @@
 """What the islands of the benchmark learn: additions with a scratchpad, byte by byte, on a tiny Qwen3.
 
-In: seeds. Out: rows, and a policy with its optimizer. The updates are the trainer's own (`shoal.training.sft.update`). Called by `islands`.
+In: seeds. Out: rows, and a policy with its optimizer. The updates are the trainer's own (`shoal.training.sft.method`). Called by `islands`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.training.model import Policy, load_policy
 from shoal.training.optimizer import Optimizer, cosine_rate
 from shoal.training.rollouts import Sample
-from shoal.training.sft.update import batch_of, held_out_loss, learn
+from shoal.training.sft.method import batch_of, held_out_loss, learn
 
 END, VOCABULARY, PACK = 256, 258, 512
 HELD_OUT_ROWS = 128

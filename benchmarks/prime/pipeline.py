@@ -32,7 +32,7 @@ from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_o
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.rollouts import RolloutGroup, Sample
-from shoal.training.sft.update import batch_of, learn
+from shoal.training.sft.method import batch_of, learn
 from shoal.training.update import plan_logprobs, train
 
 STRONG_PASS_RATE, STRONG_SLIPS = 0.8, 0.1

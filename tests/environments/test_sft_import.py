@@ -17,8 +17,7 @@ from shoal.contracts.final_model import FinalModel
 from shoal.contracts.recipe import ModelSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings
-from shoal.contracts.sft_data import Trace, write_traces
-from shoal.contracts.sft_rows import read_sft_rows
+from shoal.contracts.sft_data import Trace, read_sft_rows, write_traces
 from shoal.environments.prepare import CannotPrepare, prepare
 from shoal.environments.sft_import import held_out_problems
 from shoal.storage import Store

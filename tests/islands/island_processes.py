@@ -29,7 +29,7 @@ from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings
 from shoal.training.model import load_policy
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import start_ranks
-from shoal.training.sft.update import batch_of, learn
+from shoal.training.sft.method import batch_of, learn
 
 INNER_STEPS = 3
 WAIT_SECONDS, SILENCE_SECONDS = 5.0, 5.0

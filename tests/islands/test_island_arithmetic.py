@@ -23,8 +23,8 @@ from shoal.islands.contributions import (
     unpadded,
 )
 from shoal.islands.encoding import BLOCK, EXCHANGE_TYPES, BadPayload, ExchangeType, decode, encode, encoded_size
+from shoal.islands.judgement import LONGEST, coarse, judge
 from shoal.islands.outer import OuterSettings, outer_step, weighted_sum
-from shoal.islands.robust import LONGEST, coarse, judge
 from shoal.islands.shared import Meta, Parameters, SharedState
 
 every_type = pytest.mark.parametrize("kind", EXCHANGE_TYPES)

@@ -19,10 +19,10 @@ from shoal.islands.contributions import Received, padded
 from shoal.islands.encoding import encode
 from shoal.islands.group import RejoinableGroup, Unreachable
 from shoal.islands.head import NoHead, head_of
+from shoal.islands.island import MeetingStore
 from shoal.islands.judgement import judge_parts, part_of
 from shoal.islands.outer import OuterSettings
 from shoal.islands.setting import IslandSettings
-from shoal.islands.store import MeetingStore
 
 BASE = "0"
 

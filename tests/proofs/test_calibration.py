@@ -13,7 +13,7 @@ from shoal.contracts.recipe import ProofThresholds
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.calibration import Effort, Served, calibrate, thresholds_for
 from shoal.proofs.chunks import by_file, distance, layout, points_of
-from shoal.proofs.dishonest_weights import changes, other_weights
+from shoal.proofs.forgeries import changes, other_weights
 from shoal.proofs.forward import decode, prefill
 from shoal.proofs.masking import masked_dimensions
 from shoal.toploc import codec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.proofs.intervals import error_rate
+from shoal.proofs.calibration import error_rate
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from servers import ROOT, structured_lines
-from shoal.telemetry.logs import MAX_TRACEBACK, library_formatter, with_traceback
-from shoal.telemetry.text_lines import MAX_TEXT
+from shoal.telemetry.logs import MAX_TEXT, MAX_TRACEBACK, library_formatter, with_traceback
 
 BEGIN = """
 import logging, sys, threading, time, warnings

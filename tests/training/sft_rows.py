@@ -12,7 +12,7 @@ from samples import RUN
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
-from shoal.contracts.sft_rows import SftRow, write_sft_rows
+from shoal.contracts.sft_data import SftRow, write_sft_rows
 from shoal.storage import Store
 from shoal.training.rollouts import Sample
 

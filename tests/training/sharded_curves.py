@@ -24,8 +24,8 @@ from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_o
 from shoal.training.model import load_policy, load_reference
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks, start_ranks
+from shoal.training.sft.method import batch_of, held_out_loss, learn
 from shoal.training.sft.order import SftSchedule
-from shoal.training.sft.update import batch_of, held_out_loss, learn
 from shoal.training.update import behaviour_logprobs, mismatch, plan_logprobs, train
 
 CASES = {

@@ -16,7 +16,7 @@ from servers import Loopback
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.recipe import Lora, TrainerSettings
-from shoal.contracts.sft_rows import SftRow, write_sft_rows
+from shoal.contracts.sft_data import SftRow, write_sft_rows
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.loop import Trainer

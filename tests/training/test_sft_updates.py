@@ -12,11 +12,11 @@ from sft_rows import sample, sft_rows, sft_settings
 from tiny_run import make_model
 from torch.nn.functional import cross_entropy
 
-from shoal.contracts.sft_rows import SftRow
+from shoal.contracts.sft_data import SftRow
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer, cosine_rate
+from shoal.training.sft.method import CompletionLoss, accumulate, batch_of, held_out_loss, learn
 from shoal.training.sft.order import BadSchedule, SftSchedule
-from shoal.training.sft.update import CompletionLoss, accumulate, batch_of, held_out_loss, learn
 
 SAMPLES = [sample(row) for row in sft_rows(8)]
 TOKENS = sum(one.completion_length for one in SAMPLES)

@@ -1,6 +1,6 @@
 """Supervised fine-tuning (`spec.mode: SFT`): its settings, and the manifest of the rows that prepare makes of a data set and the trainer reads.
 
-`SftSettings` is a part of `TrainingRun.spec` and of `config/run.json`, as in `recipe`. Rows are Parquet files (`sft_rows`) under `sft/`, listed with
+`SftSettings` is a part of `TrainingRun.spec` and of `config/run.json`, as in `recipe`. Rows are Parquet files (`sft_data`) under `sft/`, listed with
 their digests by `sft/manifest.json`, which is written after them. The manifest's digest is the data's: training states are bound to it.
 """
 

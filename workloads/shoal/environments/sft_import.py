@@ -18,8 +18,7 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
-from shoal.contracts.sft_data import BadTraces, DatasetCard, read_traces
-from shoal.contracts.sft_rows import SftRow, write_sft_rows
+from shoal.contracts.sft_data import BadTraces, DatasetCard, SftRow, read_traces, write_sft_rows
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments.base import Environment
 from shoal.environments.datasets import SUFFIXES, file_rows

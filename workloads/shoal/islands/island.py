@@ -9,9 +9,11 @@ an island call this alike.
 
 import hashlib
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -38,7 +40,27 @@ from shoal.islands.judgement import counted, judge_parts, part_of, state_after
 from shoal.islands.members import Encounter, Meeting, Members
 from shoal.islands.setting import Exchanged, IslandPlace, IslandSettings, RankAgreement
 from shoal.islands.shared import META_BYTES, Meta, Parameters, SharedState
-from shoal.islands.store import MeetingStore
+
+TIMEOUT_SECONDS = 60.0
+
+
+class MeetingStore:
+    """Listens until the process ends. `bind` is the address to listen at, `advertised` what the others reach it by."""
+
+    def __init__(self, bind: str, advertised: str | None = None) -> None:
+        listener = socket.create_server((bind, 0), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        port = listener.getsockname()[1]
+        self._store = dist.TCPStore(
+            bind,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
+            # torch would listen at every address of the machine.
+            master_listen_fd=listener.detach(),
+        )
+        self.address = f"{advertised or bind}:{port}"
+
 
 Value = TypeVar("Value")
 ATTEMPTS = 3

@@ -8,24 +8,32 @@ can be announced only after its state is durable. Runs in the background of ever
 An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store: a version that has one is never
 handed over again. A step that had to be trained a second time (its state was damaged) gives the same bytes on the same number
 of ranks, and bytes that differ by rounding on another. Then the published ones stand, training goes on from its own, and the log says so.
+
+The outbox is where a version waits for the publisher: `outbox/v000007/` appears by one rename, and the publisher takes it away. The result is
+`models/final/` and its seal `models/final.json`, which is written last: files without it are of a stop on the way, and whole ones are kept.
 """
 
+import hashlib
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.final_model import FinalModel
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
-from shoal.storage import Store
+from shoal.storage import NotFound, Store
 from shoal.storage.versions import read_sealed_manifest
-from shoal.training.final import Final
+from shoal.training.export import Export
 from shoal.training.objectives import needs_behaviour
-from shoal.training.outbox import Outbox
 from shoal.training.parallel import Ranks
 from shoal.training.progress import ProgressReporter
 from shoal.training.retention import (
@@ -38,6 +46,101 @@ from shoal.training.retention import (
 )
 from shoal.training.stability import History
 from shoal.training.state import States
+
+
+class Outbox:
+    """Folders by version under `folder`, written by `export`."""
+
+    def __init__(self, folder: Path, export: Export, ranks: Ranks) -> None:
+        self._folder = folder
+        self._export = export
+        self._ranks = ranks.in_background
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, copies: Mapping[str, Tensor], version: int) -> None:
+        """Write the version unless it lies there already: what was handed over stands."""
+        target = self._folder / keys.version_name(version)
+        if self._ranks.broadcast(target.is_dir(), "whether a version was handed over"):
+            return
+        partial = self.write(copies, version)
+        if self._ranks.leader:
+            for path in partial.iterdir():
+                _flush(path)
+            partial.rename(target)
+            _flush(self._folder)
+
+    def digest(self, copies: Mapping[str, Tensor], version: int) -> str:
+        """SHA-256 that the version would have if it were published: over its files, in order of their names. Empty but on the leader."""
+        partial = self.write(copies, version)
+        if not self._ranks.leader:
+            return ""
+        running = hashlib.sha256()
+        for path in sorted(partial.iterdir()):
+            with path.open("rb") as file:
+                while data := file.read(1 << 22):
+                    running.update(data)
+        shutil.rmtree(partial)
+        return running.hexdigest()
+
+    def write(self, copies: Mapping[str, Tensor], version: int) -> Path:
+        """A folder with the version's files, which the publisher does not look at; the leader removes it."""
+        partial = self._folder / f"partial-{keys.version_name(version)}"
+        if self._ranks.leader:
+            shutil.rmtree(partial, ignore_errors=True)
+        self._export.write(copies, partial)
+        return partial
+
+
+def _flush(path: Path) -> None:
+    """To the disk, so that a name that is seen after a crash has its bytes."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Final:
+    """Writes the result of one run; `outbox` makes the checkpoint's files."""
+
+    def __init__(self, config: RunConfig, store: Store, outbox: Outbox, ranks: Ranks) -> None:
+        self._config = config
+        self._store = store
+        self._outbox = outbox
+        self._ranks = ranks.in_background
+
+    def put(self, copies: Mapping[str, Tensor], version: int) -> None:
+        """Make `version` the result, unless it is already. The result of a run that was given more steps is replaced."""
+        if self._ranks.broadcast(self._is_there(version), "whether the result is written"):
+            return
+        folder = self._outbox.write(copies, version)
+        if not self._ranks.leader:
+            return
+        if self._store.exists(keys.FINAL_SEAL):
+            self._store.delete(keys.FINAL_SEAL)
+        there = {info.key: info.size for info in self._store.list(keys.FINAL_MODEL)}
+        paths = {keys.FINAL_MODEL + path.name: path for path in sorted(folder.iterdir())}
+        for key in there.keys() - paths.keys():
+            self._store.delete(key)
+        files = {}
+        for key, path in paths.items():
+            with path.open("rb") as file:
+                files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            # A stop on the way costs the file that was being written: a large model has many.
+            if there.get(key) != path.stat().st_size or self._store.sha256(key)[0] != files[path.name]:
+                self._store.put_file(key, path)
+        shutil.rmtree(folder)
+        seal = FinalModel(run=self._config.run, version=version, model_id=self._config.model_id, files=files)
+        self._store.put(keys.FINAL_SEAL, seal.to_json())
+        telemetry.get_logger().info("the run's result is written", key=keys.FINAL_MODEL, version=version)
+
+    def _is_there(self, version: int) -> bool:
+        if not self._ranks.leader:
+            return False  # what the leader finds is what counts
+        try:
+            return FinalModel.from_json(self._store.get(keys.FINAL_SEAL)).version == version
+        except (NotFound, ValidationError):
+            return False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 In: the base checkpoint's folder, the policy, and host copies of its trained weights. Out: a folder that transformers and vLLM load. Tensors
 are gathered from the ranks, merged with their adapters, converted and written one after the other: no second copy of the model is ever in
-memory, and nothing here touches what is being trained. The same weights give the same bytes on any number of ranks. Called by `outbox`.
+memory, and nothing here touches what is being trained. The same weights give the same bytes on any number of ranks. Called by `delivery`.
 """
 
 import json

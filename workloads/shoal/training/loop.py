@@ -18,7 +18,7 @@ from shoal.contracts.final_model import FinalModel
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound
 from shoal.training.context import TrainerContext
-from shoal.training.delivery import Delivery, VersionArtifacts
+from shoal.training.delivery import Delivery, Outbox, VersionArtifacts
 from shoal.training.export import Export
 from shoal.training.extensions.base import Extensions
 from shoal.training.handover import BLOCKED_SECONDS, Handover
@@ -26,7 +26,6 @@ from shoal.training.host_copy import HostCopy
 from shoal.training.method import Method, StepTools, Untrained
 from shoal.training.metrics import StepTimes, untrained_metrics
 from shoal.training.model import Policy, load_policy
-from shoal.training.outbox import Outbox
 from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
 from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe

@@ -7,8 +7,7 @@ unless the admin says so (`SHOAL_SANDBOX`).
 import sys
 
 from shoal import telemetry
-from shoal.rewards.runner.service import make_app
-from shoal.rewards.runner.slots import slots_here
+from shoal.rewards.runner.service import make_app, slots_here
 from shoal.rewards.sandbox import NoIsolation
 from shoal.rewards.sandbox.pool import open_pool
 from shoal.transport.server import serve

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.sft import SftManifest
-from shoal.contracts.sft_rows import BadSftRows, read_sft_rows
+from shoal.contracts.sft_data import BadSftRows, read_sft_rows
 from shoal.storage import NotFound, Store
 from shoal.training.parallel import Ranks
 from shoal.training.rollouts import Sample
