@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from protocol_stack import GROUP_SIZE, GROUPS, RUN, Stack, ledger, sha, verdict_on
-
 from benchmarks.protocol.usage import cpu_seconds, resident_bytes
 from benchmarks.protocol.wire import Answer, Wire
+from protocol_stack import GROUP_SIZE, GROUPS, RUN, Stack, ledger, sha, verdict_on
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
 from shoal.contracts.protocol import (

@@ -98,6 +98,25 @@ ESCAPES = {
     "a new namespace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.unshare(0x10000000) == 0",
     "tracing": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.ptrace(0, 0, 0, 0) == 0",
     "mounting": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.mount(b'x', b'/', b'tmpfs', 0, 0) == 0",
+    "the mode of its guest's folder": "import os, sys\nos.chmod(os.path.dirname(sys.path[0] or '/'), 0)",
+    "the mode of a file that it makes": "import os\nos.chmod(open('a', 'w').name, 0)",
+    "the mode of an open file": "import os\nos.fchmod(open('a', 'w').fileno(), 0)",
+    "the owner of a file": "import os\nos.chown(open('a', 'w').name, os.getuid(), os.getgid())",
+    "the times of its guest's files": "import os, sys\nos.utime(sys.path[0] or '/', (0, 0))",
+    "cutting a file by its name": "import os\nopen('a', 'w').write('1')\nos.truncate('a', 0)",
+    "a lock that others wait for": "import fcntl, os\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
+    "a descriptor that signals its parent": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())",
+    "a descriptor with a signal of its choice": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETSIG, 9)",
+    "a descriptor that signals a thread of others": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, 15, b'\\1' + bytes(7))",
+    "a lease on its interpreter": "import fcntl, os\nfcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+    "input and output by another process": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(425, 1, 0) >= 0",
+    "memory shared by key": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.shmget(1, 4096, 0o1600) >= 0",
+    "a message queue": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.msgget(1, 0o1600) >= 0",
+    "a queued signal to its parent": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(129, 1, 9, bytes(128)) == 0",
+    "another process's descriptor": "import ctypes, os\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(434, os.getppid(), 0) >= 0",
+    "watching files": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.inotify_init1(0) >= 0",
+    "the kernel's keys": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(250, 0, -3, 1) >= 0",
+    "a user of its own namespace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(272, 0x10000000) == 0",
     "10 GB of memory": "x = bytearray(10 << 30)",
     "memory bit by bit": "x = []\nwhile True:\n    x.append(bytearray(10 << 20))",
 }
@@ -174,7 +193,9 @@ def test_a_file_too_large_is_refused_to_the_program(pool: SandboxPool) -> None:
 
 
 def test_nothing_of_a_program_is_left_for_the_next(pool: SandboxPool) -> None:
-    leaving = "import os\nos.mkdir('d')\nopen('d/x', 'w').write('1')\nos.symlink('/', 'd/root')\nos.chmod('d', 0)"
+    leaving = (
+        "import os\nos.mkdir('d')\nopen('d/x', 'w').write('1')\nos.symlink('/', 'd/root')\nos.mkdir('d/locked', 0)"
+    )
     for _ in range(4):  # more than wait in the pool
         assert run(pool, leaving).succeeded
     assert run(pool, "import os\nprint(os.listdir('.'))").stdout == b"[]\n"
@@ -189,6 +210,46 @@ def test_threads_within_their_number_work(pool: SandboxPool) -> None:
 def test_sets_print_in_the_same_order_every_time(pool: SandboxPool) -> None:
     shown = {run(pool, "print({'a', 'b', 'c', 'd', 'e'})").stdout for _ in range(3)}
     assert len(shown) == 1
+
+
+CLOCKED = """
+import datetime, os, random, secrets, tempfile, time, uuid
+began = time.time()
+print(began, time.strftime("%F %T"), time.ctime(), datetime.datetime.now(), datetime.date.today(), time.perf_counter())
+time.sleep(0.01)
+print(time.time() - began, time.process_time(), time.clock_gettime(time.CLOCK_REALTIME), time.localtime())
+print(random.random(), random.Random().random(), random.SystemRandom().random(), secrets.token_hex(4), uuid.uuid4())
+print(os.urandom(4), os.getrandom(2), os.urandom(0), random.sample(range(100), 5), tempfile.mkdtemp()[-8:])
+"""
+
+
+def test_clock_and_random_numbers_are_the_same_every_time(pool: SandboxPool) -> None:
+    first, second = run(pool, CLOCKED), run(pool, CLOCKED)
+    assert first.succeeded, first.stderr
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith(b"1735689600.0")
+    assert b"2025-01-01 00:00:00" in first.stdout
+
+
+def test_a_loop_that_waits_for_the_clock_ends_and_waits_with_a_limit_do_too(pool: SandboxPool) -> None:
+    waits = """
+import queue, threading, time
+began = time.time()
+while time.time() - began < 1.0:
+    pass
+try:
+    queue.Queue().get(timeout=0.05)
+except queue.Empty:
+    print("empty", threading.Event().wait(0.01))
+"""
+    assert run(pool, waits).stdout == b"empty False\n"
+
+
+def test_seeds_that_a_program_gives_count(pool: SandboxPool) -> None:
+    done = run(pool, "import random\nrandom.seed(3)\na = random.random()\nprint(a == random.Random(3).random(), a)")
+    import random
+
+    assert done.stdout.decode().split() == ["True", str(random.Random(3).random())]
 
 
 def test_programs_at_once_get_their_own_answers(pool: SandboxPool) -> None:
@@ -289,7 +350,8 @@ from shoal.rewards.sandbox import Program, SandboxPool, choose
 from shoal.rewards.sandbox.pool import trial
 pool = SandboxPool(choose(trial, sys.argv[1]), slots=1)
 done = [pool.run(Program(source)) for source in (
-    "print(1)", "import os; os.fork()", "open('/etc/passwd')", "import os; os.mkdir('d'); open('d/a', 'w'); os.chmod('d', 0)")]
+    "print(1)", "import os; os.fork()", "open('/etc/passwd')", "import os; os.mkdir('d'); open('d/a', 'w'); os.mkdir('d/e', 0)",
+    "import os, sys; os.chmod(sys.path[0], 0)", "print(2)")]
 pool.close()
 print(pool.isolation.describe(), [one.exit_code for one in done], done[0].stdout, pool._folder.exists())
 """
@@ -309,4 +371,4 @@ if os.geteuid() == 0 and SYSTEM_PYTHON.exists() and all(map(isolation_module._re
             env={"PYTHONPATH": os.pathsep.join(map(str, PACKAGES)), "PATH": os.environ["PATH"]},
             user=65533, group=65533, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert found.stdout == f"{described} [0, 1, 1, 0] b'1\\n' False\n", found.stderr
+        assert found.stdout == f"{described} [0, 1, 1, 0, 1, 0] b'1\\n' False\n", found.stderr

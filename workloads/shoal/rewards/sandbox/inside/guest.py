@@ -14,7 +14,7 @@ import os
 import resource
 import sys
 
-from shoal.rewards.sandbox.inside import lockdown
+from shoal.rewards.sandbox.inside import fixed, lockdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _lock_in(settings: "dict[str, Any]") -> None:
-    """Layers in the order in which they can still be put up."""
+    """Layers in the order in which they can still be put up, and then the clock and random numbers that are the same everywhere."""
     os.chdir(settings["folder"])
     os.umask(0o077)
     lockdown.limit(resource.RLIMIT_CORE, 0)
@@ -52,6 +52,7 @@ def _lock_in(settings: "dict[str, Any]") -> None:
         lockdown.become(settings["uid"])
     if settings["seccomp"]:
         lockdown.only_these_calls()
+    fixed.fix()
 
 
 def _read_exactly(count: int) -> bytes:
