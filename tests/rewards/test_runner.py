@@ -196,11 +196,14 @@ def test_a_runner_whose_sandboxes_fail_says_so_and_is_not_ready(loopback: Loopba
     assert answers[-1].json()["type"] == "urn:shoal:problem:sandbox-failed"
     ready = httpx.get(f"{url(server)}/readyz", trust_env=False)
     assert (ready.status_code, "sandbox" in ready.text) == (503, True)
+    alive = httpx.get(f"{url(server)}/healthz", trust_env=False, timeout=30.0)
+    assert (alive.status_code, "sandbox" in alive.text) == (503, True)
     guest.with_name("gone").rename(guest)
-    for _ in range(20):  # those that failed to start are used up too
-        answer = httpx.post(f"{url(server)}/v1/programs", content=asked, trust_env=False, timeout=120.0)
-        if answer.status_code == 200:
-            break
+
+    def alive_again() -> bool:  # those that failed to start are used up by trials, with no program from outside
+        return httpx.get(f"{url(server)}/healthz", trust_env=False, timeout=30.0).status_code == 200
+
+    wait_until("a trial program to succeed", alive_again, 60.0, interval=0.2)
     assert httpx.get(f"{url(server)}/readyz", trust_env=False).status_code == 200
     server.stop()
 

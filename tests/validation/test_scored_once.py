@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.contracts.recipe import Validation
 from shoal.contracts.tasks import Task
 from shoal.environments import Score, Unscorable, scored_once
-from shoal.environments.scored_once import SECOND_TRIES, ScoredOnce
+from shoal.environments.scored_once import AGAIN, SECOND_TRIES, ScoredOnce
 from shoal.validation.checks import reward
 
 TASKS = [Task(problem_id=name, task_type="t", prompt="?", verification_info={}) for name in ("p0", "p1")]
@@ -28,6 +29,20 @@ class Scorer:
         return Score(float(text == "42"))
 
 
+class Flaky(Scorer):
+    """Programs that answer by what they should not see: the reward of `even` changes with each run, that of `42` is 1, of all else 0."""
+
+    runs_programs = True
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def score(self, task: Task, text: str) -> Score | Unscorable:
+        self.asked.append((task.problem_id, text))
+        return Score(float(text == "42" or (text == "even" and len(self.asked) % 2 == 0)), "", self.seconds)
+
+
 def kept(scorer: Scorer) -> ScoredOnce:
     return ScoredOnce(cast(Any, scorer))
 
@@ -44,10 +59,18 @@ def test_equal_answers_to_one_task_are_scored_once_and_to_two_tasks_twice() -> N
     assert scorer.asked == [(task.problem_id, text) for task in TASKS for text in ("42", "7", "\ud800")]
 
 
-def rewards_of(scorer: Scorer, texts: list[str]) -> list[float | None]:
+def rewards_of(scorer: "Scorer | Flaky", texts: list[str], claims: float | None = None) -> list[float | None]:
     """What a validator finds for a file whose rows decode to these texts."""
     rows = [
-        SimpleNamespace(prompt_tokens=[1], completion_tokens=[number], prompt_index=0, target_length=None)
+        SimpleNamespace(
+            prompt_tokens=[1],
+            completion_tokens=[number],
+            prompt_index=0,
+            target_length=None,
+            task_reward=claims,
+            length_penalty=None,
+            reward=None,
+        )
         for number in range(len(texts))
     ]
     facts = SimpleNamespace(
@@ -57,8 +80,14 @@ def rewards_of(scorer: Scorer, texts: list[str]) -> list[float | None]:
         environment=scorer,
         tasks=TASKS,
         length_reward=None,
+        validation=Validation(program_seconds=100),
     )
-    return [row.task_reward for row in reward.score_rows(cast(Any, SimpleNamespace(rows=rows)), cast(Any, facts))]
+    file = cast(Any, SimpleNamespace(rows=rows, job=SimpleNamespace(node="ab" * 32)))
+    rewards = reward.score_rows(file, cast(Any, facts))
+    finding = reward.check(file, cast(Any, facts), rewards)
+    if claims is not None and isinstance(scorer, Flaky):
+        assert finding is None  # whatever was claimed of a program
+    return [row.task_reward for row in rewards]
 
 
 def test_a_validator_scores_equal_rows_once_and_survives_one_failure_of_its_machine() -> None:
@@ -83,6 +112,29 @@ def test_what_ran_into_its_limit_of_time_is_not_tried_again(monkeypatch: pytest.
     scorer = Scorer(failures=1)
     assert kept(scorer).reward(TASKS[0], "42") is None
     assert len(scorer.asked) == 1
+
+
+def test_a_program_that_our_own_runs_disagree_about_is_left_out_and_nobody_is_rejected() -> None:
+    assert rewards_of(Flaky(), ["even", "42", "7"], claims=1.0) == [None, 1.0, 0.0]
+
+
+def test_a_wrong_claim_about_a_program_changes_nothing_and_is_looked_at_three_times() -> None:
+    scorer = Flaky()
+    assert rewards_of(scorer, ["42", "7", "7"], claims=0.0) == [1.0, 0.0, 0.0]
+    assert [text for _, text in scorer.asked] == ["42"] * (1 + AGAIN) + ["7"]
+
+
+def test_a_file_of_wrong_claims_is_looked_at_a_bounded_number_of_times() -> None:
+    scorer = Flaky()
+    assert rewards_of(scorer, [f"wrong {number}" for number in range(100)], claims=1.0) == [0.0] * 100
+    assert len(scorer.asked) == 100 + AGAIN * SECOND_TRIES
+
+
+def test_the_programs_of_a_file_share_one_budget_of_cpu_time() -> None:
+    scorer = Flaky(seconds=30.0)
+    texts = [f"program {number}" for number in range(48)]
+    assert rewards_of(scorer, texts) == [0.0] * 4 + [None] * 44
+    assert len(scorer.asked) == 4
 
 
 def test_texts_are_not_kept_however_long_a_token_is() -> None:

@@ -384,6 +384,12 @@ class Validation(SpecModel):
     miss_rate: float = Field(
         0.01, gt=0.0, le=0.5, description="Chance that the sequential test stops early on rows of another temperature."
     )
+    program_seconds: int = Field(
+        1800,
+        ge=1,
+        le=86_400,
+        description="CPU seconds that the programs of one file may take together. Rows after that are not scored.",
+    )
     redraw: Literal["Auto", "Off"] = Field(
         "Auto",
         description="Whether validators repeat the sampler's draws from the seeds. Auto: for pools without GPUs, whose sampler is reproducible.",

@@ -37,6 +37,8 @@ class Score:
 
     task_reward: float
     detail: str = ""
+    program_seconds: float = 0.0
+    """CPU seconds of the programs that were run for it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Unscorable:
     """Scoring itself failed (never: the answer was wrong). The row is left out of its group, and is not a zero."""
 
     reason: str
+    program_seconds: float = 0.0
 
 
 @runtime_checkable
@@ -55,7 +58,9 @@ class Environment(Protocol):
     are pinned by the digest. `broken(task)`, a completion close to the gold one that scores 0. `problems()`, what this machine lacks for scoring, a
     line each. `stop` and `observe`: see `episodes`. `parameter`, what may stand behind a colon in the environment's name
     (`lm-eval:gsm8k_cot`): its class is then made with that text, and calls itself by the whole name. `task_count()`, how many tasks there are, where
-    nobody can make more. `extra`, the extra of shoal that brings `requires`, for messages.
+    nobody can make more. `extra`, the extra of shoal that brings `requires`, for messages. `runs_programs`,
+    true where scores come from programs that the model wrote: two honest machines may then differ, so that no difference is held against a node, and
+    proofs are verified before anything runs.
     """
 
     name: str
@@ -72,6 +77,11 @@ class Environment(Protocol):
 
     def gold(self, task: Task) -> str:
         """A completion that scores 1: the environment's own proof that its scoring works; teaches a warm start too."""
+
+
+def runs_programs(environment: Environment) -> bool:
+    """Whether scores come from programs that the model wrote."""
+    return bool(getattr(environment, "runs_programs", False))
 
 
 def length_suffix(target_length: int | None) -> str:

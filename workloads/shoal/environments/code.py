@@ -41,6 +41,7 @@ class Code:
 
     name = "code"
     version = "1"
+    runs_programs = True
     sources = (
         "shoal.rewards.sandbox",
         "shoal.rewards.cpu_time",
@@ -71,23 +72,26 @@ class Code:
                 0.0, f"there is no program: a block of at most {LONGEST_PROGRAM} characters between ```python and ```"
             )
         limits = Limits(cpu_seconds=math.ceil(seconds * BAND), wall_seconds=seconds * BAND + WALL_SECONDS)
+        used = 0.0
         try:
             pool = shared_pool()
             for first in range(0, len(tests), pool.slots):
                 some = tests[first : first + pool.slots]
                 outcomes = pool.run_all([_program(source, test, limits) for test in some])
+                used += sum(outcome.cpu_seconds for outcome in outcomes)
                 for number, (test, outcome) in enumerate(zip(some, outcomes, strict=True), first + 1):
                     problem = _problem(test, outcome)
                     if problem is not None:
-                        return Score(0.0, f"test {number} of {len(tests)}: {problem}")
+                        return Score(0.0, f"test {number} of {len(tests)}: {problem}", used)
                     if outcome.cpu_seconds > seconds:
                         return Unscorable(
                             f"task {task.problem_id}: test {number} passed after {outcome.cpu_seconds:.1f} s of CPU time, too near to the limit"
-                            f" of {seconds:.1f} s to be judged the same everywhere"
+                            f" of {seconds:.1f} s to be judged the same everywhere",
+                            used,
                         )
         except (SandboxFailed, NoIsolation) as error:
-            return Unscorable(f"task {task.problem_id}: {error}")
-        return Score(1.0, f"all {len(tests)} tests pass")
+            return Unscorable(f"task {task.problem_id}: {error}", used)
+        return Score(1.0, f"all {len(tests)} tests pass", used)
 
     def gold(self, task: Task) -> str:
         """The solution that a task brings along; ValueError when it brings none (most data sets do not)."""

@@ -5,6 +5,7 @@ In: an environment, then tasks and texts one after the other. Out: task rewards.
 """
 
 import hashlib
+import math
 import time
 
 from shoal.contracts.tasks import Task
@@ -13,35 +14,65 @@ from shoal.environments.base import Environment, Score
 SECOND_TRIES = 16
 """In a file, of answers that could not be scored: the machine may have been short of memory or processes for a moment. A file whose texts are to
 blame gets no more time than that."""
+AGAIN = 2
+"""Further runs of a program whose reward another machine found to be different."""
 PAUSE_SECONDS = 1.0
 SLOW_SECONDS = 4.0
 """A scoring that failed after so long ran into its limit of time, which is the text's doing: another try would cost as much again."""
 
 
 class ScoredOnce:
-    """Task rewards of a file's answers, by task and text."""
+    """Task rewards of a file's answers, by task and text.
 
-    def __init__(self, environment: Environment) -> None:
+    `program_seconds`: CPU seconds that the programs of a file may take in all; answers after that are not scored. None: no limit.
+    """
+
+    def __init__(self, environment: Environment, program_seconds: float | None = None) -> None:
         self._environment = environment
         self._known: dict[tuple[str, bytes], float | None] = {}
         self._second_tries = SECOND_TRIES
+        self._seconds_left = math.inf if program_seconds is None else program_seconds
 
     def reward(self, task: Task, text: str) -> float | None:
         """The task reward of an answer; None where scoring failed twice, or once for long. What failed is not tried again for equal answers."""
-        key = (task.problem_id, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        key = _key(task, text)
         if key not in self._known:
             self._known[key] = self._scored(task, text)
         return self._known[key]
+
+    def settle(self, task: Task, text: str) -> float | None:
+        """The same after further runs, for an answer that another machine scored differently; None where our own runs disagree.
+
+        It counts as a second try: where a file has had all of them, what was found first stands.
+        """
+        key = _key(task, text)
+        first = self.reward(task, text)
+        if first is not None and self._second_tries > 0:
+            self._second_tries -= 1
+            if any(self._once(task, text) != first for _ in range(AGAIN)):
+                self._known[key] = None
+        return self._known[key]
+
+    def _once(self, task: Task, text: str) -> float | None:
+        if self._seconds_left <= 0:
+            return None
+        found = self._environment.score(task, text)
+        self._seconds_left -= found.program_seconds
+        return found.task_reward if isinstance(found, Score) else None
 
     def _scored(self, task: Task, text: str) -> float | None:
         again = False
         while True:
             began = time.monotonic()
-            found = self._environment.score(task, text)
-            if isinstance(found, Score):
-                return found.task_reward
+            found = self._once(task, text)
+            if found is not None or self._seconds_left <= 0:
+                return found
             if again or self._second_tries == 0 or time.monotonic() - began >= SLOW_SECONDS:
                 return None
             again = True
             self._second_tries -= 1
             time.sleep(PAUSE_SECONDS)
+
+
+def _key(task: Task, text: str) -> tuple[str, bytes]:
+    return task.problem_id, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

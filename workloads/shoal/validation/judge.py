@@ -18,6 +18,7 @@ from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
+from shoal.environments.base import runs_programs
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
 from shoal.validation.checks import (
@@ -78,15 +79,16 @@ def judge(
             most = MOST_TIMES_ROWS * facts.rows
             file = File(job, *parse_file(path, facts.rows * longest, longest, most, progress=progress))
         finding = cheap_finding(file, facts, watch)
-        if finding is None:
-            with watch("reward"):
-                rewards = reward.score_rows(file, facts, progress)
-                finding = reward.check(file, rewards)
+        last = runs_programs(facts.environment)
+        if finding is None and not last:
+            rewards, finding = scored(file, facts, watch, progress)
         if finding is None:
             with watch("load"):
                 policy = policies.get(file.policy_version)
             finding = expensive_finding(file, facts, policy, rng, looked_at, watch, progress)
             compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
+        if finding is None and last:  # programs run for those alone who have shown that the model wrote them
+            rewards, finding = scored(file, facts, watch, progress)
     except ClaimLostError:
         raise
     except ReaderLost as error:
@@ -97,6 +99,15 @@ def judge(
         get_logger().exception("file could not be judged", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
     return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute)
+
+
+def scored(
+    file: File, facts: Facts, watch: Stopwatch, progress: Callable[[], None]
+) -> tuple[list[RowReward], Finding | None]:
+    """The rewards that count, and what is wrong with those that were claimed."""
+    with watch("reward"):
+        rewards = reward.score_rows(file, facts, progress)
+        return rewards, reward.check(file, facts, rewards)
 
 
 def completion_tokens(file: File) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.programs import MAX_PROGRAM_BYTES, ProgramOutcome, ProgramRequest
-from shoal.rewards.sandbox.pool import SandboxPool
+from shoal.rewards.sandbox.pool import SandboxPool, trial_in
 from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
 from shoal.telemetry import get_logger
 from shoal.telemetry.health import render_metrics
@@ -56,6 +57,10 @@ def _numbers(path: Path) -> list[int]:
 WAITING_FOR_A_SLOT = 2
 """Programs that may wait for each slot: enough that no slot is idle, few enough that whoever waits is better off with another runner."""
 STDERR_CHARACTERS = 1 << 16
+TRIAL_EVERY_SECONDS = 30.0
+"""Of silence, after which `/healthz` runs a program of its own."""
+TRIAL_SECONDS = 4.0
+"""That one answer of `/healthz` waits for it: less than the shortest time limit of a probe (`pods.http_probes`). The next goes on waiting."""
 
 PROGRAMS = Counter("shoal_runner_programs_total", "Programs judged, by how they ended.", ["ended"])
 REFUSED = Counter("shoal_runner_refused_total", "Programs turned away because every slot was taken.")
@@ -76,10 +81,13 @@ def make_app(pool: SandboxPool) -> FastAPI:
     room = pool.slots * (1 + WAITING_FOR_A_SLOT)
     running = 0
     broken: str | None = None  # why the last program found no sandbox
+    succeeded = time.monotonic()
+    trial: asyncio.Future[str | None] | None = None
+    trials = ThreadPoolExecutor(1, thread_name_prefix="trial")
 
     @app.post("/v1/programs")
     async def judge(request: Request) -> Response:
-        nonlocal running, broken
+        nonlocal running, broken, succeeded
         if running >= room:  # before the body is read: what cannot be judged soon takes no memory
             REFUSED.inc()
             raise Refusal(ProblemCode.SLOTS_TAKEN, f"{running} programs run or wait; ask again", retry_after_seconds=1)
@@ -97,7 +105,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
         finally:
             running -= 1
             RUNNING.set(running)
-        broken = None
+        broken, succeeded = None, time.monotonic()
         PROGRAMS.labels(outcome.ended).inc()
         return Response(answer_of(outcome), media_type="application/json")
 
@@ -105,7 +113,25 @@ def make_app(pool: SandboxPool) -> FastAPI:
     async def ready() -> Response:
         return Response(broken or "ready", 503 if broken else 200, media_type="text/plain")
 
-    app.add_api_route("/healthz", _alive, methods=["GET"])
+    @app.get("/healthz")
+    async def alive() -> Response:
+        """Whether programs run here. Where none has lately, a small one is tried, so that a runner that cannot is started again."""
+        nonlocal broken, succeeded, trial
+        if broken is None and (running or time.monotonic() - succeeded < TRIAL_EVERY_SECONDS):
+            return Response("alive", media_type="text/plain")
+        if trial is None:
+            trial = asyncio.get_running_loop().run_in_executor(trials, trial_in, pool)
+        asked = trial  # perhaps together with another probe
+        await asyncio.wait([asked], timeout=TRIAL_SECONDS)
+        if not asked.done():
+            return Response(f"a trial program has not ended within {TRIAL_SECONDS:.0f} s", 503, media_type="text/plain")
+        broken = found = asked.result()
+        if trial is asked:
+            trial = None
+        if found is None:
+            succeeded = time.monotonic()
+        return Response(found or "alive", 503 if found else 200, media_type="text/plain")
+
     app.add_api_route("/metrics", _metrics, methods=["GET"])
     return app
 
@@ -138,10 +164,6 @@ def answer_of(outcome: Outcome) -> bytes:
         cpu_seconds=outcome.cpu_seconds,
         wall_seconds=outcome.wall_seconds,
     ).to_json()
-
-
-async def _alive() -> Response:
-    return Response("alive", media_type="text/plain")
 
 
 async def _metrics() -> Response:

@@ -130,11 +130,17 @@ def trial(isolation: Isolation) -> str | None:
     """Run one small program; None when all is well, else what is wrong. How `choose` tells what works."""
     pool = SandboxPool(isolation, slots=1)
     try:
+        return trial_in(pool)
+    finally:
+        pool.close()
+
+
+def trial_in(pool: SandboxPool) -> str | None:
+    """Run one small program in a pool; None when all is well, else what is wrong."""
+    try:
         outcome = pool.run(Program("print(input()[::-1])", stdin=b"eno\n", limits=Limits()))
     except SandboxFailed as error:
         return str(error)
-    finally:
-        pool.close()
     return None if outcome.stdout == b"one\n" else f"a trial program {outcome.reason()}"
 
 
