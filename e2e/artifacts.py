@@ -105,4 +105,4 @@ def _restarts(pod: Object, container: str) -> int:
 
 
 def _when(event: Object) -> str:
-    return event.get("firstTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return str(event.get("firstTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])

@@ -82,7 +82,7 @@ class LocalCluster:
     def _answers(self) -> bool:
         kube = Kube(self.kubeconfig)
         try:
-            return kube.is_ready()
+            return bool(kube.is_ready())
         finally:
             kube.close()
 

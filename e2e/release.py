@@ -21,7 +21,7 @@ class Release:
     def helm(self, *arguments: str) -> str:
         """Helm in this namespace, as the administrator of the cluster."""
         where = ("--kubeconfig", str(self.space.kubeconfig), "--namespace", self.space.name)
-        return run_helm(*arguments, *where, folder=self.folder)
+        return str(run_helm(*arguments, *where, folder=self.folder))
 
     def install(self, *options: str) -> str:
         """Install or upgrade, and wait as a person does, with Helm's own --wait."""

@@ -132,7 +132,8 @@ class Space:
                 return value
             time.sleep(0.2)
         wrong = [text for pod in self.kube.list("Pod", self.name) for text in pod_errors(pod)]
-        return wait_until("; ".join([what, *wrong]), poll, seconds=0.0)
+        found: Value = wait_until("; ".join([what, *wrong]), poll, seconds=0.0)
+        return found
 
     def wait_ready(self, *pods: str, seconds: float = POD_SECONDS) -> None:
         """Until these pods are Ready."""
@@ -144,7 +145,7 @@ class Space:
         """The pod's own address."""
         found = self.kube.get("Pod", pod, self.name)
         assert found is not None
-        return found["status"]["podIP"]
+        return str(found["status"]["podIP"])
 
     def run(self, pod: str, *command: str) -> str:
         """What a command prints inside a pod. Raises RuntimeError when it fails."""

@@ -183,4 +183,5 @@ def as_expected(space: Space, run: Object, may_reach_a_hub: bool) -> bool:
 
 
 def pods_of(space: Space, run: str) -> list[Object]:
-    return space.kube.list("Pod", space.name, labels=f"shoal.dev/run in ({run},{run}-filter)")
+    found: list[Object] = space.kube.list("Pod", space.name, labels=f"shoal.dev/run in ({run},{run}-filter)")
+    return found

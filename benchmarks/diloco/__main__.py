@@ -81,8 +81,9 @@ def main() -> None:
 
 def loss(folder: Path) -> dict[str, Any]:
     """Held-out losses after equal tokens."""
-    from benchmarks.diloco.islands import ExchangeType, Host, Setting, run_data_parallel, run_islands
+    from benchmarks.diloco.islands import Host, Setting, run_data_parallel, run_islands
     from benchmarks.diloco.task import write_base
+    from shoal.contracts.islands import ExchangeType
 
     by: dict[str, list[float]] = {"data_parallel": [], "float32": [], "float16": [], "int8": []}
     tokens = 0

@@ -21,8 +21,8 @@ from torchft.process_group import ProcessGroupGloo
 
 from benchmarks.diloco.delay import enter
 from benchmarks.diloco.task import Learner
+from shoal.contracts.islands import ExchangeType
 from shoal.crypto.keys import PrivateKey
-from shoal.islands.encoding import ExchangeType
 from shoal.islands.island import Island, MeetingStore
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandPlace, IslandSettings

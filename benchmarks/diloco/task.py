@@ -90,6 +90,5 @@ class Learner:
     def held_out(self) -> float:
         """Mean loss over completion tokens of rows that no worker draws (nats)."""
         chance = np.random.default_rng([self.seed, 1 << 20])
-        return held_out_loss(
-            self.policy, batch_of([addition(chance) for _ in range(HELD_OUT_ROWS)], PACK), lambda: None
-        )
+        rows = batch_of([addition(chance) for _ in range(HELD_OUT_ROWS)], PACK)
+        return float(held_out_loss(self.policy, rows, lambda: None))

@@ -44,7 +44,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     cpu = [pair["with"]["cpu_seconds"] / pair["without"]["cpu_seconds"] - 1 for pair in pairs]
 
     def per_token(kind: str, unit: str) -> float:
-        return statistics.median(pair[kind][unit] / pair[kind]["tokens"] for pair in pairs)
+        return float(statistics.median(pair[kind][unit] / pair[kind]["tokens"] for pair in pairs))
 
     alone = measured["alone_cpu_seconds_a_token"]
     return {

@@ -105,7 +105,7 @@ def measure(folder: Path) -> dict[str, Any]:
             pool.announce(version)
 
         def sealed(version: int) -> Path:
-            return relay.home / "www" / "versions" / version_name(version) / "weights.json"
+            return Path(relay.home) / "www" / "versions" / version_name(version) / "weights.json"
 
         def seconds(version: int) -> float:
             found = wait_until(
@@ -145,4 +145,4 @@ def measure(folder: Path) -> dict[str, Any]:
 
 def is_idle(pool: PoolPod) -> bool:
     """Whether every lease has its file or was given back."""
-    return len(pool.agent.files) + sum(name is not None for name in pool.agent.returned) == pool.agent.leases
+    return bool(len(pool.agent.files) + sum(name is not None for name in pool.agent.returned) == pool.agent.leases)

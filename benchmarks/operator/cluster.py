@@ -21,11 +21,13 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/operator/cluster")]
 
 from control_plane import ControlPlane, find_programs, shipped_crds
 from kube_audit import AuditLog
-from kube_client import Kube, Object
+from kube_client import Kube as Kube  # `as` itself: the other modules take these from here, where the path is set
+from kube_client import Object as Object
 from kube_manifests import manifest, run
-from operator_process import ACCOUNT, OPERATOR_NAMESPACE, OperatorProcess, install_operator
+from operator_process import ACCOUNT, OPERATOR_NAMESPACE, install_operator
+from operator_process import OperatorProcess as OperatorProcess
 
-from servers import Loopback
+from servers import Loopback as Loopback
 
 NAMESPACE = "bench"
 RUN = "bench"

@@ -71,7 +71,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def reconciles(process: OperatorProcess) -> float:
     """Reconciles that a replica has finished."""
-    return sum(value for name, value in process.metrics().items() if "controller_runtime_reconcile_total{" in name)
+    return sum(
+        float(value) for name, value in process.metrics().items() if "controller_runtime_reconcile_total{" in name
+    )
 
 
 def is_through(process: OperatorProcess, pools: int) -> bool:

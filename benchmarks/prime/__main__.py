@@ -55,7 +55,7 @@ def summary(curves: dict[str, Any], target: float) -> dict[str, Any]:
     def steps(arm: str) -> float | None:
         if any(seed[arm].pass_rates[-1] < target for seed in curves.values()):
             return None
-        return sum(seed[arm].steps[-1] for seed in curves.values()) / len(curves)
+        return sum(float(seed[arm].steps[-1]) for seed in curves.values()) / len(curves)
 
     every = [curve for seed in curves.values() for curve in seed.values()]
     other = sum(curve.other_seconds for curve in every)
@@ -71,7 +71,8 @@ def summary(curves: dict[str, Any], target: float) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     import json
 
-    return json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _arguments() -> argparse.Namespace:

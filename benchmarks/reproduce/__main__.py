@@ -82,7 +82,8 @@ def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str,
         _write(place, columns)
         last = columns["held_out_reward"][-1]
         print(f"{name} seed {seed}: {last} after {arm.steps} steps, {time.time() - started:.0f} s", flush=True)
-    return json.loads(place.read_text())
+    found: dict[str, list[Any]] = json.loads(place.read_text())
+    return found
 
 
 def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:

@@ -126,7 +126,8 @@ def _measured(side: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS, env=environment)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(target.read_text())
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
 
 
 def _differences(folder: Path, losses: list[tuple[str, float]]) -> dict[str, float]:

@@ -92,7 +92,8 @@ def _process(side: str, shape: str, question: str, target: Path, oracle: str) ->
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS)
     if not target.exists():
         return {"side": side, "shape": shape, "question": question, "failed": done.stderr.strip().splitlines()[-1:]}
-    return json.loads(target.read_text())
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
 
 
 def one(side: str, shape: Shape, question: str, device: torch.device) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _point(tokens: int, vocabulary: int) -> int:
     before = set_peak_back()
     loss, _, _ = head_loss(states, weight, targets, temperatures, lambda here, logprobs, entropy: -logprobs.sum())
     loss.backward()
-    return max(0, peak_bytes() - before - gradients)
+    return int(max(0, peak_bytes() - before - gradients))
 
 
 def _loss(tokens: int, vocabulary: int) -> None:

@@ -38,4 +38,5 @@ def arrival_density(lengths: list[int], capacity: int) -> float:
 
 
 def _lengths(median: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).lognormal(np.log(median), SPREAD, ROWS).clip(16, CAPACITY).astype(int).tolist()
+    drawn = np.random.default_rng(seed).lognormal(np.log(median), SPREAD, ROWS)
+    return [int(length) for length in drawn.clip(16, CAPACITY)]

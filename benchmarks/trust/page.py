@@ -105,7 +105,9 @@ def every_row_seconds(paper: Mapping[str, Any]) -> float:
     """Seconds for the file of the paper's size with all of its rows checked: what grows with the rows drawn grows to all of them."""
     rows, share = paper["assumed"]["rows"], paper["assumed"]["proof_rows_share"]
     drawn = math.ceil(share * rows)
-    return sum(seconds if name == ALL_ROWS else seconds * rows / drawn for name, seconds in paper["seconds"].items())
+    return float(
+        sum(seconds if name == ALL_ROWS else seconds * rows / drawn for name, seconds in paper["seconds"].items())
+    )
 
 
 def mutated_lines(part: Mapping[str, int]) -> list[str]:

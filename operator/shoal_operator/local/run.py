@@ -92,7 +92,7 @@ class LocalRun:
 
     def status(self) -> Mapping[str, Any]:
         """Status of the TrainingRun, as reconcile wrote it."""
-        return (self._object() or {}).get("status", {})
+        return dict((self._object() or {}).get("status", {}))
 
     def finished(self) -> str | None:
         """None while the run goes on, else `complete` or `failed: why`."""
@@ -101,7 +101,7 @@ class LocalRun:
             return "complete"
         if is_true(live, "Failed"):
             conditions = (live or {}).get("status", {}).get("conditions", [])
-            return "failed: " + next(each["message"] for each in conditions if each["type"] == "Failed")
+            return f"failed: {next(each['message'] for each in conditions if each['type'] == 'Failed')}"
         return None
 
     def stop(self) -> None:

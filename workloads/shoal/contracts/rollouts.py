@@ -282,7 +282,7 @@ def _check_schema(schema: pa.Schema) -> None:
 def _same_type(found: pa.DataType, required: pa.DataType) -> bool:
     """Equal types; the names of list elements and their nullability are a writer's taste and not compared."""
     if pa.types.is_list(required):
-        return pa.types.is_list(found) and found.value_type == required.value_type
+        return bool(pa.types.is_list(found) and found.value_type == required.value_type)
     return bool(found == required)
 
 

@@ -79,8 +79,8 @@ def turns(work: ChallengeWork) -> npt.NDArray[np.int64]:
     """For each matrix of each chain its base and by how much its rows and columns are turned, (lanes, depth, 3)."""
     count = work.lanes * work.depth * 3
     stream = hashlib.shake_256(b"shoal/challenge/v1\0turns" + work.seed).digest(count * 2)
-    drawn = np.frombuffer(stream, "<u2").astype(np.int64).reshape(work.lanes, work.depth, 3)
-    return drawn % np.array([BASES, SIZE, SIZE])
+    drawn = np.frombuffer(stream, "<u2").reshape(work.lanes, work.depth, 3)
+    return np.asarray(drawn % [BASES, SIZE, SIZE], dtype=np.int64)
 
 
 class TooSlow(RuntimeError):

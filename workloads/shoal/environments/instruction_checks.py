@@ -8,7 +8,7 @@ answer, which may be a stranger's: no pattern here looks far ahead from many pla
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.environments.languages import is_written_in
 
@@ -23,8 +23,11 @@ class BadArguments(ValueError):
     """The task's arguments are not those that its instruction has; the message names the argument."""
 
 
-def _given(arguments: Arguments, name: str, kind: type) -> Any:
-    value = arguments.get(name)
+Kind = TypeVar("Kind")
+
+
+def _given(arguments: Arguments, name: str, kind: type[Kind]) -> Kind:
+    value: object = arguments.get(name)
     if isinstance(value, float) and kind is int and value.is_integer():
         value = int(value)  # Parquet's numbers of a column with nulls
     if not isinstance(value, kind) or isinstance(value, bool):

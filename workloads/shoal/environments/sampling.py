@@ -55,7 +55,8 @@ def _sample_batch(
         ended |= tokens[:, 0] == model.config.eos_token_id
         if ended.all():
             break
-    return torch.cat(drawn, dim=1).tolist()
+    rows: list[list[int]] = torch.cat(drawn, dim=1).tolist()
+    return rows
 
 
 def pass_rate(

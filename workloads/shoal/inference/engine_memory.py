@@ -14,4 +14,4 @@ def kv_cache_bytes(config: Mapping[str, Any], dtype: str, tokens: int) -> int:
     each = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size
     width = 4 if dtype == "float32" else 2
     least, most = CPU_KV_CACHE_BYTES
-    return max(least, min(most, tokens * each * width))
+    return int(max(least, min(most, tokens * each * width)))

@@ -13,9 +13,9 @@ from jaxtyping import Float, Float64, UInt8
 from pydantic import ValidationError
 from torch import Tensor
 
-from shoal.contracts.islands import IslandContribution
+from shoal.contracts.islands import ExchangeType, IslandContribution
 from shoal.contracts.signed import BadSignature, Signed
-from shoal.islands.encoding import BLOCK, BadPayload, ExchangeType, decode, encode, encoded_size
+from shoal.islands.encoding import BLOCK, BadPayload, decode, encode, encoded_size
 from shoal.islands.outer import weighted_sum
 
 HEADER_BYTES = 2048

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from shoal.contracts.islands import ExchangeType
 from shoal.islands.contributions import Received, inner_products, mean_of
-from shoal.islands.encoding import ExchangeType
 from shoal.islands.outer import OuterSettings, outer_step
 from shoal.islands.shared import Meta, SharedState
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
+from shoal.contracts.islands import ExchangeType
 from shoal.crypto.keys import PrivateKey
-from shoal.islands.encoding import ExchangeType
 from shoal.islands.outer import OuterSettings
 
 Value = TypeVar("Value")

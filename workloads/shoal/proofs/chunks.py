@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.toploc import codec
-from shoal.toploc.top_points import Bool, Float32, Int64, UInt16, top_points
+from shoal.toploc.top_points import TOP_K, Bool, Float32, Int64, UInt16, top_points
 
 Points = tuple[Int64, UInt16]
 """Indices int64 [chunks, 128] and bfloat16 bits uint16 [chunks, 128], as `top_points` gives them."""
@@ -46,8 +46,8 @@ def points_of(states: Sequence[Float32], masked: Bool | None) -> Points:
         for each in states
         for start in range(0, len(each), codec.CHUNK_TOKENS)
     ]
-    indices = np.zeros((len(chunks), codec.TOP_K), dtype=np.int64)
-    bits = np.zeros((len(chunks), codec.TOP_K), dtype=np.uint16)
+    indices = np.zeros((len(chunks), TOP_K), dtype=np.int64)
+    bits = np.zeros((len(chunks), TOP_K), dtype=np.uint16)
     for length in np.unique(chunks.tokens):  # chunks of one length are one array
         same = np.flatnonzero(chunks.tokens == length)
         indices[same], bits[same] = top_points(np.stack([parts[i] for i in same]), masked)

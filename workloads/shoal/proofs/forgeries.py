@@ -18,6 +18,7 @@ import torch
 from shoal.proofs.chunks import Chunks, Points, points_of
 from shoal.proofs.masking import PATTERNS
 from shoal.toploc import codec
+from shoal.toploc.prime_field import PRIME
 from shoal.toploc.top_points import TOP_K, Bool, Float32, Int64
 
 INT4_GROUP = 32  # weights that share a scale, as in GGUF's Q4_0
@@ -134,7 +135,7 @@ def constants(honest: Points, chunks: int) -> codec.Proofs:
     coefficients = np.zeros((chunks, TOP_K), dtype=np.int64)
     coefficients[:, 0] = patterns[counts.argmax()]
     coefficients[:, -1] = 1
-    return codec.Proofs(np.full(chunks, codec.PRIME, dtype=np.int64), coefficients)
+    return codec.Proofs(np.full(chunks, PRIME, dtype=np.int64), coefficients)
 
 
 def low_degree(honest: Points) -> codec.Proofs:

@@ -42,7 +42,7 @@ def masked_dimensions(states: Sequence[Float32]) -> list[int]:
             break
         masked[found] = True
         room -= len(found)
-    return np.flatnonzero(masked).tolist()
+    return [int(place) for place in np.flatnonzero(masked)]
 
 
 def predictability(states: Sequence[Float32], masked: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

@@ -184,8 +184,9 @@ def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogg
         text_becomes_events()
         tell_uncaught()
     watch_disks()
-    return structlog.get_logger()
+    return get_logger()
 
 
 def get_logger() -> structlog.stdlib.BoundLogger:
-    return structlog.get_logger()
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger()
+    return logger

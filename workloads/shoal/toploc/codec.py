@@ -143,8 +143,7 @@ def prove(indices: Int64, bits: UInt16) -> bytes:
     than many calls: all polynomials are interpolated together. Raises ValueError for values that are not finite.
     """
     proofs = interpolated(indices, bits)
-    words = np.concatenate([proofs.moduli[:, None], proofs.coefficients], axis=1)
-    return words.astype(">u2").tobytes()
+    return np.asarray(np.hstack([proofs.moduli[:, None], proofs.coefficients]), dtype=">u2").tobytes()
 
 
 def interpolated(indices: Int64, bits: UInt16) -> Proofs:

@@ -98,7 +98,7 @@ def _largest(sizes: Int32) -> Int64:
         seen = np.cumsum(at_border)
         before = np.concatenate([[0], seen])[np.searchsorted(chunk, np.arange(count))]  # at borders of earlier chunks
         flat = flat[~at_border | (seen - before[chunk] <= room[chunk])]
-    return flat.reshape(count, TOP_K) - np.arange(count)[:, None] * values
+    return np.asarray(flat.reshape(count, TOP_K) - np.arange(count)[:, None] * values)
 
 
 def _largest_of_wide(chunks: States, masked: Bool | None) -> Int64:
@@ -148,4 +148,4 @@ def _largest_in_columns(table: States) -> Int32:
     short = table.dtype == np.uint16
     signed = table.view(np.int16 if short else np.int32).max(axis=0)
     unsigned = table.view(np.uint16 if short else np.uint32).max(axis=0)
-    return np.maximum(_magnitudes(signed), _magnitudes(unsigned)).astype(np.int32, copy=False)
+    return np.asarray(np.maximum(_magnitudes(signed), _magnitudes(unsigned)), dtype=np.int32)

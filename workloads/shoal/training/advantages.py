@@ -31,4 +31,4 @@ def group_advantages(
         return np.zeros_like(centred)
     if leave_one_out:
         centred = centred * (rewards.size / (rewards.size - 1))
-    return centred / deviation if normalize else centred
+    return np.asarray(centred / deviation if normalize else centred)

@@ -116,7 +116,8 @@ class Reinforcement:
             self._context.progress.phase("behaviour_logprobs"),
             self._behaviour.lent(self._waits.idle) as version_policy,
         ):
-            return behaviour_logprobs(version_policy, plan, self._waits.beat)
+            found: LogProbs = behaviour_logprobs(version_policy, plan, self._waits.beat)
+            return found
 
     def _wait_for_batch(self, step: int) -> StepBatch:
         def ask() -> StepBatch | None:

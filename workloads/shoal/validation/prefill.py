@@ -100,7 +100,8 @@ def prefill_rows(
 
 def prefill(model: Any, row: Rollout, eos_token_ids: frozenset[int], sampler: Sampler | None = None) -> Prefill:
     """One row alone."""
-    return _prefill(model, [row], eos_token_ids, sampler)[0]
+    found: list[Prefill] = _prefill(model, [row], eos_token_ids, sampler)
+    return found[0]
 
 
 @torch.inference_mode()

@@ -111,7 +111,7 @@ def named_function(name: str) -> Callable[..., Any]:
         spec.loader.exec_module(loaded)
     else:
         loaded = import_module(module)
-    found = getattr(loaded, attribute, None)
+    found: Callable[..., Any] | None = getattr(loaded, attribute, None)
     if not callable(found):
         raise NotScored(f"the installed lm_eval has no function {name!r:.120}")
     return found
@@ -137,7 +137,8 @@ def _filter(name: str) -> Callable[..., Any]:
     import lm_eval.filters  # noqa: F401 - fills the registry
     from lm_eval.api.registry import get_filter
 
-    return get_filter(name)
+    found: Callable[..., Any] = get_filter(name)
+    return found
 
 
 @cache
@@ -147,7 +148,8 @@ def _metric(name: str) -> Callable[..., Any]:
 
     if name not in METRIC_REGISTRY:  # asked for an unknown one, get_metric would look on a hub
         raise NotScored(f"the installed lm_eval has no metric {name!r}")
-    return METRIC_REGISTRY[name]
+    found: Callable[..., Any] = METRIC_REGISTRY[name]
+    return found
 
 
 def _measured(terms: Mapping[str, Any], result: Any) -> Any:

@@ -68,7 +68,8 @@ def _load() -> Callable[[int], None]:
     math_verify.verify = grader.verify = guarded(grader.verify)
     exact = {"metric": "exact_match", "until": [], "filters": [{"function": "take_first"}], "target": "1"}
     assert value(exact, answer_of("1", [])) == 1.0
-    return seed
+    reseed: Callable[[int], None] = seed
+    return reseed
 
 
 if __name__ == "__main__":

@@ -125,4 +125,4 @@ class _Sizes:
         try:
             return float(abs(part.evalf(15)))
         except (TypeError, ValueError):  # infinite, or no number
-            return 2.0**bits
+            return float(2.0**bits)

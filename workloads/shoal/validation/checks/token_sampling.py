@@ -50,7 +50,7 @@ def check(file: File, prefills: Mapping[int, Prefill], facts: Facts, chance: flo
 
 def sampled_logprobs(row: Rollout) -> Float64:
     """What a row claims of its sampled tokens; tokens of tools were drawn by nobody."""
-    return np.asarray(row.completion_logprobs)[np.asarray(row.completion_mask)]
+    return np.compress(row.completion_mask, np.asarray(row.completion_logprobs))
 
 
 def tail(excess: float, variance: float, bound: float) -> float:
@@ -97,4 +97,4 @@ def _surprise(logprobs: Float64, means: Float64, variances: Float64, chance: flo
 
 
 def _column(prefills: Mapping[int, Prefill], name: str) -> Float64:
-    return np.concatenate([getattr(ours, name) for ours in prefills.values()]).astype(np.float64)
+    return np.concatenate([getattr(ours, name) for ours in prefills.values()], dtype=np.float64)
