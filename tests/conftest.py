@@ -9,12 +9,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 from minio import Minio as MinioClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
+
+SHAPED = [
+    "shoal.crypto.challenge",
+    "shoal.islands",
+    "shoal.proofs",
+    "shoal.storage.delta",
+    "shoal.toploc",
+    "shoal.training",
+    "shoal.validation.checks.token_sampling",
+    "shoal.validation.prefill",
+    "shoal.validation.samplers",
+]
+"""Modules whose annotations of arrays, and all others of theirs, are held in this process: a call or a dataclass that does not fit them fails."""
+jaxtyping.install_import_hook(SHAPED, "array_types.checked")
 
 hypothesis.settings.register_profile(
     "untimed", deadline=None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from island_reef import membership
 from safetensors.torch import load_file
@@ -218,10 +219,10 @@ def test_with_adapters_the_frozen_base_model_is_part_of_what_islands_must_have_a
 
 def test_groups_that_an_older_version_had_a_hand_in_are_left_out_and_counted() -> None:
     def group(*versions: int) -> RolloutGroup:
-        row = rows_of(0)[0]
+        tokens = np.asarray(rows_of(0)[0].prompt_tokens)
+        mask, logprobs = np.ones(len(tokens) - 1, dtype=np.bool_), np.zeros(len(tokens) - 1)
         made = [
-            Sample(f"row {version}", row.prompt_tokens, 1, None, None, 1.0, version, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
-            for version in versions
+            Sample(f"row {version}", tokens, 1, mask, logprobs, 1.0, version, 0.0, 0.0, 0.0) for version in versions
         ]
         return RolloutGroup(made)
 

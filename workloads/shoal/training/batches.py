@@ -36,7 +36,7 @@ class Segments:
         """Tokens of each sample."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
-    def on(self, device: torch.device) -> Int[Tensor, " samples+1"]:
+    def on(self, device: torch.device) -> Int[Tensor, " bounds"]:
         """The bounds as int32 on a device, copied there once."""
         if device not in self._copies:
             self._copies[device] = torch.tensor(self.bounds, dtype=torch.int32, device=device)

@@ -55,7 +55,7 @@ class Updates(Steps):
     importance_capped: float
 
 
-LogProbs = list[list[Float[Tensor, " completion"]]]
+LogProbs = list[list[Float[Tensor, " _"]]]
 """One tensor a micro-batch of this rank, in the order of the plan, on the policy's device."""
 
 
@@ -149,9 +149,9 @@ def train(
 def accumulate(
     policy: Policy,
     batch: OptimizerBatch,
-    old: list[Float[Tensor, " completion"]],
-    reference: list[Float[Tensor, " completion"]],
-    behaviour: list[Float[Tensor, " completion"]] | None,
+    old: list[Float[Tensor, " _"]],
+    reference: list[Float[Tensor, " _"]],
+    behaviour: list[Float[Tensor, " _"]] | None,
     objective: Objective,
     weights: LossWeights,
     beat: Beat,

@@ -36,8 +36,8 @@ class TokenRows:
     """Rows end to end: row `i` is `tokens[starts[i]:starts[i + 1]]`, of which the first `prompts[i]` are its prompt."""
 
     tokens: Int[np.ndarray, " all"]
-    starts: Int[np.ndarray, " rows+1"]
-    prompts: Int[np.ndarray, " rows"]
+    starts: Int[np.ndarray, " bounds"]
+    prompts: Int[np.ndarray, " bounds-1"]
     names: list[str]
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ def _as_npy(raw: Path, target: Path, count: int) -> None:
     raw.unlink()
 
 
-def _flat(table: pa.Table, column: str) -> list[Int[np.ndarray, " tokens"]]:
+def _flat(table: pa.Table, column: str) -> list[Int[np.ndarray, " _"]]:
     """One array a row."""
     chunks = table.column(column).combine_chunks()
     if isinstance(chunks, pa.ChunkedArray):

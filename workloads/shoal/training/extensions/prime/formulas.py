@@ -32,7 +32,7 @@ class Packed:
     samples: int
 
     @classmethod
-    def of(cls, predicted_from: Int[Tensor, " tokens"], bounds: Int[Tensor, " samples+1"]) -> "Packed":
+    def of(cls, predicted_from: Int[Tensor, " tokens"], bounds: Int[Tensor, " bounds"]) -> "Packed":
         """From where in the pack each token was predicted, and the samples' bounds: a token follows a position of its own sample."""
         owners = torch.bucketize(predicted_from, bounds.to(predicted_from.dtype), right=True) - 1
         return cls(owners, len(bounds) - 1)

@@ -131,7 +131,7 @@ class RewardModel:
             for pair in zip(logprobs, reference, strict=True)
         ]
         baselines = self._baselines(plan, rewards, outcomes)
-        mixed: list[list[Float[Tensor, " tokens"]]] = []
+        mixed: list[list[Float[Tensor, " _"]]] = []
         for batch, parts in zip(plan.optimizer_batches, rewards, strict=True):
             mixed.append([])
             for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
@@ -167,7 +167,7 @@ class RewardModel:
         return RewardModelUpdates(applied=applied, loss=loss_sum / rows, accuracy=right / rows)
 
     def _baselines(
-        self, plan: StepPlan, rewards: list[list[Float[Tensor, " tokens"]]], outcomes: Outcomes
+        self, plan: StepPlan, rewards: list[list[Float[Tensor, " _"]]], outcomes: Outcomes
     ) -> Float[Tensor, " step"]:
         """Of every sample of the step, whichever rank has it."""
         count = len(outcomes.groups)
@@ -180,7 +180,7 @@ class RewardModel:
         totals, tokens = sums[:count], sums[count:]
         return process_baselines(totals / tokens.clamp(min=1), tokens > 0, outcomes.groups)
 
-    def _spread(self, values: list[list[Float[Tensor, " tokens"]]], count: int) -> tuple[float, float]:
+    def _spread(self, values: list[list[Float[Tensor, " _"]]], count: int) -> tuple[float, float]:
         """Mean and deviation (the population's) over all tokens of the step, of all ranks."""
         flat = torch.cat([torch.zeros(0, dtype=torch.float64), *(part for parts in values for part in parts)])
         mean = over_ranks(flat.sum()[None], self._model, "the mean of a step's advantages")[0] / count
@@ -200,7 +200,7 @@ def places(numbers: Sequence[int]) -> Int[Tensor, " samples"]:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def _with_advantages(batch: OptimizerBatch, advantages: list[Float[Tensor, " tokens"]]) -> OptimizerBatch:
+def _with_advantages(batch: OptimizerBatch, advantages: list[Float[Tensor, " _"]]) -> OptimizerBatch:
     kept = [
         replace(packed, advantages=values.float())
         for packed, values in zip(batch.micro_batches, advantages, strict=True)
