@@ -41,7 +41,7 @@ lock: ## resolve the Python packages anew into requirements/*.lock
 	@tools/lock.sh
 
 crds: setup ## write crds/, docs/reference.md and the chart's permissions from operator/shoal_operator
-	$(PYTHON) -m shoal_operator.api.generate crds/ docs/reference.md
+	$(PYTHON) -m tools.crds
 	$(PYTHON) -m shoal_operator.install --permissions >charts/shoal/files/permissions.yaml
 
 observability: setup ## write docs/metrics.md and the chart's Grafana dashboards from the metrics that the code declares

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from celpy.adapter import json_to_cel
 from pydantic import Field, ValidationError
+from tools.crds.crd import crd, crd_yaml, file_name
+from tools.crds.reference import reference_page
 
 from shoal.contracts.base import SpecModel
 from shoal_operator.api import KINDS
-from shoal_operator.api.crd import crd, crd_yaml, file_name
-from shoal_operator.api.reference import reference_page
 from shoal_operator.api.schema import UnsupportedSchema, schema_at, structural_schema
 from shoal_operator.api.training_run import TrainingRunSpec
 

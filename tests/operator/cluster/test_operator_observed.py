@@ -15,7 +15,6 @@ from operator_process import OPERATOR_NAMESPACE, PATIENT, OperatorProcess, Start
 
 from servers import ROOT, Loopback, wait_until
 
-sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tests" / "observability"))
 
 from scraping import ScrapingPrometheus

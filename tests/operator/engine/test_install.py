@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.crds.crd import PLURALS
 
-from shoal_operator.api.crd import PLURALS
 from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.engine.kinds import CACHED, CHILDREN, OWN, OWN_KINDS, SCALED_KINDS
 from shoal_operator.engine.kubernetes_cluster import SCALE_MANAGER

@@ -57,9 +57,7 @@ def token_advantages(values: Values) -> Float[np.ndarray, " completion"]:
     return np.repeat(np.diff(levels), np.diff(positions))
 
 
-def whitened(
-    advantages: Sequence[Float[np.ndarray, " _"]], samples: Sequence[Sample]
-) -> list[Float[np.ndarray, " _"]]:
+def whitened(advantages: Sequence[Float[np.ndarray, " _"]], samples: Sequence[Sample]) -> list[Float[np.ndarray, " _"]]:
     """Less the mean and by the deviation over the sampled tokens of all samples; values that are equal but for rounding carry no signal: zeros."""
     sampled = np.concatenate([each[sample.mask] for each, sample in zip(advantages, samples, strict=True)])
     if not sampled.size or sampled.std() < SMALLEST_DEVIATION:

@@ -1,4 +1,4 @@
-"""The CRDs of the four kinds, from the models in `api`. Pure; `generate` writes them."""
+"""The CRDs of the four kinds, from the models in `shoal_operator.api`. Pure."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The reference page of the four kinds, `docs/reference.md`: every field with its type, default, range and description. Pure; written by `generate`.
+"""The reference page of the four kinds, `docs/reference.md`: every field with its type, default, range and description. Pure.
 
 It is made from the same schemas as the CRDs. A part that several kinds have (resources, exposure) is described once, under its own name.
 """
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
+from tools.crds.crd import PLURALS, SHORT_NAMES, crd
 
 from shoal_operator.api import API_VERSION, KINDS
-from shoal_operator.api.crd import PLURALS, SHORT_NAMES, crd
 from shoal_operator.api.rules import rules_of
 from shoal_operator.api.schema import Schema
 
