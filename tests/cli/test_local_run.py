@@ -104,7 +104,7 @@ def test_all_that_stands_against_a_run_here_is_told_at_once(tmp_path: Path) -> N
     )
     secret.write_text("kind: Pod")
     with pytest.raises(InputWrong) as caught:
-        open_local_run(read_manifest(manifest, [secret]), tmp_path / "runs")
+        open_local_run(read_manifest(manifest, [str(secret)]), tmp_path / "runs")
     told = [line.removeprefix(f"{manifest}: ") for line in caught.value.lines]
     assert told[1] == (
         "spec.evaluation.benchmarks[0].tasks.environment: lm-eval:/nowhere/task.yaml: there is no such file on this machine; "
@@ -116,7 +116,7 @@ def test_all_that_stands_against_a_run_here_is_told_at_once(tmp_path: Path) -> N
     ]  # fmt: skip
     manifest.write_text(MISTAKEN.replace("nonsense", "math").replace("arithmetik", "'lm-eval:a@c'"))
     with pytest.raises(InputWrong, match="'c' is no revision") as caught:
-        open_local_run(read_manifest(manifest, [secret]), tmp_path / "runs")
+        open_local_run(read_manifest(manifest, [str(secret)]), tmp_path / "runs")
     assert caught.value.lines[-1] == f"{secret}: must hold one object of kind Secret with metadata.name"
 
 

@@ -5,8 +5,9 @@ in a terminal; callers put it into `rich.text.Text`, never into markup. Called b
 """
 
 import math
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
 NONE = "-"
@@ -31,6 +32,26 @@ def plain(value: object, limit: int = 120) -> str:
             return "".join(out) + "..."
         out.append(piece)
     return "".join(out)
+
+
+HIDDEN = "***"
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY(_|$)", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+"""Characters; a shorter value is a setting, and hiding it would make holes in every line."""
+_LOGIN = re.compile(r"(?<=://)[^/\s@\"']+(?=@)")
+
+
+def secret_values(variables: Mapping[str, str]) -> list[str]:
+    """The values of environment variables whose names say that they are secret, the longest first."""
+    found = {value for name, value in variables.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET}
+    return sorted(found, key=len, reverse=True)
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The text without these values, and without user and password of any URL."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return _LOGIN.sub(HIDDEN, text) if "@" in text else text
 
 
 def _escape(character: str) -> str:

@@ -66,6 +66,81 @@ class PodTemplate(SpecModel):
     runtime_class_name: ObjectRef | None = Field(None, description="Runtime class of the pods.")
 
 
+VariableName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Key = Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+class KeyRef(SpecModel):
+    """One key of a Secret in the run's namespace."""
+
+    name: ObjectRef = Field(..., description="Name of the Secret.")
+    key: Key = Field(..., description="Key in it.")
+    optional: bool = Field(False, description="Start without the variable where Secret or key does not exist.")
+
+
+class VariableSource(SpecModel):
+    """Where a variable has its value from."""
+
+    secret_key_ref: KeyRef = Field(..., description="A key of a Secret.")
+
+
+class Variable(SpecModel):
+    """An environment variable, as in a Kubernetes container."""
+
+    name: VariableName = Field(..., description="Name; those that the operator sets itself are refused.")
+    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, description="Value, which anybody may read in the run's objects: nothing secret."
+    )
+    value_from: VariableSource | None = Field(None, description="A Secret's key as its value.")
+
+
+class ObjectSource(SpecModel):
+    """A Secret or ConfigMap in the run's namespace."""
+
+    name: ObjectRef = Field(..., description="Name of the object.")
+    optional: bool = Field(False, description="Start without it where it does not exist.")
+
+
+class VariablesSource(SpecModel):
+    """Every key of one object as a variable, as in a Kubernetes container. Variables that the operator sets win."""
+
+    prefix: VariableName | None = Field(None, description="What is put before each key; absent: nothing.")
+    secret_ref: ObjectSource | None = Field(None, description="A Secret.")
+    config_map_ref: ObjectSource | None = Field(None, description="A ConfigMap.")
+
+
+class PodWithVariables(PodTemplate):
+    """The same for a part that may have environment variables of yours."""
+
+    env: list[Variable] = Field([], max_length=64, description="Environment variables of the part's own container.")
+    env_from: list[VariablesSource] = Field(
+        [], max_length=16, description="Secrets and ConfigMaps whose keys become environment variables."
+    )
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class OutwardTemplate(SpecModel):
+    """A part that speaks to a service outside the run: with which secrets, by which way."""
+
+    pod_template: PodWithVariables = Field(
+        default_factory=PodWithVariables, description="Environment, placement and labels of the pod."
+    )
+    ca_secret: ObjectRef | None = Field(
+        None, description="Secret whose `ca.crt` has certificates (PEM) to trust beside the system's; absent: none."
+    )
+    egress_ports: list[Port] = Field(
+        [],
+        max_length=16,
+        description="TCP ports that the pod may reach at any address beside 443, such as that of a proxy or of your own hub.",
+    )
+
+
+class PrepareTemplate(OutwardTemplate):
+    """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, but for env and envFrom."""
+
+
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 

@@ -159,23 +159,63 @@ RULES: tuple[Rule, ...] = (
         )
         for model in ("InferencePoolTemplate", "InferencePoolSpec")
     ),
-    Rule(
-        model="PodTemplate",
-        expression="self.labels.all(key, !key.startsWith('shoal.dev/') && !key.startsWith('app.kubernetes.io/') && "
-        "key != 'kueue.x-k8s.io/queue-name')",
-        message="must not have keys under shoal.dev/ or app.kubernetes.io/, nor Kueue's queue name: those are the operator's",
-        field="labels",
-        good={"labels": {"team": "rl"}},
-        bad={"labels": {"shoal.dev/run": "other"}},
+    *(
+        rule
+        for model in ("PodTemplate", "PodWithVariables")
+        for rule in (
+            Rule(
+                model=model,
+                expression="self.labels.all(key, !key.startsWith('shoal.dev/') && !key.startsWith('app.kubernetes.io/') && "
+                "key != 'kueue.x-k8s.io/queue-name')",
+                message="must not have keys under shoal.dev/ or app.kubernetes.io/, nor Kueue's queue name: those are the operator's",
+                field="labels",
+                good={"labels": {"team": "rl"}},
+                bad={"labels": {"shoal.dev/run": "other"}},
+            ),
+            Rule(
+                model=model,
+                expression="self.annotations.all(key, !key.startsWith('container.apparmor.security.beta.kubernetes.io/') && "
+                "!key.startsWith('shoal.dev/'))",
+                message="must not have keys under shoal.dev/, which are the operator's, nor AppArmor's: pods keep to the restricted security level",
+                field="annotations",
+                good={"annotations": {"team.example/cost-centre": "7"}},
+                bad={"annotations": {"container.apparmor.security.beta.kubernetes.io/worker": "unconfined"}},
+            ),
+        )
     ),
     Rule(
-        model="PodTemplate",
-        expression="self.annotations.all(key, !key.startsWith('container.apparmor.security.beta.kubernetes.io/') && "
-        "!key.startsWith('shoal.dev/'))",
-        message="must not have keys under shoal.dev/, which are the operator's, nor AppArmor's: pods keep to the restricted security level",
-        field="annotations",
-        good={"annotations": {"team.example/cost-centre": "7"}},
-        bad={"annotations": {"container.apparmor.security.beta.kubernetes.io/worker": "unconfined"}},
+        model="Variable",
+        expression="!self.name.matches('^(SHOAL_|LD_|PYTHON|TORCHELASTIC_)') && !(self.name in ['PATH', 'HOME', 'TMPDIR', 'RANK', "
+        "'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'JOB_COMPLETION_INDEX', 'HF_HUB_OFFLINE'])",
+        message="must not be a variable that says which part this is or what code it runs: SHOAL_*, LD_*, PYTHON*, PATH, HOME, TMPDIR, torchrun's,"
+        " HF_HUB_OFFLINE",
+        field="name",
+        good={"name": "HF_TOKEN"},
+        bad={"name": "SHOAL_ROLE"},
+    ),
+    Rule(
+        model="Variable",
+        expression="has(self.value) != has(self.valueFrom)",
+        message="must have exactly one of value, valueFrom",
+        field="",
+        good={"name": "HF_ENDPOINT", "value": "https://hub.example"},
+        bad={"name": "HF_ENDPOINT"},
+    ),
+    Rule(
+        model="VariablesSource",
+        expression="has(self.secretRef) != has(self.configMapRef)",
+        message="must have exactly one of secretRef, configMapRef",
+        field="",
+        good={"secretRef": {"name": "hub"}},
+        bad={"prefix": "HF_"},
+    ),
+    Rule(
+        model="PodWithVariables",
+        expression="self.env.all(one, self.env.exists_one(other, other.name == one.name))",
+        message="must have names that differ",
+        field="env",
+        good={"env": [{"name": "HF_TOKEN"}, {"name": "HF_ENDPOINT"}]},
+        bad={"env": [{"name": "HF_TOKEN"}, {"name": "HF_TOKEN"}]},
     ),
     Rule(
         model="Toleration",

@@ -11,7 +11,7 @@ from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.islands import IslandsSpec, IslandsStatus
-from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate
+from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate, PodWithVariables, PrepareTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
 from shoal_operator.api.ui import UiTemplate
@@ -37,7 +37,9 @@ class TrainerTemplate(SpecModel):
     scratch_size: Quantity = Field(
         "20Gi", description="Size of the volumes for unpublished checkpoints and for the origin."
     )
-    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
+    pod_template: PodWithVariables = Field(
+        default_factory=PodWithVariables, description="Environment, placement and labels of the pods."
+    )
 
     @property
     def processes(self) -> int:
@@ -62,6 +64,10 @@ class TrainingRunSpec(RunSettings):
         None,
         description="Your PersistentVolumeClaim with the files that `path` fields and tasks of lm-evaluation-harness name. Prepare mounts it"
         " read-only at /shoal/data. Without effect on one machine, where paths are the machine's own.",
+    )
+    prepare: PrepareTemplate = Field(
+        default_factory=PrepareTemplate,
+        description="The Job that fetches model and data sets: its hub token, endpoint, proxy and certificates.",
     )
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
     inference_pools: list[InferencePoolTemplate] = Field(

@@ -160,6 +160,7 @@ def _island(run: TrainingRun, island: str, config_hash: str, *, work: bool) -> l
         resources=trainer.resources,
         gpus=trainer.gpu.count,
         shared_memory=True,
+        variables=trainer.pod_template,
     )
     template = pod_template(
         owner,

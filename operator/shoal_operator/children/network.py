@@ -153,8 +153,8 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
         # A policy knows no names. A port of a node, or of a load balancer, of this cluster is the pod's own by the time that a policy sees it.
         numbers = {int(group.lighthouse.rsplit(":", 1)[1]), names.PORTS["lighthouse"]}
         rules.append({"ports": [_port(number) for number in sorted(numbers)]})
-    if component == "prepare" and _asks_a_hub(run):
-        rules.append({"ports": [_port(HTTPS_PORT)]})
+    if component == "prepare" and (_asks_a_hub(run) or run.spec.prepare.egress_ports):
+        rules.append({"ports": [_port(number) for number in sorted({HTTPS_PORT, *run.spec.prepare.egress_ports})]})
     if rules:
         rules.append({"ports": [_port(53, "UDP"), _port(53)]})  # names
     return rules

@@ -43,6 +43,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         generate=GenerateSettings(dataset=FILTER_DATASET, traces_per_problem=1),
         storage=spec.storage,
         data_claim=spec.data_claim,
+        prepare=spec.prepare,
         trainer=spec.trainer.model_copy(
             update={
                 "replicas": 1,

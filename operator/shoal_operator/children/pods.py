@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.contracts.base import SpecModel
 from shoal_operator.api.base import Resources
-from shoal_operator.api.pods import Gpus, ImagePull, NodeRequirement, PodTemplate
+from shoal_operator.api.pods import Gpus, ImagePull, NodeRequirement, OutwardTemplate, PodTemplate, PodWithVariables
 from shoal_operator.children import names
 from shoal_operator.engine.cluster import Object
 
@@ -86,6 +87,18 @@ def certificate(secret: str) -> Mount:
     return Mount("secrets/tls", source, "certificate", read_only=True)
 
 
+def outward_mounts(template: OutwardTemplate) -> tuple[Mount, ...]:
+    """Certificates of authorities beside the system's, at `ca/ca.crt`: what a part that speaks to the outside trusts (`transport.authorities`)."""
+    if template.ca_secret is None:
+        return ()
+    items = [{"key": "ca.crt", "path": "ca.crt"}]
+    return (
+        Mount(
+            "ca", {"projected": {"sources": [{"secret": {"name": template.ca_secret, "items": items}}]}}, read_only=True
+        ),
+    )
+
+
 def claim(path: str, claim_name: str) -> Mount:
     return Mount(path, {"persistentVolumeClaim": {"claimName": claim_name}})
 
@@ -145,12 +158,18 @@ class Container:
     memory, and its memory limit bounds them."""
     sidecar: bool = False
     """Runs beside the others and does not keep a Job from being complete."""
+    variables: PodWithVariables | None = None
+    """Whose environment the container gets, beside what every container has."""
 
     def to_object(self) -> Object:
         made: Object = {"name": self.name, "image": self.image, "command": self.command}
         if self.args:
             made["args"] = self.args
-        made["env"] = environment(self.role)
+        # Ours come last and win: of one name Kubernetes takes the last, and `env` before `envFrom`.
+        given_env = self.variables or PodWithVariables()
+        made["env"] = [*_said(given_env.env), *environment(self.role)]
+        if given_env.env_from:
+            made["envFrom"] = _said(given_env.env_from)
         if self.port is not None:
             made["ports"] = [{"name": self.name, "containerPort": self.port}]
         given = self.resources.model_dump(mode="json", exclude_none=True) if self.resources else {}
@@ -276,14 +295,17 @@ def _placed(placement: PodTemplate, gpu: Gpus | None) -> Object:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
         spec["affinity"] = {"nodeAffinity": required}
     if placement.tolerations:
-        spec["tolerations"] = [
-            each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in placement.tolerations
-        ]
+        spec["tolerations"] = _said(placement.tolerations)
     if placement.priority_class_name is not None:
         spec["priorityClassName"] = placement.priority_class_name
     if placement.runtime_class_name is not None:
         spec["runtimeClassName"] = placement.runtime_class_name
     return spec
+
+
+def _said(fields: Iterable[SpecModel]) -> list[Object]:
+    """Fields that are Kubernetes' own, as they are there."""
+    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in fields]
 
 
 def _expression(requirement: NodeRequirement) -> Object:

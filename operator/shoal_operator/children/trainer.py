@@ -97,6 +97,7 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
             resources=trainer.resources,
             gpus=trainer.gpu.count,
             shared_memory=True,
+            variables=trainer.pod_template,
         ),
     ]
     single = trainer.replicas == 1

@@ -12,12 +12,14 @@ from shoal.contracts.roster import Roster
 from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
 from shoal_operator.api import TrainingRun
+from shoal_operator.api.pods import PodTemplate
+from shoal_operator.api.training_run import TrainingRunSpec
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
 from shoal_operator.children.islands import island_children, lighthouse_way_in
 from shoal_operator.children.network import network_policies
 from shoal_operator.children.own_kinds import References, own_kinds, relays_of
-from shoal_operator.children.pods import Container, config_map, image_of, pod_template
+from shoal_operator.children.pods import Container, config_map, image_of, outward_mounts, pod_template
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_children
 from shoal_operator.children.scale import Scale
@@ -128,16 +130,24 @@ def _prepare(run: TrainingRun) -> Object:
             *role_and_store(name, None, run.spec.storage),
             *data_mounts(run.spec),
             *source_mounts(name, run.spec),
+            *outward_mounts(run.spec.prepare),
         ),
         resources=trainer.resources,
+        variables=run.spec.prepare.pod_template,
     )
     template = pod_template(
         name,
         "prepare",
         [container],
         grace_seconds=20,
-        placement=trainer.pod_template,
+        placement=_prepare_placement(run.spec),
         images=run.spec.images,
         restart_policy="OnFailure",
     )
     return job(names.prepare(name), name, "prepare", template, backoff_limit=PREPARE_BACKOFF_LIMIT)
+
+
+def _prepare_placement(spec: TrainingRunSpec) -> PodTemplate:
+    """Where prepare runs: as its own template says, and where that says nothing, as the trainer, whose image it has."""
+    own, trainer = spec.prepare.pod_template, spec.trainer.pod_template
+    return PodTemplate(**{name: getattr(own, name) or getattr(trainer, name) for name in PodTemplate.model_fields})

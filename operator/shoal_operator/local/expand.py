@@ -1,11 +1,12 @@
 """A container's command line and environment, as Kubernetes would compute them: `$(VAR)` expansion, `fieldRef`, literal values.
 
-Pure. Called by `pods` when a container is started.
+Pure, but for the look-up of Secrets. Called by `pods` when a container is started.
 """
 
+import base64
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal_operator.children.trainer import FIXED_PORT, OWN_CHOICE
@@ -15,6 +16,23 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 class UnsupportedField(ValueError):
     """An object uses something that the cluster on this machine does not have; the message names object and field."""
+
+
+Lookup = Callable[[str, str], Mapping[str, Any] | None]
+"""(kind, name) -> object, or None when it does not exist (yet)."""
+
+
+class NotThere(LookupError):
+    """A Secret, ConfigMap or claim that a pod needs does not exist yet: the pod waits, as on a cluster."""
+
+
+def contents(kind: str, name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
+    """What a Secret or ConfigMap holds, by key; raises `NotThere`."""
+    found = lookup(kind, name)
+    if found is None:
+        raise NotThere(f"{where}: waits for {kind} {name}")
+    data = found.get("data", {})
+    return {key: base64.b64decode(value) if kind == "Secret" else value.encode() for key, value in data.items()}
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -29,31 +47,61 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def environment(
-    container: Mapping[str, Any], *, home: str, address: str, pod: str, path: str, where: str
+    container: Mapping[str, Any], *, home: str, address: str, pod: str, path: str, lookup: Lookup, where: str
 ) -> dict[str, str]:
-    """The whole environment of a container: a minimal base, then the container's own variables in order.
+    """The whole environment of a container: a minimal base, `envFrom`, then the container's own variables in order.
 
     Nothing of the caller's environment is passed on but `PATH`: it may hold secrets, and a pod would not have it.
     `SHOAL_HOME` and `SHOAL_BIND` are the pod's folder and address here, whatever the object says for a cluster.
+    Raises `NotThere` and `UnsupportedField`.
     """
     here = {"SHOAL_HOME": home, "SHOAL_BIND": address, "SHOAL_POD": pod}
     fields = {"metadata.name": pod, "status.podIP": address}
     scratch = f"{home}/tmp"  # noqa: S108 - a folder of the pod's own
-    made = {"PATH": path, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"}
+    made: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        made |= _of_object(source, lookup, where)
+    made |= {"PATH": path, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"}
     for entry in container.get("env", []):
         name = entry["name"]
         if name in here:
             continue
-        if "valueFrom" in entry:
-            field = entry["valueFrom"].get("fieldRef", {}).get("fieldPath")
-            if field not in fields:
-                raise UnsupportedField(
-                    f"{where}: env {name} takes its value from {entry['valueFrom']}; here only {sorted(fields)}"
-                )
+        if "valueFrom" not in entry:
+            made[name] = expand(str(entry.get("value", "")), made | here)
+            continue
+        source = entry["valueFrom"]
+        field = source.get("fieldRef", {}).get("fieldPath")
+        if set(source) == {"secretKeyRef"}:
+            if (value := _of_key(source["secretKeyRef"], lookup, where)) is not None:
+                made[name] = value
+        elif field in fields:
             made[name] = fields[field]
         else:
-            made[name] = expand(str(entry.get("value", "")), made | here)
+            raise UnsupportedField(
+                f"{where}: env {name} takes its value from {source}; here only {sorted(fields)} and secretKeyRef"
+            )
     return made | here
+
+
+def _of_object(source: Mapping[str, Any], lookup: Lookup, where: str) -> dict[str, str]:
+    """The variables of one entry of `envFrom`."""
+    kind, field = ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
+    wanted = source[field]
+    if wanted.get("optional") and lookup(kind, wanted["name"]) is None:
+        return {}
+    prefix = source.get("prefix", "")
+    return {prefix + key: value.decode() for key, value in contents(kind, wanted["name"], lookup, where).items()}
+
+
+def _of_key(wanted: Mapping[str, Any], lookup: Lookup, where: str) -> str | None:
+    """The value of a `secretKeyRef`; None: it is optional and not there."""
+    name, key = wanted["name"], wanted["key"]
+    if wanted.get("optional") and lookup("Secret", name) is None:
+        return None
+    data = contents("Secret", name, lookup, where)
+    if key not in data and not wanted.get("optional"):
+        raise NotThere(f"{where}: waits for key {key} in Secret {name}")
+    return data[key].decode() if key in data else None
 
 
 def command_line(container: Mapping[str, Any], variables: Mapping[str, str], where: str) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from shoal_operator.local.addresses import pod_link
 from shoal_operator.local.containers import ContainerView, RunningContainer
-from shoal_operator.local.expand import UnsupportedField, environment
+from shoal_operator.local.expand import Lookup, NotThere, UnsupportedField, environment
 from shoal_operator.local.processes import ProcessTable
-from shoal_operator.local.volumes import Lookup, NotThere, prepare_home
+from shoal_operator.local.volumes import prepare_home
 
 DEFAULT_GRACE_SECONDS = 30.0
 
@@ -30,7 +30,7 @@ POD_FIELDS = frozenset(
 )  # fmt: skip
 CONTAINER_FIELDS = frozenset(
     {
-        "name", "command", "args", "env", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe", "restartPolicy",
+        "name", "command", "args", "env", "envFrom", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe", "restartPolicy",
         "image", "imagePullPolicy", "ports", "resources", "securityContext", "terminationMessagePolicy",
     }
 )  # fmt: skip
@@ -232,6 +232,7 @@ class Pod:
             address=self.address,
             pod=self.name,
             path=path,
+            lookup=self._place.lookup,
             where=f"{self._where}, container {spec['name']}",
         )
         return RunningContainer(

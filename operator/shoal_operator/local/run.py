@@ -4,6 +4,7 @@
 store among them), logs and addresses in it outlive the processes, so the same manifest goes on where it was.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,8 +34,8 @@ LEFT_OVER_GRACE_SECONDS = 5.0
 class LocalRun:
     """One run. Every method is called from one thread."""
 
-    def __init__(self, manifest_path: Path, runs_dir: Path, secrets: Sequence[Path] = ()) -> None:
-        """Read and check the manifest (`ManifestError`) and the `Secret` manifests that it refers to (ValueError). Starts nothing."""
+    def __init__(self, manifest_path: Path, runs_dir: Path, secrets: Sequence[str] = ()) -> None:
+        """Read and check the manifest (`ManifestError`) and the Secrets that it refers to (`read_secret`, ValueError). Starts nothing."""
         found = load_manifest(manifest_path.read_text(), str(manifest_path))
         runs = [each for each in found if isinstance(each, TrainingRun)]
         if len(runs) != 1 or len(found) != 1:
@@ -46,7 +47,7 @@ class LocalRun:
         source = str(manifest_path)
         if mistakes := [*beyond_one_machine(runs[0], source), *changes(self._wanted, self.run_dir, source)]:
             raise ManifestError(mistakes)
-        self._secrets = [read_secret(path) for path in secrets]
+        self._secrets = [read_secret(given) for given in secrets]
         self.name = self._wanted.metadata.name
         self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
         generated = self._wanted.spec.model.generated
@@ -164,12 +165,32 @@ def clean_up(run_dir: Path) -> list[str]:
     return ProcessTable(folder).stop_all(LEFT_OVER_GRACE_SECONDS) if folder.is_dir() else []
 
 
-def read_secret(path: Path) -> Object:
-    """A `Secret` manifest, for what a run refers to by name (credentials of its store). ValueError says what is wrong, never what is in it."""
+def read_secret(given: str) -> Object:
+    """A Secret that a run refers to by name: the path of its manifest, or `NAME=VARIABLE,...`, whose keys are variables of our environment.
+
+    ValueError says what is wrong, never what is in it.
+    """
+    name, equals, variables = given.partition("=")
+    if equals and not Path(given).exists():
+        return _from_environment(name, variables.split(","))
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.safe_load(Path(given).read_text())
     except yaml.YAMLError:
-        raise ValueError(f"{path}: is not YAML") from None
+        raise ValueError(f"{given}: is not YAML") from None
     if not isinstance(found, dict) or found.get("kind") != "Secret" or not found.get("metadata", {}).get("name"):
-        raise ValueError(f"{path}: must hold one object of kind Secret with metadata.name")
+        raise ValueError(f"{given}: must hold one object of kind Secret with metadata.name")
     return found
+
+
+def _from_environment(name: str, variables: Sequence[str]) -> Object:
+    if missing := [each for each in variables if each not in os.environ]:
+        raise ValueError(
+            f"--secret {name}: {', '.join(each or 'a variable without a name' for each in missing)} is not in your environment;"
+            " give the path of a Secret's manifest, or NAME=VARIABLE[,VARIABLE] with variables that are set"
+        )
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name},
+        "stringData": {each: os.environ[each] for each in variables},
+    }

@@ -4,24 +4,16 @@ Every mount lies under `/shoal`, and all containers of a pod see all of its moun
 its own. Claims are folders of the run that outlive pods.
 """
 
-import base64
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal_operator.local.expand import UnsupportedField
+from shoal_operator.local.expand import Lookup, NotThere, UnsupportedField, contents
 
 MOUNT_ROOT = "/shoal"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
-
-Lookup = Callable[[str, str], Mapping[str, Any] | None]
-"""(kind, name) -> object, or None when it does not exist (yet)."""
-
-
-class NotThere(LookupError):
-    """A Secret, ConfigMap or claim that a pod needs does not exist yet: the pod waits, as on a cluster."""
 
 
 def prepare_home(
@@ -88,30 +80,16 @@ def _mount(target: Path, volume: Mapping[str, Any], volumes_folder: Path, lookup
     elif "secret" in volume:
         secret = volume["secret"]
         absent = secret.get("optional") and lookup("Secret", secret["secretName"]) is None
-        _write_files(target, {} if absent else _secret(secret["secretName"], lookup, where), 0o600)
+        _write_files(target, {} if absent else contents("Secret", secret["secretName"], lookup, where), 0o600)
     elif "projected" in volume:
         _write_files(target, _projected(volume["projected"]["sources"], lookup, where), 0o600)
     elif "configMap" in volume:
-        _write_files(target, _config_map(volume["configMap"]["name"], lookup, where), 0o644)
+        _write_files(target, contents("ConfigMap", volume["configMap"]["name"], lookup, where), 0o644)
     else:
         kinds = sorted(set(volume) - {"name"})
         raise UnsupportedField(
             f"{where}: volume {volume['name']!r} is a {kinds}; here: emptyDir, persistentVolumeClaim, secret, configMap, projected"
         )
-
-
-def _secret(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
-    secret = lookup("Secret", name)
-    if secret is None:
-        raise NotThere(f"{where}: waits for Secret {name}")
-    return {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
-
-
-def _config_map(name: str, lookup: Lookup, where: str) -> dict[str, bytes]:
-    config = lookup("ConfigMap", name)
-    if config is None:
-        raise NotThere(f"{where}: waits for ConfigMap {name}")
-    return {key: value.encode() for key, value in config.get("data", {}).items()}
 
 
 def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str) -> dict[str, bytes]:
@@ -121,11 +99,11 @@ def _projected(sources: Sequence[Mapping[str, Any]], lookup: Lookup, where: str)
         if set(source) == {"configMap"}:
             config = source["configMap"]
             if not config.get("optional") or lookup("ConfigMap", config["name"]) is not None:
-                files |= _config_map(config["name"], lookup, where)
+                files |= contents("ConfigMap", config["name"], lookup, where)
             continue
         if set(source) != {"secret"}:
             raise UnsupportedField(f"{where}: projected volume has a source {sorted(source)}; here: secret, configMap")
-        data = _secret(source["secret"]["name"], lookup, where)
+        data = contents("Secret", source["secret"]["name"], lookup, where)
         items = source["secret"].get("items")
         chosen = {each["path"]: each["key"] for each in items} if items else {key: key for key in data}
         for path, key in chosen.items():

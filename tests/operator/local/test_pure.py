@@ -23,6 +23,7 @@ def test_the_pods_own_folder_and_address_win_over_what_the_object_says() -> None
         address="127.64.0.2",
         pod="a-0",
         path="/bin",
+        lookup=lambda kind, name: None,
         where="pod a-0",
     )
     assert made["SHOAL_HOME"] == "/runs/a"

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest: where it lies, the one TrainingRun in it, and the manifests of Secrets that it refers to."""
+    """A checked manifest: where it lies, the one TrainingRun in it, and the Secrets that it refers to."""
 
     path: Path
     run: TrainingRun
-    secrets: tuple[Path, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.run.metadata.name
 
 
-def read_manifest(path: Path, secrets: Sequence[Path] = ()) -> Manifest:
+def read_manifest(path: Path, secrets: Sequence[str] = ()) -> Manifest:
     """Read and check a manifest; raises `InputWrong` with one line for each mistake."""
     from shoal_operator.api.manifest import ManifestError, load_manifest
     from shoal_operator.api.training_run import TrainingRun

@@ -38,9 +38,11 @@ RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="
 NoTtyOption = Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")]
 SecretOption = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
-        "--secret", metavar="FILE", help="Manifest of a Secret that the run names, such as its store's; repeatable."
+        "--secret",
+        metavar="FILE|NAME=VARIABLE",
+        help="A Secret that the run names: its manifest, or variables of your environment by name; repeatable.",
     ),
 ]
 RunArgument = Annotated[

@@ -25,6 +25,7 @@ from shoal.environments.offline_filter import CannotFilter, filtered, sampled_mo
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
+from shoal.transport.authorities import trust_also
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 """Files of a checkpoint that are imported: configuration, tokenizer, weights. No pickles (`.bin`, `.pt`), they run code when they are read."""
@@ -274,6 +275,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = load_run_config()
     telemetry.every_line(run=config.run)
+    trust_also(home() / "ca" / "ca.crt", home() / "tmp" / "ca-bundle.pem")
     prepare(config, open_store(config), home() / "tmp" / "prepare")
 
 

@@ -3,12 +3,13 @@
 `shoal logs` merges these lines by time; on a cluster the container runtime collects them. Records of libraries, text that they print on standard
 error, and exceptions that nobody caught become such lines too; what libraries write
 to the file descriptor itself (C++, programs such as nginx) stays as it is. Keys and tokens must never be passed as fields; a traceback is told
-without the values of variables, which may hold them.
+without the values of variables, which may hold them; and secrets of the environment are hidden wherever a library or an error names them.
 """
 
 import atexit
 import contextlib
 import io
+import json
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from structlog.typing import EventDict, Processor
 
 from shoal.contracts.run import pod_name
 from shoal.telemetry.disk import watch_disks
+from shoal.text import secret_values, without_secrets
 
 MAX_TEXT = 4_000
 """Characters of one event; a longer line is told in pieces."""
@@ -150,12 +152,25 @@ STEPS: list[Processor] = [
 """From what is said to the fields of its line."""
 
 
+class Line:
+    """Renders an event as its JSON line, without the secrets that the environment of the process holds."""
+
+    def __init__(self) -> None:
+        self._json = structlog.processors.JSONRenderer()
+        values = secret_values(os.environ)
+        # In a line a value stands as JSON writes it.
+        self._secrets = [*values, *(said for value in values if (said := json.dumps(value)[1:-1]) != value)]
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> str:
+        return without_secrets(str(self._json(logger, method, event)), self._secrets)
+
+
 def library_formatter() -> logging.Formatter:
     """Makes the same lines of the records of the standard module, with the library's name as `logger`."""
     if not _of_process:  # in a process that a library started, which has no `start`
         every_line(role=os.environ.get("SHOAL_ROLE", "unnamed"), pod=pod_name())
     before: list[Processor] = [structlog.stdlib.add_logger_name, *STEPS]
-    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()]
+    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, Line()]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=last)
 
 
@@ -167,7 +182,7 @@ def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogg
     own = stream is None
     stream = stream if stream is not None else sys.stdout
     structlog.configure(
-        processors=[*STEPS, structlog.processors.JSONRenderer()],
+        processors=[*STEPS, Line()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
