@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.text import count, duration, number, percent, plain, size, sparkline
+from shoal.text import count, duration, number, percent, plain, secret_values, size, sparkline, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,21 @@ def test_a_sparkline_spans_what_it_shows() -> None:
     assert sparkline([5.0, 0.0, 1.0], width=2) == "▁█"
     assert sparkline([2.0, 2.0]) == "▅▅"
     assert sparkline([float("nan")]) == ""
+
+
+def test_secrets_are_the_values_of_variables_whose_names_say_so() -> None:
+    variables = {
+        "HF_TOKEN": "hf_abcdef",
+        "WANDB_API_KEY": "0123456789",
+        "AWS_SECRET_ACCESS_KEY": "aws-secret",
+        "DB_PASSWORD": "hunter22",
+        "HF_TOKEN_SHORT": "abc",
+        "MONKEY_HOUSE": "public-word",
+        "HF_ENDPOINT": "https://hub.example",
+    }
+    assert sorted(secret_values(variables)) == ["0123456789", "aws-secret", "hf_abcdef", "hunter22"]
+
+
+def test_a_text_loses_secrets_and_logins_of_urls() -> None:
+    said = "hf_abcdef was refused by https://me:pw@hub.example/x; ask me@hub.example"
+    assert without_secrets(said, ["hf_abcdef"]) == "*** was refused by https://***@hub.example/x; ask me@hub.example"

@@ -1,7 +1,7 @@
 """A run whose model and tasks lie on a private hub: prepare gets its token by a Secret, and nothing that is written down has it.
 
-Prepare runs for real, as a pod of this machine, against the stand-in hub (`tests/hub.py`). Every file of the run is searched for the token, as it is and in
-base64. The one place for secrets is `objects.json`, which stands for the API server's storage and which its owner alone may read.
+Prepare runs for real, as a pod of this machine, against the stand-in hub (`tests/hub.py`). Every file of the run is searched for the token, as it is
+and in base64. The one place for secrets is `objects.json`, which stands for the API server's storage and which its owner alone may read.
 """
 
 import base64

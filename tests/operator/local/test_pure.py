@@ -4,7 +4,8 @@ import pytest
 
 from shoal_operator.children.trainer import trainer_command
 from shoal_operator.local.containers import restart_pause
-from shoal_operator.local.expand import UnsupportedField, command_line, environment, expand
+from shoal_operator.local.expand import NotThere, UnsupportedField, command_line, environment, expand
+from shoal_operator.local.run import read_secret
 from shoal_operator.local.probes import Probe, ProbeState, parse_probe
 
 
@@ -61,3 +62,67 @@ def test_a_probe_fails_only_after_as_many_failures_in_a_row_as_its_threshold() -
 def test_exec_probes_are_refused() -> None:
     with pytest.raises(UnsupportedField, match="neither httpGet nor tcpSocket"):
         parse_probe({"exec": {"command": ["true"]}}, "pod a")
+
+
+# Variables from Secrets.
+
+OBJECTS = {
+    ("Secret", "hub"): {"data": {"TOKEN": "c2VjcmV0"}},
+    ("ConfigMap", "hub"): {"data": {"ENDPOINT": "https://hub.example", "PATH": "/theirs", "SHOAL_POD": "other"}},
+}
+
+
+def variables(**container: object) -> dict[str, str]:
+    return environment(
+        container,
+        home="/runs/a",
+        address="127.64.0.2",
+        pod="a-0",
+        path="/bin",
+        lookup=lambda kind, name: OBJECTS.get((kind, name)),
+        where="pod a-0",
+    )
+
+
+def key(name: str, key: str, **more: object) -> list[dict[str, object]]:
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key} | more}}]
+
+
+def test_keys_of_objects_become_variables_and_never_one_that_is_the_pods_own() -> None:
+    made = variables(envFrom=[{"configMapRef": {"name": "hub"}}, {"prefix": "HF_", "secretRef": {"name": "hub"}}])
+    assert (made["ENDPOINT"], made["HF_TOKEN"]) == ("https://hub.example", "secret")
+    assert (made["PATH"], made["SHOAL_POD"]) == ("/bin", "a-0")
+
+
+def test_a_secrets_key_is_a_value() -> None:
+    assert variables(env=key("hub", "TOKEN"))["HF_TOKEN"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("container", "waits_for"),
+    [
+        ({"env": key("other", "TOKEN")}, "Secret other"),
+        ({"env": key("hub", "PASSWORD")}, "key PASSWORD in Secret hub"),
+        ({"envFrom": [{"secretRef": {"name": "other"}}]}, "Secret other"),
+        ({"envFrom": [{"configMapRef": {"name": "other"}}]}, "ConfigMap other"),
+    ],
+)
+def test_a_pod_waits_for_what_is_not_there_yet(container: dict[str, object], waits_for: str) -> None:
+    with pytest.raises(NotThere, match=f"^pod a-0: waits for {waits_for}$"):
+        variables(**container)
+
+
+def test_what_is_optional_is_left_out() -> None:
+    absent = [{"secretRef": {"name": "other", "optional": True}}]
+    made = variables(env=key("hub", "PASSWORD", optional=True), envFrom=absent)
+    assert "HF_TOKEN" not in made
+    assert "HF_TOKEN" not in variables(env=key("other", "TOKEN", optional=True))
+
+
+def test_a_secret_is_made_of_variables_by_name_or_refused_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "planted")
+    monkeypatch.delenv("HF_OTHER", raising=False)
+    assert read_secret("hub=HF_TOKEN")["stringData"] == {"HF_TOKEN": "planted"}
+    with pytest.raises(ValueError, match="^--secret hub: HF_OTHER is not in your environment; give") as caught:
+        read_secret("hub=HF_TOKEN,HF_OTHER")
+    assert "planted" not in str(caught.value)
