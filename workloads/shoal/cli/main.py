@@ -223,6 +223,62 @@ def report(
         typer.echo(line)
 
 
+@app.command()
+def push(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
+    ] = None,
+    to: Annotated[str, typer.Option("--to", metavar="OWNER/NAME", help="Repository; made if it is not there.")] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="With the hub's token; else HF_TOKEN.")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", metavar="ID", help="For the card, such as apache-2.0; else unknown.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the card and send nothing.")] = False,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="For a run elsewhere: of the model; else RUN-model.")
+    ] = None,
+    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
+    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
+    ] = None,
+) -> None:
+    """Put a run's trained model, its tokenizer and a generated card on a model hub; a push that broke goes on. HF_ENDPOINT names another hub.
+
+    Example: shoal push arithmetic --to me/arithmetic --licence apache-2.0
+
+    Exit codes: 0 done, 1 the hub or the store failed, 2 the options are wrong or the token may not write.
+    """
+    if not to:
+        raise InputWrong("give --to OWNER/NAME: the repository on the hub")
+    from shoal.cli.push import push as run_push
+    from shoal.ledger.audit import BadLedger, trusted_roster
+    from shoal.report.access import RunAccess, open_run
+    from shoal.report.ledger_sources import open_source
+    from shoal.report.run_folders import MODEL_FOLDER, find_run, is_run
+
+    opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
+    if elsewhere(run, None, is_run):
+        try:
+            access = RunAccess(None, trusted_roster(opened.trust.roster, opened.trust.run_key), opened.store)
+        except BadLedger as error:
+            raise InputWrong(str(error)) from None
+        place = folder or Path(f"{access.run}-model")
+    else:
+        run_dir = find_run(run, runs_dir)
+        access, place = open_run(run_dir), run_dir / MODEL_FOLDER
+    run_push(
+        access, opened.trust.run_key, place, to, print_line,
+        token_file=token_file, licence=licence, private=private, dry_run=dry_run,
+    )  # fmt: skip
+
+
 def elsewhere(run: str | None, prometheus: str | None, is_run: Callable[[Path], bool]) -> bool:
     """Whether a run is to be reported from its store alone: an S3 URL, a copy of a store, or with readings of a Prometheus."""
     if prometheus is not None or (run or "").startswith("s3://"):
