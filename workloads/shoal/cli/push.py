@@ -81,7 +81,7 @@ def _upload(
 ) -> str:
     """One commit with all files; returns its address."""
     os.environ.setdefault(PROGRESS_VARIABLE, "1")  # bars are drawn over our lines
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     api = HfApi(token=token)
@@ -93,7 +93,7 @@ def _upload(
         left = [name for name in there if name.endswith(WEIGHTS) and name not in names]
         total = sum(path.stat().st_size for path in files)
         say(f"{count(len(files) + 1)} files, {size(total)}; what the hub has already is not sent again")
-        operations = [
+        operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
             CommitOperationAdd(CARD, card.encode()),
             *(CommitOperationAdd(path.name, path) for path in files if path.name != CARD),
             *(CommitOperationDelete(name) for name in left),
