@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.contracts.datasets import DatasetColumns
 from shoal.contracts.tasks import read_tasks, tasks_digest, write_tasks
 from shoal.environments.base import Score
 from shoal.environments.code import Code
-from shoal.environments.datasets import BadDataset, from_store, import_files, split_files
-from shoal.environments.layouts import Columns, detect
+from shoal.environments.datasets import BadDataset, Selection, from_store, import_files, split_files
+from shoal.environments.layouts import detect
 from shoal.environments.math import Math
 from shoal.storage.store import open_folder
 
@@ -159,7 +160,7 @@ def test_any_other_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
         {"id": 1, "question": [{"role": "user", "content": "1+1?"}], "final": 2, "level": "easy"},
         {"id": 2, "question": "2+2?", "final": None, "level": "easy"},
     ]
-    columns = Columns(prompt="question", answer="final", problem_id="id", metadata=("level",))
+    columns = DatasetColumns(prompt="question", answer="final", problem_id="id", metadata=["level"])
     done = import_files([jsonl(tmp_path / "x.jsonl", rows)], columns)
     assert done.skipped == {"has no answer": 1}
     assert done.tasks[0].verification_info == {"answer": "2"}
@@ -177,7 +178,7 @@ def test_the_same_rows_give_the_same_digest_whatever_the_file_and_survive_the_ta
 
 
 def test_a_limit_ends_an_import(tmp_path: Path) -> None:
-    assert len(import_files([parquet(tmp_path / "a.parquet", INTELLECT_2)], limit=1).tasks) == 1
+    assert len(import_files([parquet(tmp_path / "a.parquet", INTELLECT_2)], None, Selection(row_limit=1)).tasks) == 1
 
 
 def test_a_data_set_in_the_store_is_read_from_there(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
     for name, problem in (
         ("a.parquet", "a.parquet cannot be read as Parquet"),
         ("b.jsonl", "b.jsonl cannot be read as JSON lines"),
-        ("c.txt", "c.txt is none of .parquet and .jsonl and .csv"),
+        ("c.txt", "c.txt is none of .parquet, .jsonl, .json, .csv"),
         ("d.jsonl", "d.jsonl, line 1: is no JSON object"),
         ("e.jsonl", "no row is a task: they hold no rows"),
     ):
@@ -273,7 +274,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadDataset, match="there is no layout 'csv'; allowed: intellect-2"):
         import_files([jsonl(tmp_path / "f.jsonl", DEEPSCALER)], "csv")
     with pytest.raises(BadDataset, match="there is no column 'q'; there are answer, problem, solution"):
-        import_files([tmp_path / "f.jsonl"], Columns(prompt="q"))
+        import_files([tmp_path / "f.jsonl"], DatasetColumns(prompt="q"))
 
 
 def test_layouts_are_told_apart_by_their_columns() -> None:
@@ -283,5 +284,5 @@ def test_layouts_are_told_apart_by_their_columns() -> None:
         (NUMINA, "numina-math-1.5"),
         (DEEPSCALER, "deepscaler"),
     ):
-        assert detect(set(rows[0])) == layout
-    assert detect({"text"}) is None
+        assert detect(rows[0]) == layout
+    assert detect({"text": ""}) is None

@@ -210,9 +210,9 @@ def test_a_task_survives_the_task_table_and_is_scored_from_it_alone(
 def test_a_benchmark_without_a_count_has_all_documents(tmp_path: Path) -> None:
     name = write_harness_task(tmp_path)
     benchmark = Benchmark(name="sums", tasks=BenchmarkTasks(environment=name))
-    assert len(benchmark_tasks(run_config(), benchmark, environments.load(name), tmp_path)[0]) == 6
+    assert len(benchmark_tasks(run_config(), benchmark, environments.load(name), tmp_path).tasks) == 6
     four = Benchmark(name="sums", tasks=BenchmarkTasks(environment=name, count=4))
-    assert len(benchmark_tasks(run_config(), four, environments.load(name), tmp_path)[0]) == 4
+    assert len(benchmark_tasks(run_config(), four, environments.load(name), tmp_path).tasks) == 4
 
 
 METRICS: dict[str, Any] = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}

@@ -14,7 +14,7 @@ from shoal.environments import Score, Unscorable
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.datasets import BadDataset
 from shoal.environments.harness import Harness
-from shoal.environments.task_source import fitting
+from shoal.environments.judgeable import fitting
 from shoal.rewards.harness import HarnessJudge, NoValue
 from shoal.rewards.harness.scoring import LEFT_OUT
 from shoal.rewards.judging import NoReply
@@ -85,9 +85,9 @@ def test_a_question_that_raises_costs_the_pool_no_process(lone: HarnessJudge) ->
 
 def test_rows_that_cannot_be_scored_are_left_out_of_a_data_set() -> None:
     fit, unfit = task_with(TERMS), task_with({**TERMS, "filters": ["take_first"]})
-    kept, left = fitting([unfit, fit, unfit], Harness(), None)
-    assert kept == [fit]
-    assert left == {"cannot be judged by environment 'lm-eval'": 2}
+    found = fitting([unfit, fit, unfit], Harness(), None)
+    assert found.tasks == [fit]
+    assert found.refused.counts == {"cannot be judged by environment 'lm-eval'": 2}
 
 
 def test_an_environment_that_raises_for_a_row_leaves_it_out_with_the_reason() -> None:

@@ -38,7 +38,7 @@ def config(environment: str = "math", count: int | None = None, **dataset: Any) 
 
 
 def found(config: RunConfig, scratch: Path) -> list[Task]:
-    return find_tasks(config, environments.load(config.tasks.environment), scratch)[0]
+    return find_tasks(config, environments.load(config.tasks.environment), scratch).tasks
 
 
 def refused(config: RunConfig, scratch: Path) -> str:
@@ -146,10 +146,10 @@ def test_tasks_that_the_environment_cannot_judge_are_left_out_and_counted(tmp_pa
         },
     ]
     path = write_lines(tmp_path / "mixed.jsonl", rows)
-    mixed = config(path=str(path))
-    tasks, left_out = find_tasks(mixed, environments.load("math"), tmp_path)
-    assert [task.problem_id for task in tasks] == ["m"]
-    assert left_out == {"cannot be judged by environment 'math'": 1}
+    mixed = config(path=str(path), max_refused_share=0.5)
+    found = find_tasks(mixed, environments.load("math"), tmp_path)
+    assert [task.problem_id for task in found.tasks] == ["m"]
+    assert found.left_out == {"cannot be judged by environment 'math'": 1}
 
 
 def test_a_data_set_of_which_the_environment_can_judge_nothing_is_refused_with_the_first_reason(tmp_path: Path) -> None:

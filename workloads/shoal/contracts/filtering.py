@@ -1,7 +1,8 @@
 """The offline filter: keep the problems that the model solves sometimes (paper section 3.3.1), and say what became of the others. Pure.
 
 A run with `spec.tasks.offlineFilter` has a child, a run of mode `Generate` that samples every task. Prepare reads the child's counts of each problem,
-keeps what `decide` keeps and writes `FilterReport` as `filter.json`. Called by prepare; read by the report and by people.
+keeps what `decide` keeps and writes `FilterReport` as `filter.json`. A data set that ships solve rates needs no child. Called by prepare; read by the
+report and by people.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,9 @@ class FilterReport(Contract):
 
     run: RunName
     model_id: str
-    weights_digest: Sha256Hex
+    weights_digest: Sha256Hex | None = Field(
+        default=None, description="None: nothing was sampled, the data set gave solve rates"
+    )
     samples: int = Field(ge=2)
     min_correct: float = Field(ge=0.0, le=1.0)
     max_correct: float = Field(ge=0.0, le=1.0)
@@ -44,9 +47,11 @@ class FilterReport(Contract):
 
 def decide(count: ProblemCount, rule: OfflineFilter) -> str:
     """What becomes of a problem. Shares are of the samples that could be scored."""
-    if count.samples == 0:
-        return UNSCORED
-    share = count.correct / count.samples
+    return UNSCORED if count.samples == 0 else of_share(count.correct / count.samples, rule)
+
+
+def of_share(share: float, rule: OfflineFilter) -> str:
+    """What becomes of a problem of which this share of the answers is right."""
     if share < rule.min_correct:
         return TOO_HARD
     return TOO_EASY if share > rule.max_correct else KEPT

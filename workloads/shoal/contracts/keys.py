@@ -10,6 +10,7 @@ VERSION_PATTERN = re.compile(r"v([0-9]{6})")
 
 PREPARED = "prepared.json"
 FILTER_REPORT = "filter.json"
+TASK_REPORT = "tasks.json"
 BASE_MODEL = "models/base/"
 FINAL_MODEL = "models/final/"
 FINAL_SEAL = "models/final.json"
@@ -145,6 +146,11 @@ def ledger_segment(number: int) -> str:
 
 def task_table(digest: str) -> str:
     return f"tasks/{digest}.parquet"
+
+
+def judged_tasks(digest: str) -> str:
+    """Which of some tasks can be judged; `digest` is of the tasks and the environment."""
+    return f"tasks/judged/{digest}.json"
 
 
 def sft_shard(name: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, TwoSidedGrpo
 from shoal.contracts.base import RunName, SpecModel
-from shoal.contracts.datasets import DatasetSource
+from shoal.contracts.datasets import ColumnName, DatasetSource
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.vine import VineSettings
 
@@ -270,6 +270,11 @@ class OfflineFilter(SpecModel):
     )
     max_correct: Probability = Field(0.5, description="Drop a problem when a greater share of its samples is correct.")
     model: ModelSource | None = Field(None, description="Model that is sampled; absent: the run's base model.")
+    solve_rate: ColumnName | None = Field(
+        None,
+        description="Column of the dataset with the share of right answers that some model gave, from 0 to 1. Given: it decides, nothing is sampled,"
+        " and problems without a rate are dropped.",
+    )
 
 
 class TaskSource(SpecModel):
@@ -291,6 +296,12 @@ class TaskSource(SpecModel):
     offline_filter: OfflineFilter | None = Field(
         None, description="Sample every problem first, and keep those of middling difficulty only; absent: keep all."
     )
+
+    @property
+    def sampled_filter(self) -> OfflineFilter | None:
+        """The offline filter, where it needs a run that samples; None where the data set's own solve rates decide."""
+        rule = self.offline_filter
+        return rule if rule is not None and rule.solve_rate is None else None
 
 
 class S3Storage(SpecModel):

@@ -46,6 +46,35 @@ class Task(Contract):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+class Refused(Contract):
+    """Tasks of a data set that cannot be used, for one reason."""
+
+    reason: str
+    count: int = Field(ge=1)
+    first: list[str] = Field(
+        default_factory=list, max_length=16, description="the first of them: problem ids, or file and row"
+    )
+
+
+class TaskReport(Contract):
+    """`tasks.json` of a run whose tasks come from a data set: what became of its rows."""
+
+    rows: int = Field(ge=0, description="rows read")
+    tasks: int = Field(ge=0, description="tasks kept, before the offline filter")
+    skipped: dict[str, int] = Field(default_factory=dict, description="rows that are no tasks, by reason")
+    refused: list[Refused] = Field(
+        default_factory=list, description="rows and tasks at fault, the most frequent reason first"
+    )
+    proven: int = Field(ge=0, description="tasks whose gold answer was judged against an equivalent one")
+
+
+class JudgedTasks(Contract):
+    """What was found out about some tasks, kept by their digest: why the gold answer of a problem cannot be judged, and how many can."""
+
+    flaws: dict[str, str] = Field(default_factory=dict)
+    proven: int = Field(ge=0)
+
+
 class BadTaskTable(ValueError):
     """A task table that cannot be read: the message names the column or the row."""
 

@@ -79,6 +79,11 @@ class Math:
         """Another answer in a box, one that no problem has."""
         return r"The answer is \boxed{-987654321}."
 
+    def flaw(self, task: Task) -> str | None:
+        """Why the answer cannot be judged, by value: an answer that is only a text would make right answers in other words unscorable."""
+        gold = gold_answer(task)
+        return "there is no gold answer" if gold is None else shared_judge().flaw(gold)
+
     def problems(self) -> list[str]:
         """What this machine lacks."""
         wanted = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy")

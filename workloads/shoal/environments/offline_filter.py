@@ -1,4 +1,4 @@
-"""The offline filter's last part: from the counts that its run has written to the tasks that are kept, with a report.
+"""The offline filter's last part: from the counts that its run has written, or the rates that a data set ships, to the tasks kept.
 
 In: the tasks before the filter and the store of the run that sampled them. Out: tasks in their old order, and `FilterReport`. Everything is checked
 against the card that seals the counts: those of another table are an error and no guess. Called by `prepare`.
@@ -16,6 +16,7 @@ from shoal.contracts.recipe import OfflineFilter
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.sft_data import BadTraces, DatasetCard, read_problem_counts
 from shoal.contracts.tasks import Task, tasks_digest
+from shoal.environments.layouts import SOLVE_RATE
 from shoal.storage import NotFound, Store
 
 
@@ -42,20 +43,47 @@ def filtered(
     outcomes = filtering.outcomes(counts, rule)
     # A slice whose file was damaged was left out (failurePolicy.badData): nobody knows how hard its problems are.
     became = [outcomes.get(task.problem_id, filtering.UNSAMPLED) for task in tasks]
-    kept = [task for task, what in zip(tasks, became, strict=True) if what == filtering.KEPT]
-    report = FilterReport(
+    report = _report(config, rule, before, became, card.model_id, card.samples_per_problem, card.correct_histogram)
+    return _kept(tasks, became, report.model_copy(update={"weights_digest": card.weights_digest}))
+
+
+def filtered_by_rates(config: RunConfig, rule: OfflineFilter, tasks: Sequence[Task]) -> tuple[list[Task], FilterReport]:
+    """The tasks that `rule` keeps by the solve rates that their data set ships, which are in their metadata. Raises CannotFilter."""
+    rates = [task.metadata.get(SOLVE_RATE) for task in tasks]
+    became = [
+        filtering.UNSAMPLED if rate is None else filtering.of_share(max(0.0, min(1.0, rate)), rule) for rate in rates
+    ]
+    parts = Counter(round(rate * rule.samples) for rate in rates if rate is not None)
+    histogram = [parts[number] for number in range(rule.samples + 1)]
+    report = _report(config, rule, tasks_digest(tasks), became, f"column {rule.solve_rate}", rule.samples, histogram)
+    return _kept(tasks, became, report)
+
+
+def _report(
+    config: RunConfig,
+    rule: OfflineFilter,
+    before: str,
+    became: Sequence[str],
+    model: str,
+    samples: int,
+    histogram: list[int],
+) -> FilterReport:
+    return FilterReport(
         run=config.run,
-        model_id=card.model_id,
-        weights_digest=card.weights_digest,
-        samples=card.samples_per_problem,
+        model_id=model,
+        samples=samples,
         min_correct=rule.min_correct,
         max_correct=rule.max_correct,
         tasks_digest_before=before,
-        tasks_before=len(tasks),
-        tasks_kept=len(kept),
+        tasks_before=len(became),
+        tasks_kept=sum(what == filtering.KEPT for what in became),
         outcomes=dict(sorted(Counter(became).items())),
-        histogram=card.correct_histogram,
+        histogram=histogram,
     )
+
+
+def _kept(tasks: Sequence[Task], became: Sequence[str], report: FilterReport) -> tuple[list[Task], FilterReport]:
+    kept = [task for task, what in zip(tasks, became, strict=True) if what == filtering.KEPT]
     if not kept:
         raise CannotFilter(
             f"spec.tasks.offlineFilter keeps none of {len(tasks)} tasks ({report.outcomes}); problems by right samples, none to all:"

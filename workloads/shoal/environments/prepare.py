@@ -21,7 +21,7 @@ from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.environments import proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
-from shoal.environments.offline_filter import CannotFilter, filtered, sampled_model
+from shoal.environments.offline_filter import CannotFilter, filtered, filtered_by_rates, sampled_model
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
@@ -32,7 +32,11 @@ MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
 class CannotPrepare(ValueError):
-    """The run's model or tasks cannot be had; the message says which field of the manifest to change."""
+    """The run's model or tasks cannot be had; the message says which field of the manifest to change. `passing`: another try may succeed."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
 def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
@@ -51,7 +55,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     benchmarks = _benchmarks(config, store, scratch)
     folder, rate = scratch / "base", None
     shutil.rmtree(folder, ignore_errors=True)
-    rule = config.tasks.offline_filter
+    rule = config.tasks.sampled_filter
     if rule is not None and rule.model is None:
         rate = sampled_model(open_store_of(filter_run(config.run), config), folder)
     elif config.model.generated is not None:
@@ -88,15 +92,26 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
     """The run's tasks, filtered if it says so; the filter's report goes into the store."""
     log = telemetry.get_logger()
     try:
-        tasks, left_out = find_tasks(config, environment, scratch)
-        for reason, count in sorted(left_out.items()):
+        found = find_tasks(config, environment, scratch, store)
+        tasks = found.tasks
+        for reason, count in sorted(found.skipped.items()):
             log.info("rows that are no tasks", count=count, reason=reason)
+        if (became := found.report()) is not None:
+            for each in became.refused:
+                log.warning("tasks that cannot be used", count=each.count, reason=each.reason, first=each.first)
+            log.info("data set read", rows=became.rows, tasks=became.tasks, proven=became.proven)
+            store.put(keys.TASK_REPORT, became.to_json())
         rule = config.tasks.offline_filter
         if rule is not None:
-            tasks, report = filtered(config, rule, tasks, open_store_of(filter_run(config.run), config))
+            if rule.solve_rate is None:
+                tasks, report = filtered(config, rule, tasks, open_store_of(filter_run(config.run), config))
+            else:
+                tasks, report = filtered_by_rates(config, rule, tasks)
             store.put(keys.FILTER_REPORT, report.to_json())
             log.info("tasks filtered", kept=report.tasks_kept, of=report.tasks_before, outcomes=report.outcomes)
-    except (BadTaskSource, CannotFilter) as error:
+    except BadTaskSource as error:
+        raise CannotPrepare(str(error), passing=error.passing) from error
+    except CannotFilter as error:
         raise CannotPrepare(str(error)) from error
     if len(tasks) < config.sampling.groups_per_submission and config.mode != "SFT":
         raise CannotPrepare(
@@ -121,12 +136,15 @@ def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[Benchmar
     for each in config.evaluation.benchmarks if config.evaluation is not None else []:
         environment = environments.load(each.tasks.environment)
         try:
-            tasks, left_out = benchmark_tasks(config, each, environment, scratch / each.name)
+            chosen = benchmark_tasks(config, each, environment, scratch / each.name, store)
         except BadTaskSource as error:
-            raise CannotPrepare(str(error)) from error
+            raise CannotPrepare(str(error), passing=error.passing) from error
+        tasks = chosen.tasks
         digest = tasks_digest(tasks)
         store.put(keys.task_table(digest), write_tasks(tasks))
-        telemetry.get_logger().info("benchmark", name=each.name, tasks=len(tasks), digest=digest, left_out=left_out)
+        telemetry.get_logger().info(
+            "benchmark", name=each.name, tasks=len(tasks), digest=digest, left_out=chosen.left_out
+        )
         found.append(
             BenchmarkTerms(
                 name=each.name,

@@ -16,9 +16,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row that is no task of ours; the reason is the same text for all rows of its kind."""
+    """A row that is no task of ours; the reason is the same text for all rows of its kind.
+
+    `fault`: the row should have been one. Such rows count towards `spec.tasks.dataset.maxRefusedShare`.
+    """
 
     reason: str
+    fault: bool = False
 
 
 class BadRow(ValueError):
@@ -61,9 +65,28 @@ def make_task(
 
 
 def column(row: Row, name: str) -> Any:
-    if name not in row:
-        raise BadRow(f"there is no column {name!r}; there are {', '.join(sorted(row))}")
-    return row[name]
+    """The value of a column, or of an object in one: `extra.level`. BadRow names the columns that there are."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise BadRow(f"there is no column {name!r}; there are {', '.join(sorted(row))}")
+        value = value[part]
+    return value
+
+
+def scalar(value: object, name: str) -> str | None:
+    """A text, number or truth value as text, also one alone in a list; None without a value."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise BadRow(f"column {name!r} is neither a text nor a number, but {type(value).__name__}")
 
 
 def prompt_of(value: object, name: str) -> Any:

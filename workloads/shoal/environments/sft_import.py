@@ -21,7 +21,7 @@ from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import BadTraces, DatasetCard, SftRow, read_traces, write_sft_rows
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments.base import Environment
-from shoal.environments.datasets import SUFFIXES, file_rows
+from shoal.environments.datasets import SUFFIXES, file_rows, holds_rows
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage import NotFound, Store, open_below_prefix, open_store_of
 
@@ -245,7 +245,7 @@ def _kind(value: Any) -> str:
 def _fetched(store: Store, key: str, folder: Path) -> list[Path]:
     """Objects under a key or a prefix, copied into `folder`."""
     found = [info.key for info in store.list(key)] if key.endswith("/") else [key]
-    wanted = [each for each in found if each.endswith(SUFFIXES)]
+    wanted = [each for each in found if holds_rows(each)]
     if not wanted:
         raise BadSftData(f"there is no object {key} that ends in {' or '.join(SUFFIXES)} below storage.prefix")
     folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def _fetched(store: Store, key: str, folder: Path) -> list[Path]:
 
 def _mounted(place: Path) -> list[Path]:
     if place.is_dir():
-        files = sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+        files = sorted(path for path in place.rglob("*") if holds_rows(path.name) and path.is_file())
     else:
         files = [place] if place.is_file() else []
     if not files:

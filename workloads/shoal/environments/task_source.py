@@ -1,47 +1,96 @@
 """The tasks of a run, from wherever `spec.tasks` says: its environment, or a data set in the store, in a mounted folder or on a hub.
 
-In: the run's configuration and environment. Out: tasks that the environment can ask and judge, and how many rows were left out for which reason.
+In: the run's configuration and environment. Out: tasks that the environment can ask and judge, and what became of the data set's other rows.
 Called by `prepare`, which writes them as the run's task table.
 """
 
 import hashlib
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.contracts.datasets import DatasetColumns, DatasetSource
+from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
 from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
-from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Unscorable, known_count
-from shoal.environments.datasets import SUFFIXES, BadDataset, Imported, from_hub, from_store, import_files, split_files
-from shoal.environments.layouts import Columns
+from shoal.contracts.tasks import Refused, Task, TaskReport
+from shoal.environments import hub
+from shoal.environments.base import Environment, known_count
+from shoal.environments.datasets import (
+    BadDataset,
+    Imported,
+    Refusals,
+    Selection,
+    from_store,
+    holds_rows,
+    import_files,
+    split_files,
+)
+from shoal.environments.judgeable import fitting
 from shoal.storage import Store, open_below_prefix
 
 TASKS_OF_AN_ENVIRONMENT = 4096
 """An environment makes as many tasks as it is asked for; so many when the manifest does not say."""
 TASKS_OF_A_BENCHMARK = 128
 """The same for a benchmark: the interval of its score is some 9 points wide to either side."""
+CHARACTERS_PER_TOKEN = 8
+"""More than any tokenizer makes of a text on average: a prompt longer than this times the sequence cannot fit."""
 
 
 class BadTaskSource(ValueError):
-    """The run's tasks cannot be had; the message begins with the field of the manifest to change."""
+    """The run's tasks cannot be had; the message begins with the field of the manifest to change. `passing`: another try may succeed."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
-def find_tasks(config: RunConfig, environment: Environment, scratch: Path) -> tuple[list[Task], dict[str, int]]:
-    """The run's tasks, and rows of the data set that are none by reason; `scratch` is a folder for its files. Raises BadTaskSource."""
-    return _find(config, config.tasks, environment, scratch, "spec.tasks", TASKS_OF_AN_ENVIRONMENT, config.seed)
+@dataclass(frozen=True)
+class Found:
+    """Tasks, and what became of the data set's other rows; `rows` is None where there is no data set."""
+
+    tasks: list[Task]
+    rows: int | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
+    refused: Refusals = field(default_factory=Refusals)
+    proven: int = 0
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Rows that are not among the tasks, by reason."""
+        return dict(Counter(self.skipped) + self.refused.counts)
+
+    def report(self) -> TaskReport | None:
+        if self.rows is None:
+            return None
+        return TaskReport(
+            rows=self.rows,
+            tasks=len(self.tasks),
+            skipped=self.skipped,
+            refused=[
+                Refused(reason=reason, count=count, first=self.refused.first[reason])
+                for reason, count in self.refused.counts.most_common()
+            ],
+            proven=self.proven,
+        )
+
+
+def find_tasks(config: RunConfig, environment: Environment, scratch: Path, found_before: Store | None = None) -> Found:
+    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` keeps which golds can be judged. Raises BadTaskSource."""
+    return _find(
+        config, config.tasks, environment, scratch, "spec.tasks", TASKS_OF_AN_ENVIRONMENT, config.seed, found_before
+    )
 
 
 def benchmark_tasks(
-    config: RunConfig, benchmark: Benchmark, environment: Environment, scratch: Path
-) -> tuple[list[Task], dict[str, int]]:
+    config: RunConfig, benchmark: Benchmark, environment: Environment, scratch: Path, found_before: Store | None = None
+) -> Found:
     """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
-    field = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
+    field_ = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
     seed = int.from_bytes(
         hashlib.sha256(f"shoal-benchmark {config.seed} {benchmark.name}".encode()).digest()[:4], "big"
     )
-    return _find(config, benchmark.tasks, environment, scratch, field, TASKS_OF_A_BENCHMARK, seed >> 1)
+    return _find(config, benchmark.tasks, environment, scratch, field_, TASKS_OF_A_BENCHMARK, seed >> 1, found_before)
 
 
 def _find(
@@ -49,90 +98,68 @@ def _find(
     wanted: TaskSource | BenchmarkTasks,
     environment: Environment,
     scratch: Path,
-    field: str,
+    where: str,
     usual: int,
     seed: int,
-) -> tuple[list[Task], dict[str, int]]:
-    """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `field` begins the message of BadTaskSource."""
+    found_before: Store | None,
+) -> Found:
+    """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `where` begins the message of BadTaskSource."""
     if wanted.dataset is None:
         try:
-            return environment.tasks(wanted.count or known_count(environment) or usual, seed), {}
+            return Found(environment.tasks(wanted.count or known_count(environment) or usual, seed))
         except ValueError as error:
-            raise BadTaskSource(f"{field}: {error}") from error
+            raise BadTaskSource(f"{where}: {error}") from error
+    rule = wanted.offline_filter if isinstance(wanted, TaskSource) else None
     try:
-        imported = _import(wanted.dataset, config, scratch)
-        tasks, unfit = fitting(imported.tasks, environment, wanted.count)
+        imported = _import(wanted.dataset, rule.solve_rate if rule is not None else None, config, scratch)
+        fit = fitting(
+            imported.tasks,
+            environment,
+            wanted.count,
+            CHARACTERS_PER_TOKEN * config.recipe.max_sequence_length,
+            found_before,
+        )
+        refused = imported.refused + fit.refused
+        _check_share(refused, len(fit.tasks), wanted.dataset.max_refused_share)
     except BadDataset as error:
-        raise BadTaskSource(f"{field}.dataset: {error}") from error
-    return tasks, dict(Counter(imported.skipped) + unfit)
+        raise BadTaskSource(f"{where}.dataset: {error}", passing=error.passing) from error
+    return Found(fit.tasks, imported.rows, imported.skipped, refused, fit.proven)
 
 
-def fitting(tasks: list[Task], environment: Environment, count: int | None) -> tuple[list[Task], Counter[str]]:
-    """The first `count` tasks that the environment can ask and judge. BadDataset, with the first one's reason, when there is none."""
-    kept: list[Task] = []
-    unfit: Counter[str] = Counter()
-    first = ""
-    for task in tasks:
-        if count is not None and len(kept) == count:
-            break
-        problem = _unfit(task, environment)
-        if problem is None:
-            kept.append(task)
-            continue
-        unfit[f"cannot be judged by environment {environment.name!r}"] += 1
-        first = first or problem
-    if not kept:
-        raise BadDataset(f"environment {environment.name!r} can judge none of {len(tasks)} tasks; the first: {first}")
-    return kept, unfit
+def _check_share(refused: Refusals, kept: int, most: float) -> None:
+    bad = refused.counts.total()
+    if bad > most * (bad + kept):
+        raise BadDataset(
+            f"{bad} of {bad + kept} tasks cannot be used, allowed is a share of {most:g}: {refused}. Correct layout, columns or extract,"
+            " leave such rows out by where, or raise maxRefusedShare"
+        )
 
 
-def _unfit(task: Task, environment: Environment) -> str | None:
-    """Why the environment cannot use a task, or None. An empty answer is wrong, and unscorable only where the task itself is at fault."""
-    try:
-        environment.prompt(task, None)
-    except Exception as error:  # an environment is written for its own tasks; what it makes of others is its own
-        return f"task {task.problem_id}: it has no prompt for it: {type(error).__name__}: {str(error)[:200]}"
-    try:
-        scored = environment.score(task, "")
-    except Exception as error:  # as above: a data set's `verification_info` holds anything
-        return f"task {task.problem_id}: it cannot be scored: {type(error).__name__}: {str(error)[:200]}"
-    return scored.reason if isinstance(scored, Unscorable) else None
-
-
-def _import(source: DatasetSource, config: RunConfig, scratch: Path) -> Imported:
-    layout = _columns(source.columns) if source.columns is not None else source.layout
+def _import(source: DatasetSource, solve_rate: str | None, config: RunConfig, scratch: Path) -> Imported:
+    layout = source.columns if source.columns is not None else source.layout
+    selection = Selection(source.where, source.row_limit, source.shuffle_seed, solve_rate)
     folder = scratch / "dataset"
     if source.hugging_face is not None:
-        return from_hub(source.hugging_face, source.revision or "", source.split, folder, layout)
+        files = hub.fetch(source.hugging_face, source.revision or "", source.subset, source.split, folder)
+        return import_files(files, layout, selection)
     if source.object is not None:
         store = open_below_prefix(config)
-        return from_store(store, _objects(store, source.object), folder, layout)
+        return from_store(store, _objects(store, source.object), folder, layout, selection)
     path = Path(source.path or "")
     if path.is_file():
-        return import_files([path], layout)
+        return import_files([path], layout, selection)
     if not path.is_dir():
         raise BadDataset(f"path: {path} is neither file nor folder; mount the data set there")
-    return import_files(split_files(path, source.split), layout)
+    return import_files(split_files(path, source.split, source.subset), layout, selection)
 
 
 def _objects(store: Store, name: str) -> list[str]:
     """The key itself, or, of a prefix that ends in `/`, every file of tasks below it."""
     if not name.endswith("/"):
         return [name]
-    found = sorted(info.key for info in store.list(name) if info.key.endswith(SUFFIXES))
+    found = sorted(info.key for info in store.list(name) if holds_rows(info.key))
     if not found:
         raise BadDataset(
-            f"object: there is no Parquet or JSON lines file below {name}; it is looked for below storage.prefix"
+            f"object: there is no Parquet, JSON or CSV file below {name}; it is looked for below storage.prefix"
         )
     return found
-
-
-def _columns(given: DatasetColumns) -> Columns:
-    return Columns(
-        prompt=given.prompt,
-        answer=given.answer,
-        verification_info=given.verification_info,
-        problem_id=given.problem_id,
-        task_type=given.task_type,
-        metadata=tuple(given.metadata),
-    )

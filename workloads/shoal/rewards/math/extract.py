@@ -18,11 +18,16 @@ _TAIL = 4000
 def final_answer(completion: str) -> str | None:
     """The answer's text as it was written, or None when the completion gives none (or its box is not closed)."""
     text = completion.rpartition(END_OF_THOUGHT)[2]
-    start = text.rfind(BOX)
-    if start >= 0:
-        return _in_braces(text, start + len(BOX))
+    if BOX in text:
+        return boxed(text)
     said = _SAID.findall(text[-_TAIL:])
     return said[-1].strip().strip("*").removesuffix(".").strip() or None if said else None
+
+
+def boxed(text: str) -> str | None:
+    """What stands in the last box, None without one, or when it is empty or not closed."""
+    start = text.rfind(BOX)
+    return _in_braces(text, start + len(BOX)) if start >= 0 else None
 
 
 def _in_braces(text: str, start: int) -> str | None:

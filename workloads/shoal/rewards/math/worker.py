@@ -1,7 +1,8 @@
 """A process that asks sympy whether two expressions are equal; it may hang, blow up or be killed, and nobody else is hurt.
 
 Reads one JSON line a question, `[[gold, answer], ...]`, and writes one line, `[verdict, detail]`, with verdict `equal`, `unequal`, `no-gold` (ours
-cannot be read) or `error`. Started by `judging`, never imported. It has no timers of its own: an alarm does not stop sympy's C parts and reaches only
+cannot be read) or `error`. A question `{"prove": [[gold, wrong answer], ...]}` asks for a proof that the gold answer can be judged: `equal`, or
+`no-gold` with the reason. Started by `judging`, never imported. It has no timers of its own: an alarm does not stop sympy's C parts and reaches only
 a main thread. Before the first question it gives up files, sockets, processes and memory that it does not need.
 """
 
@@ -42,7 +43,7 @@ def _load() -> Any:
     """The function that judges, warmed: the first parse of a grammar takes a second."""
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
-    from sympy import I, Set, evaluate
+    from sympy import I, Set, evaluate, latex
     from sympy.core.random import seed
 
     from shoal.rewards.math.confirm import confirmed
@@ -85,7 +86,24 @@ def _load() -> Any:
                 equal(one, one)
             return False
 
-    def judge(pairs: list[list[str]]) -> tuple[str, str]:
+    def prove(pairs: list[list[str]]) -> tuple[str, str]:
+        """Whether one reading of the gold answer equals what sympy writes for it, or itself by value, and not the wrong answer."""
+        why = "the gold answer is no expression"
+        for gold, wrong in pairs:
+            ours = read(gold)
+            if not ours:
+                continue
+            if not fits(ours, latex(ours[0])) and not any(equal(one, one) for one in ours):
+                why = "the gold answer does not equal itself"
+            elif fits(ours, wrong):
+                why = "a wrong answer equals the gold answer"
+            else:
+                return ("equal", "an equivalent answer is right")
+        return ("no-gold", why)
+
+    def judge(pairs: list[list[str]] | dict[str, list[list[str]]]) -> tuple[str, str]:
+        if isinstance(pairs, dict):
+            return prove(pairs["prove"])
         seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
         verdict = ("unequal", "not equal by sympy")
         for gold, answer in pairs:

@@ -1,0 +1,135 @@
+"""A data set of a Hugging Face hub: which of its files a subset and split are, fetched at one commit, those and no others.
+
+In: repository, revision, subset, split. Out: files in a folder. A README's `configs` say what subsets and splits are; without them a subset is a
+folder and a split is in the names of the files, as on the hub itself. Called by `task_source`. A mistake in the manifest is `BadDataset`; a hub
+that does not answer is `Unreachable`, which another try may mend. Token and endpoint come from the environment (`HF_TOKEN`, `HF_ENDPOINT`).
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal.environments.datasets import BadDataset, Unreachable, split_names
+
+LONGEST_HEADER = 1 << 20
+TRIED_AGAIN = (408, 425, 429)
+"""Statuses below 500 that a hub gives to right requests: it is busy."""
+
+
+def fetch(repository: str, revision: str, subset: str | None, split: str, folder: Path) -> list[Path]:
+    """Files of one split, in order. Raises BadDataset; Unreachable when the hub does not answer."""
+    import httpx
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    where = f"data set {repository}"
+    try:
+        info = HfApi().dataset_info(repository, revision=revision)
+        names = sorted(each.rfilename for each in info.siblings or [])
+        commit = info.sha or revision
+
+        def get(name: str) -> Path:
+            return Path(hf_hub_download(repository, name, repo_type="dataset", revision=commit, local_dir=folder))
+
+        header = read_header(get("README.md")) if "README.md" in names else {}
+        return [get(name) for name in chosen(header, names, subset, split, where)]
+    except GatedRepoError as error:
+        raise BadDataset(
+            f"{where} is gated: ask for access on its page, and give prepare a token of an account that has it (HF_TOKEN)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise BadDataset(
+            f"there is no {where} on the hub, or the token given to prepare (HF_TOKEN) may not read it: check huggingFace"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise BadDataset(f"{where} has no revision {revision!r}: give a branch, tag or commit that it has") from error
+    except HFValidationError as error:
+        raise BadDataset(f"huggingFace: {repository!r} is no name of a repository; write owner/name") from error
+    except EntryNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            raise Unreachable(_cannot(repository, revision, error)) from error
+        raise BadDataset(
+            f"{where} has lost a file that it lists at revision {revision!r}; give another revision"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if 400 <= status < 500 and status not in TRIED_AGAIN:
+            raise BadDataset(
+                f"the hub refuses {where} with status {status}: check huggingFace, and the token given to prepare (HF_TOKEN)"
+            ) from error
+        raise Unreachable(_cannot(repository, revision, error)) from error
+    except (httpx.HTTPError, OSError) as error:
+        raise Unreachable(_cannot(repository, revision, error)) from error
+
+
+def _cannot(repository: str, revision: str, error: Exception) -> str:
+    return f"cannot get the data set {repository} at revision {revision}: {' '.join(str(error).split())[:300]}"
+
+
+def read_header(readme: Path) -> Mapping[str, Any]:
+    """The YAML header of a README, empty without one. BadDataset when it cannot be read."""
+    text = readme.read_bytes()[:LONGEST_HEADER].decode(errors="replace").replace("\r\n", "\n")
+    if not text.startswith("---\n"):
+        return {}
+    try:
+        found = yaml.safe_load(text[4:].partition("\n---")[0])
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadDataset(
+            f"README.md of the data set has a header that is no YAML: {str(error).splitlines()[0][:200]}"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def chosen(header: Mapping[str, Any], names: Sequence[str], subset: str | None, split: str, where: str) -> list[str]:
+    """Paths of a split's files among `names`, as the header's `configs` or the names say. Raises BadDataset."""
+    configs = [each for each in header.get("configs") or [] if isinstance(each, dict) and each.get("config_name")]
+    if not configs:
+        return split_names(names, split, subset, where)
+    by_name = {str(each["config_name"]): each for each in configs}
+    if subset is None:
+        usual = [name for name, each in by_name.items() if each.get("default") or name == "default"]
+        usual = usual or (list(by_name) if len(by_name) == 1 else [])
+        if not usual:
+            raise BadDataset(f"{where} has subsets {', '.join(by_name)} and no default; name one as subset")
+        subset = usual[0]
+    if subset not in by_name:
+        raise BadDataset(f"{where} has no subset {subset!r}; there is {', '.join(by_name)}")
+    given = by_name[subset]
+    below = str(given.get("data_dir") or "").strip("/")
+    files = given.get("data_files")
+    if files is None:
+        return split_names(
+            [name for name in names if name.startswith(f"{below}/")] if below else names, split, None, where
+        )
+    patterns = _patterns(files)
+    if split not in patterns:
+        raise BadDataset(f"{where}, subset {subset!r}, has no split {split!r}; there is {', '.join(patterns)}")
+    wanted = [f"{below}/{pattern}" if below else pattern for pattern in patterns[split]]
+    found = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
+    if not found:
+        raise BadDataset(f"{where}, subset {subset!r}, names files {', '.join(wanted)[:200]} that it does not have")
+    return found
+
+
+def _patterns(files: Any) -> dict[str, list[str]]:
+    """Patterns of paths by split: one for all, a list, a mapping, or a list of splits with their paths."""
+
+    def listed(value: Any) -> list[str]:
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+
+    if isinstance(files, dict):
+        return {str(name): listed(paths) for name, paths in files.items()}
+    if isinstance(files, list) and files and all(isinstance(each, dict) for each in files):
+        return {str(each.get("split", "train")): listed(each.get("path", [])) for each in files}
+    return {"train": listed(files)}
