@@ -129,7 +129,7 @@ def test_each_description_is_of_short_sentences() -> None:
     long = {
         sentence
         for kind in KINDS
-        for description in re.findall(r"description: (.*?)(?=\n\s*[A-Za-z-]+: )", crd_yaml(kind), re.DOTALL)
+        for description in re.findall(r"description: (.*?)(?=\n\s*[A-Za-z-]+:\s)", crd_yaml(kind), re.DOTALL)
         for sentence in re.split(r"[.:;]\s", description)
         if len(sentence.split()) > 25
     }

@@ -38,7 +38,7 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="!has(self.tasks.offlineFilter) || self.inferencePools.size() > 0",
+        expression="!has(self.tasks.offlineFilter) || has(self.tasks.offlineFilter.solveRate) || self.inferencePools.size() > 0",
         message="needs a pool of the run's own in inferencePools, which samples the tasks before others can join",
         field="tasks.offlineFilter",
         good={"tasks": {"offlineFilter": {"samples": 8}}, "inferencePools": [{"name": "pool"}]},
@@ -46,7 +46,8 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRun",
-        expression=f"!has(self.spec.tasks.offlineFilter) || self.metadata.name.size() <= {LONGEST_FILTERED_NAME}",
+        expression="!has(self.spec.tasks.offlineFilter) || has(self.spec.tasks.offlineFilter.solveRate) || "
+        f"self.metadata.name.size() <= {LONGEST_FILTERED_NAME}",
         message=f"must have at most {LONGEST_FILTERED_NAME} characters with tasks.offlineFilter: the run that samples is called <name>-filter",
         field="metadata.name",
         good={"metadata": {"name": "a" * LONGEST_FILTERED_NAME}, "spec": {"tasks": {"offlineFilter": {"samples": 8}}}},
@@ -70,6 +71,22 @@ MODE_RULES: tuple[Rule, ...] = (
         field="maxCompletionTokens",
         good={"minCompletionTokens": 10, "maxCompletionTokens": 20},
         bad={"minCompletionTokens": 10, "maxCompletionTokens": 5},
+    ),
+    Rule(
+        model="TaskSource",
+        expression="!has(self.offlineFilter) || !has(self.offlineFilter.solveRate) || has(self.dataset)",
+        message="needs dataset, whose column it is",
+        field="offlineFilter.solveRate",
+        good={"offlineFilter": {"solveRate": "solve_rate"}, "dataset": {"path": "/data/tasks"}},
+        bad={"offlineFilter": {"solveRate": "solve_rate"}},
+    ),
+    Rule(
+        model="OfflineFilter",
+        expression="!has(self.solveRate) || !has(self.model)",
+        message="must not be given with solveRate, with which nothing is sampled",
+        field="model",
+        good={"solveRate": "solve_rate"},
+        bad={"solveRate": "solve_rate", "model": {"path": "/data/model"}},
     ),
     Rule(
         model="OfflineFilter",

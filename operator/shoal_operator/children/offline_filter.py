@@ -18,7 +18,7 @@ COMPONENT = "filter"
 
 def filter_training_run(run: TrainingRun, references: References, *, suspend: bool) -> Object | None:
     """The filter's run, or None when the run has no filter. Suspended, it keeps its counts and nothing else."""
-    spec, rule = run.spec, run.spec.tasks.offline_filter
+    spec, rule = run.spec, run.spec.tasks.sampled_filter
     if rule is None:
         return None
     validator = (spec.validator or ValidatorTemplate()).model_copy(

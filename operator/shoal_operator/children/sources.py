@@ -22,7 +22,7 @@ def sources(spec: TrainingRunSpec) -> list[Source]:
     found = []
     if spec.model.run is not None:
         found.append(Source(spec.model.run, "model.run", ("Train", "SFT")))
-    filtered_by = spec.tasks.offline_filter.model if spec.tasks.offline_filter is not None else None
+    filtered_by = spec.tasks.sampled_filter.model if spec.tasks.sampled_filter is not None else None
     if filtered_by is not None and filtered_by.run is not None:
         found.append(Source(filtered_by.run, "tasks.offlineFilter.model.run", ("Train", "SFT")))
     if spec.sft is not None and spec.sft.dataset.run is not None:
@@ -47,7 +47,7 @@ def source_mounts(run_name: str, spec: TrainingRunSpec) -> tuple[Mount, ...]:
     if spec.storage.s3 is not None:
         return ()
     runs = dict.fromkeys(source.run for source in sources(spec))
-    if spec.tasks.offline_filter is not None:
+    if spec.tasks.sampled_filter is not None:
         runs[filter_run(run_name)] = None
     return tuple(
         Mount(

@@ -11,6 +11,7 @@ from typing import Literal
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
+from shoal.errors import EXIT_INPUT_WRONG
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.pods import PodTemplate
 from shoal_operator.api.training_run import TrainingRunSpec
@@ -34,7 +35,7 @@ Stage = Literal["preparing", "running", "suspended", "complete", "failed"]
 """Where a run is: `preparing` until the prepare Job has succeeded, then `running`."""
 
 PREPARE_BACKOFF_LIMIT = 3
-"""Prepare is deterministic: what failed this often will fail again."""
+"""Of a hub or a store that does not answer. What is wrong with the manifest ends prepare at once, by its exit code."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,16 @@ def _prepare(run: TrainingRun) -> Object:
         grace_seconds=20,
         placement=_prepare_placement(run.spec),
         images=run.spec.images,
-        restart_policy="OnFailure",
+        restart_policy="Never",
     )
-    return job(names.prepare(name), name, "prepare", template, backoff_limit=PREPARE_BACKOFF_LIMIT)
+    return job(
+        names.prepare(name),
+        name,
+        "prepare",
+        template,
+        backoff_limit=PREPARE_BACKOFF_LIMIT,
+        final_exit_code=EXIT_INPUT_WRONG,
+    )
 
 
 def _prepare_placement(spec: TrainingRunSpec) -> PodTemplate:

@@ -49,8 +49,21 @@ def stateful_set(
     return child("StatefulSet", name, run, component, {"spec": spec})
 
 
-def job(name: str, run: str, component: str, template: Object, *, backoff_limit: int, pods: int = 1) -> Object:
-    """An Indexed Job whose pods run at the same time."""
+def job(
+    name: str,
+    run: str,
+    component: str,
+    template: Object,
+    *,
+    backoff_limit: int,
+    pods: int = 1,
+    final_exit_code: int | None = None,
+) -> Object:
+    """An Indexed Job whose pods run at the same time.
+
+    `final_exit_code`: of a container that no further try would help; its template must have `restartPolicy: Never`. Pods that a node's drain
+    or a preemption ended are then no failures.
+    """
     spec = {
         "backoffLimit": backoff_limit,
         "completions": pods,
@@ -58,6 +71,13 @@ def job(name: str, run: str, component: str, template: Object, *, backoff_limit:
         "completionMode": "Indexed",
         "template": template,
     }
+    if final_exit_code is not None:
+        spec["podFailurePolicy"] = {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [final_exit_code]}},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        }
     return child("Job", name, run, component, {"spec": spec})
 
 

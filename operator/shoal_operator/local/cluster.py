@@ -212,6 +212,7 @@ class LocalCluster:
             template_hash=want.template_hash,
             address=self._addresses.address(want.address_key),
             claims=want.claims,
+            final_exits=want.final_exits,
             place=self._place,
         )
 

@@ -61,6 +61,7 @@ class RunningContainer:
         log: Path,
         table: ProcessTable,
         executor: Executor,
+        final_exits: frozenset[int] = frozenset(),
     ) -> None:
         self.name: str = spec["name"]
         where = f"pod {pod}, container {self.name}"
@@ -75,6 +76,7 @@ class RunningContainer:
         self._address = address
         self._home = home
         self._policy = restart_policy
+        self._final_exits = final_exits | {0}
         self._log = log
         self._table = table
         self._executor = executor
@@ -175,7 +177,7 @@ class RunningContainer:
         self._forget()
         self.last_exit = code
         self._message = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        if self._policy == "Never" or (self._policy == "OnFailure" and code == 0):
+        if self._policy == "Never" or (self._policy == "OnFailure" and code in self._final_exits):
             self.finished = True
             return
         self._quick_failures = 1 if now - self._started >= HEALTHY_AFTER_SECONDS else self._quick_failures + 1

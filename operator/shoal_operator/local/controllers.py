@@ -18,7 +18,11 @@ WORKLOADS = ("StatefulSet", "Deployment", "Job")
 
 @dataclass(frozen=True)
 class WantedPod:
-    """A pod that should run. `address_key` stays the same over attempts and restarts."""
+    """A pod that should run. `address_key` stays the same over attempts and restarts.
+
+    `final_exits`: of a Job whose controller makes a new pod for one that failed; here the same pod starts its containers again, but not after
+    these exit codes. None for others.
+    """
 
     name: str
     owner: str
@@ -27,6 +31,7 @@ class WantedPod:
     template: Mapping[str, Any]
     template_hash: str
     claims: Mapping[str, str]
+    final_exits: frozenset[int] | None = None
 
 
 def template_hash(template: Mapping[str, Any]) -> str:
@@ -57,9 +62,18 @@ def wanted_pods(workload: Mapping[str, Any]) -> list[WantedPod]:
                 template=template,
                 template_hash=template_hash(template),
                 claims={claim: f"{claim}-{pod}" for claim in claim_templates},
+                final_exits=_final_exits(spec) if kind == "Job" else None,
             )
         )
     return made
+
+
+def _final_exits(spec: Mapping[str, Any]) -> frozenset[int] | None:
+    """Of a Job; None where its pod is tried once, or its own restart policy says what to do."""
+    if spec["template"]["spec"].get("restartPolicy") != "Never" or not spec.get("backoffLimit"):
+        return None
+    rules = spec.get("podFailurePolicy", {}).get("rules", [])
+    return frozenset(code for rule in rules if rule["action"] == "FailJob" for code in rule["onExitCodes"]["values"])
 
 
 def address_key(kind: str, name: str, component: str, ordinal: int) -> str:
@@ -102,9 +116,8 @@ def _job_status(job: Mapping[str, Any], pods: Sequence[Pod]) -> dict[str, Any]:
             }
         limit = int(job["spec"].get("backoffLimit", 6))
         if pod.phase == "Failed" or pod.restarts > limit:
-            message = (
-                f"pod {pod.name} failed {max(pod.restarts, 1)} times, backoffLimit is {limit}: {pod.view().message}"
-            )
+            times = max(pod.restarts + (pod.phase == "Failed"), 1)
+            message = f"pod {pod.name} failed {times} times, backoffLimit is {limit}: {pod.view().message}"
             return {
                 "failed": max(pod.restarts, 1),
                 "ready": 0,

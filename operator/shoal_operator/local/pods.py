@@ -105,6 +105,7 @@ class Pod:
         address: str,
         claims: Mapping[str, str],
         place: PodPlace,
+        final_exits: frozenset[int] | None = None,
     ) -> None:
         self.name = name
         self.owner = owner
@@ -114,6 +115,7 @@ class Pod:
         self.labels: dict[str, str] = dict(template.get("metadata", {}).get("labels", {}))
         self._spec = template["spec"]
         self._claims = claims
+        self._final_exits = final_exits
         self._place = place
         self._where = f"pod {name}"
         check_pod(self._spec, self._where)
@@ -217,7 +219,7 @@ class Pod:
         link.unlink(missing_ok=True)  # of a run that was killed
         link.symlink_to(home.resolve(), target_is_directory=True)
         self._message = ""
-        policy = self._spec.get("restartPolicy", "Always")
+        policy = self._spec.get("restartPolicy", "Always") if self._final_exits is None else "OnFailure"
         self._sidecars = [self._container(spec, home, "Always") for spec in self._spec.get("initContainers", [])]
         self._containers = [self._container(spec, home, policy) for spec in self._spec["containers"]]
 
@@ -242,6 +244,7 @@ class Pod:
             home=home,
             environment=variables,
             restart_policy=policy,
+            final_exits=self._final_exits or frozenset(),
             log=self._place.log(self.name, spec["name"]),
             table=self._place.table,
             executor=self._place.executor,

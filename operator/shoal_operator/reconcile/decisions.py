@@ -192,8 +192,8 @@ def seconds_to_live(completion_time: str | None, ttl_seconds: int | None, now: d
     return (ended + timedelta(seconds=ttl_seconds) - now).total_seconds()
 
 
-def failure_text(job: Object) -> str:
-    """Why the run failed, and what to do."""
+def failure_text(job: Object, pod_problem: str = "") -> str:
+    """Why the run failed, and what to do. `pod_problem`: what the Job's pods said last, which says more than the Job."""
     name = job["metadata"]["name"]
-    message = job_message(job) or "it failed as often as it may"
+    message = pod_problem or job_message(job) or "it failed as often as it may"
     return f"Job {name}: {message}; read its log, and delete the Job to try again"

@@ -57,7 +57,8 @@ def pod_problem(pod: Object) -> PodProblem | None:
             return found
     if status.get("phase") == "Failed":
         reason = status.get("reason") or "PodFailed"
-        return PodProblem(3, name, reason, f"{reason}: {_short(status.get('message', ''))}".removesuffix(": "))
+        said = _short(status.get("message", "")) or _failed_container(status.get("containerStatuses", []))
+        return PodProblem(3, name, reason, f"{reason}: {said}".removesuffix(": "))
     return None
 
 
@@ -75,6 +76,15 @@ def _container_problem(pod: str, state: Object) -> PodProblem | None:
         why = _ended(ended)
         return PodProblem(2, pod, "CrashLoop", f"container {name}: ended {restarts} times{why}")
     return None
+
+
+def _failed_container(states: Iterable[Object]) -> str:
+    """The last words of the container that made its pod fail, where none is started again."""
+    for state in states:
+        ended = state.get("state", {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            return f"container {state.get('name', '')}: ended{_ended(ended)}"
+    return ""
 
 
 def _ended(terminated: Object) -> str:

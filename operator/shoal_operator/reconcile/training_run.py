@@ -116,6 +116,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
             raise
         failed = error
     parts = workloads(cluster, run, trainer.remember.number)
+    problem = None if seen.prepared else pods_problem(cluster, name, "prepare")
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
     apply_children(cluster, live, told)
@@ -133,11 +134,11 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         steps=run.spec.steps,
         prepare=seen.prepare,
         prepared=seen.prepared,
-        prepare_problem=pods_problem(cluster, name, "prepare") if stage == "preparing" else None,
+        prepare_problem=problem if stage == "preparing" else None,
         parts=parts,
         progress=seen.progress,
         latest_version=seen.latest_version if seen.prepared else None,
-        failure=_failure(run, stage, trainer, seen, sampled, late=late),
+        failure=_failure(run, stage, trainer, seen, sampled, problem[1] if problem else "", late=late),
         waits_for=waits_for,
         not_grown=refused,
         run_key=identity.run_key,
@@ -162,8 +163,16 @@ def _rfc3339(now: datetime) -> str:
 
 
 def _failure(
-    run: TrainingRun, stage: Stage, trainer: TrainerDecision, seen: Observed, sampled: FilterState, *, late: bool
+    run: TrainingRun,
+    stage: Stage,
+    trainer: TrainerDecision,
+    seen: Observed,
+    sampled: FilterState,
+    said_last: str,
+    *,
+    late: bool,
 ) -> Failure:
+    """`said_last`: by the pods of prepare."""
     if stage != "failed":
         return Failure()
     if late:
@@ -174,7 +183,7 @@ def _failure(
         )
     if sampled.failure:
         return Failure("FilterFailed", sampled.failure)
-    message = trainer.failure or (failure_text(seen.prepare) if seen.prepare is not None else "")
+    message = trainer.failure or (failure_text(seen.prepare, said_last) if seen.prepare is not None else "")
     return Failure("JobFailed", message)
 
 

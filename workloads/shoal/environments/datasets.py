@@ -44,15 +44,7 @@ FIRST = 5
 
 
 class BadDataset(ValueError):
-    """A data set that cannot be imported; the message names file, row and what is allowed. `passing`: another try may succeed."""
-
-    passing = False
-
-
-class Unreachable(BadDataset):
-    """It cannot be had now: a network or a server at fault, not the manifest."""
-
-    passing = True
+    """A data set that cannot be imported; the message names file, row and what is allowed."""
 
 
 @dataclass

@@ -1,28 +1,38 @@
 """A data set of a Hugging Face hub: which of its files a subset and split are, fetched at one commit, those and no others.
 
 In: repository, revision, subset, split. Out: files in a folder. A README's `configs` say what subsets and splits are; without them a subset is a
-folder and a split is in the names of the files, as on the hub itself. Called by `task_source`. A mistake in the manifest is `BadDataset`; a hub
-that does not answer is `Unreachable`, which another try may mend. Token and endpoint come from the environment (`HF_TOKEN`, `HF_ENDPOINT`).
+folder and a split is in the names of the files, as on the hub itself. Called by `task_source`; `explained`
+also by `prepare`, for models. Token and endpoint come from the environment (`HF_TOKEN`, `HF_ENDPOINT`).
 """
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from shoal.environments.datasets import BadDataset, Unreachable, split_names
+from shoal.environments.datasets import BadDataset, split_names
 
 LONGEST_HEADER = 1 << 20
-TRIED_AGAIN = (408, 425, 429)
+BUSY = (408, 425, 429)
 """Statuses below 500 that a hub gives to right requests: it is busy."""
 
 
-def fetch(repository: str, revision: str, subset: str | None, split: str, folder: Path) -> list[Path]:
-    """Files of one split, in order. Raises BadDataset; Unreachable when the hub does not answer."""
+class HubRefused(ValueError):
+    """A repository cannot be had from the hub. `passing`: the hub or the network is at fault, and another try may succeed."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
+
+
+@contextmanager
+def explained(repository: str, revision: str, kind: str) -> Iterator[None]:
+    """Turn what the hub's library raises into HubRefused, in one line that says what to do. `kind`: `model` or `data set`."""
     import httpx
-    from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -33,48 +43,56 @@ def fetch(repository: str, revision: str, subset: str | None, split: str, folder
         RevisionNotFoundError,
     )
 
-    where = f"data set {repository}"
+    where = f"{kind} {repository}"
+    cannot = f"cannot get the {where} at revision {revision}"
     try:
-        info = HfApi().dataset_info(repository, revision=revision)
+        yield
+    except GatedRepoError as error:
+        raise HubRefused(
+            f"{where} is gated: ask for access on its page, and give prepare a token of an account that has it (HF_TOKEN)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise HubRefused(
+            f"there is no {where} on the hub, or prepare's token (HF_TOKEN) may not read it: check huggingFace"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise HubRefused(f"{where} has no revision {revision!r}: give a branch, tag or commit that it has") from error
+    except HFValidationError as error:
+        raise HubRefused(f"huggingFace: {repository!r} is no name of a repository; write owner/name") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if isinstance(error, EntryNotFoundError):
+            raise HubRefused(f"{cannot}: it lists a file that it does not have; give another revision") from error
+        if 400 <= status < 500 and status not in BUSY:
+            raise HubRefused(
+                f"{cannot}: the hub refuses with status {status}: check huggingFace, and prepare's token (HF_TOKEN)"
+            ) from error
+        raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
+    except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+        raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
+
+
+def fetch(repository: str, revision: str, subset: str | None, split: str, folder: Path) -> list[Path]:
+    """Files of one split, in order. Raises BadDataset, and HubRefused."""
+    from huggingface_hub import HfApi
+
+    with explained(repository, revision, "data set"):
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        info = api.dataset_info(repository, revision=revision)
         names = sorted(each.rfilename for each in info.siblings or [])
         commit = info.sha or revision
 
         def get(name: str) -> Path:
-            return Path(hf_hub_download(repository, name, repo_type="dataset", revision=commit, local_dir=folder))
+            if ".." in name.split("/") or name.startswith("/"):
+                raise BadDataset(f"data set {repository} names a file {name[:200]!r} outside of it; give another one")
+            return Path(api.hf_hub_download(repository, name, repo_type="dataset", revision=commit, local_dir=folder))
 
         header = read_header(get("README.md")) if "README.md" in names else {}
-        return [get(name) for name in chosen(header, names, subset, split, where)]
-    except GatedRepoError as error:
-        raise BadDataset(
-            f"{where} is gated: ask for access on its page, and give prepare a token of an account that has it (HF_TOKEN)"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise BadDataset(
-            f"there is no {where} on the hub, or the token given to prepare (HF_TOKEN) may not read it: check huggingFace"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise BadDataset(f"{where} has no revision {revision!r}: give a branch, tag or commit that it has") from error
-    except HFValidationError as error:
-        raise BadDataset(f"huggingFace: {repository!r} is no name of a repository; write owner/name") from error
-    except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):
-            raise Unreachable(_cannot(repository, revision, error)) from error
-        raise BadDataset(
-            f"{where} has lost a file that it lists at revision {revision!r}; give another revision"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        if 400 <= status < 500 and status not in TRIED_AGAIN:
-            raise BadDataset(
-                f"the hub refuses {where} with status {status}: check huggingFace, and the token given to prepare (HF_TOKEN)"
-            ) from error
-        raise Unreachable(_cannot(repository, revision, error)) from error
-    except (httpx.HTTPError, OSError) as error:
-        raise Unreachable(_cannot(repository, revision, error)) from error
+        return [get(name) for name in chosen(header, names, subset, split, f"data set {repository}")]
 
 
-def _cannot(repository: str, revision: str, error: Exception) -> str:
-    return f"cannot get the data set {repository} at revision {revision}: {' '.join(str(error).split())[:300]}"
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def read_header(readme: Path) -> Mapping[str, Any]:

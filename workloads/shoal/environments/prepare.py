@@ -1,13 +1,15 @@
 """Prepare a run: the base model and the task table into the store, then `prepared.json`, which says that both are there.
 
-Entry point of the Job `<run>-prepare`: `python -m shoal.environments.prepare`. In: `config/run.json`. Out: `models/base/`, `tasks/<digest>.parquet`,
-for a run of mode SFT `sft/`, and `prepared.json`. Does nothing when `prepared.json` is there; a stop before that leaves only objects that the next
-try writes again. Workers, validators and trainer start from what this leaves in the store, and from nothing else.
+Entry point of the Job `<run>-prepare`: `python -m shoal.environments.prepare`. In: `config/run.json`. Out: `models/base/`,
+`tasks/<digest>.parquet`, for a run of mode SFT `sft/`, and `prepared.json`. Does nothing when `prepared.json` is there; a stop before that leaves
+only objects that the next try writes again. Ends with code 2 where another try would find the same mistake in the manifest. Workers, validators and
+trainer start from what this leaves in the store, and from nothing else.
 """
 
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from shoal import environments, telemetry
@@ -18,11 +20,12 @@ from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
-from shoal.environments import proof_calibration
+from shoal.environments import hub, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
 from shoal.environments.offline_filter import CannotFilter, filtered, filtered_by_rates, sampled_model
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
+from shoal.errors import EXIT_INPUT_WRONG
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
 from shoal.transport.authorities import trust_also
@@ -252,22 +255,20 @@ def _import_rows(
 def _download(config: RunConfig, folder: Path) -> Path:
     """A repository of a Hugging Face hub at its pinned revision."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    name = config.model.hugging_face
+    name, revision = config.model.hugging_face, config.model.revision
     if name is None:
         raise CannotPrepare("spec.model: nothing is given; allowed: one of huggingFace, path, generated, run")
     try:
-        snapshot_download(
-            name,
-            revision=config.model.revision,
-            local_dir=folder,
-            allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CannotPrepare(
-            f"spec.model.huggingFace: cannot get {name} at revision {config.model.revision}: {error}"
-        ) from error
+        with hub.explained(name, str(revision), "model"):
+            snapshot_download(
+                name,
+                revision=revision,
+                local_dir=folder,
+                allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
+            )
+    except hub.HubRefused as error:
+        raise CannotPrepare(f"spec.model.huggingFace: {error}", passing=error.passing) from error
     return checked_checkpoint(folder)
 
 
@@ -294,7 +295,13 @@ def main() -> None:
     config = load_run_config()
     telemetry.every_line(run=config.run)
     trust_also(home() / "ca" / "ca.crt", home() / "tmp" / "ca-bundle.pem")
-    prepare(config, open_store(config), home() / "tmp" / "prepare")
+    try:
+        prepare(config, open_store(config), home() / "tmp" / "prepare")
+    except (CannotPrepare, environments.BadEnvironment) as error:
+        if isinstance(error, CannotPrepare) and error.passing:
+            raise
+        telemetry.get_logger().error(" ".join(str(error).split()))
+        sys.exit(EXIT_INPUT_WRONG)  # its Job is not tried again
 
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ def _find(
         refused = imported.refused + fit.refused
         _check_share(refused, len(fit.tasks), wanted.dataset.max_refused_share)
     except BadDataset as error:
+        raise BadTaskSource(f"{where}.dataset: {error}") from error
+    except hub.HubRefused as error:
         raise BadTaskSource(f"{where}.dataset: {error}", passing=error.passing) from error
     return Found(fit.tasks, imported.rows, imported.skipped, refused, fit.proven)
 
