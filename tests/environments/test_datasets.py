@@ -155,6 +155,107 @@ def test_deepscaler_problems_get_an_id_from_their_text(tmp_path: Path) -> None:
     assert Math().score(done.tasks[0], r"\boxed{42}").task_reward == 1.0  # type: ignore[union-attr]
 
 
+GSM8K = [{"question": "2 + 3?", "answer": "Two and three are <<2+3=5>>5.\n#### 5"}]
+COMPETITION = [
+    {
+        "problem": "2 + 3?",
+        "level": "Level 1",
+        "type": "Algebra",
+        "solution": r"It is $\boxed{1}$, no, $\boxed{\frac{10}{2}}$.",
+    },
+]
+BIG_MATH = [{"problem": "2 + 3?", "answer": "5", "source": "orca", "domain": ["Algebra"], "llama8b_solve_rate": 0.75}]
+DAPO = [
+    {
+        "prompt": [{"role": "user", "content": "2 + 3?"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "5", "style": "rule"},
+        "extra_info": {"index": "a-1"},
+    }
+]
+MIXTURE = [
+    {
+        "messages": [
+            {"role": "user", "content": "2 + 3?"},
+            {"role": "assistant", "content": r"<think>\boxed{4}?</think> It is \boxed{5}."},
+        ],
+        "num_tokens": 12,
+        "source": "math",
+    }
+]
+OPEN_R1 = [
+    {
+        "problem": "2 + 3?", "solution": "5", "answer": "5", "problem_type": "Algebra", "question_type": "math-word-problem",
+        "source": "olympiads", "uuid": "u", "is_reasoning_complete": [True], "generations": ["..."], "messages": [],
+    }
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "identity", "metadata"),
+    [
+        ("gsm8k", GSM8K, None, {}),
+        ("math", COMPETITION, None, {"level": "Level 1", "type": "Algebra"}),
+        ("big-math", BIG_MATH, None, {"source": "orca", "solve_rate": 0.75}),
+        ("dapo-math", DAPO, "a-1", {}),
+        ("open-r1-mixture", MIXTURE, None, {"source": "math"}),
+        ("numina-math-1.5", OPEN_R1, None, None),
+        ("prompt-answer", [{"prompt": "2 + 3?", "answer": 5}], None, {}),
+        ("prompt-answer", [{"id": 3, "question": "2 + 3?", "final_answer": ["5"]}], "3", {}),
+    ],
+)
+def test_mathematics_as_it_is_published_is_recognised_and_judged(
+    tmp_path: Path, layout: str, rows: list[dict[str, Any]], identity: str | None, metadata: dict[str, Any] | None
+) -> None:
+    done = import_files([parquet(tmp_path / "a.parquet", rows)])
+    [task] = done.tasks
+    assert done.layout == layout
+    assert Math().score(task, r"\boxed{5}") == Score(1.0, Math().score(task, r"\boxed{5}").detail)  # type: ignore[union-attr]
+    assert Math().score(task, r"\boxed{4}").task_reward == 0.0  # type: ignore[union-attr]
+    assert "2 + 3?" in Math().prompt(task, None)
+    assert identity in (None, task.problem_id)
+    assert metadata in (None, task.metadata)
+
+
+def test_solutions_without_a_final_answer_are_at_fault_and_named(tmp_path: Path) -> None:
+    done = import_files([jsonl(tmp_path / "a.jsonl", [*GSM8K, {"question": "6?", "answer": "six"}])], "gsm8k")
+    assert str(done.refused) == "1 has no final answer after #### (a.jsonl, row 1)"
+
+
+MBPP = {
+    "task_id": 11,
+    "text": "Write a python function to remove the first and last occurrence of a given character.",
+    "code": "def cut(text, letter):\n    return text.replace(letter, '', 1)[::-1].replace(letter, '', 1)[::-1]",
+    "test_list": ['assert cut("hello","l") == "heo"', "assert cut('abcda', 'a') == 'bcd'"],
+    "test_setup_code": "",
+    "challenge_test_list": [],
+}
+
+
+def test_assertions_of_mbpp_become_calls_that_the_code_environment_judges(tmp_path: Path) -> None:
+    odd = {
+        **MBPP,
+        "task_id": 12,
+        "test_list": [
+            "assert is_close(f(1), 2.0)", "assert f((1, 2)) == 3", "assert f({1}) == 3", "assert f(x=1) == 1",
+            "assert f(__import__('os')) == 1", "import os", "assert f(" + "(" * 500 + ") == 1",
+        ],
+    }  # fmt: skip
+    done = import_files([jsonl(tmp_path / "a.jsonl", [MBPP, odd])])
+    [task] = done.tasks
+    assert (done.layout, task.problem_id) == ("mbpp", "mbpp-11")
+    assert done.skipped == {"has no test that compares a call with values of JSON": 1}
+    assert task.verification_info["test_cases"][0] == {
+        "type": "function_call", "fn_name": "cut", "input": ["hello", "l"], "output": "heo",
+    }  # fmt: skip
+    assert 'assert cut("hello","l") == "heo"' in Code().prompt(task, None)
+    assert Code().score(task, Code().gold(task)) == Score(1.0, "all 2 tests pass")
+    assert Code().flaw(task) is None
+    assert Code().flaw(task.model_copy(update={"metadata": {"solution": "def cut(a, b): return a"}})) == (
+        "its own solution fails its tests"
+    )
+
+
 def test_any_other_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
     rows = [
         {"id": 1, "question": [{"role": "user", "content": "1+1?"}], "final": 2, "level": "easy"},

@@ -93,7 +93,7 @@ def test_an_object_or_all_files_below_a_prefix_come_from_the_store(home: Path) -
 
 def test_what_the_store_does_not_have_is_said_by_its_key(home: Path) -> None:
     assert "the store has no object tasks/c.parquet" in refused(config(object="tasks/c.parquet"), home / "scratch")
-    assert "there is no Parquet or JSON lines file below none/" in refused(config(object="none/"), home / "scratch")
+    assert "there is no Parquet, JSON or CSV file below none/" in refused(config(object="none/"), home / "scratch")
 
 
 def test_a_hub_that_cannot_be_reached_is_an_error_with_repository_and_revision(

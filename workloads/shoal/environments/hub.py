@@ -32,7 +32,7 @@ class HubRefused(ValueError):
 @contextmanager
 def explained(repository: str, revision: str, kind: str) -> Iterator[None]:
     """Turn what the hub's library raises into HubRefused, in one line that says what to do. `kind`: `model` or `data set`."""
-    import httpx
+    import httpx2  # what the library itself speaks by
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -68,7 +68,7 @@ def explained(repository: str, revision: str, kind: str) -> Iterator[None]:
                 f"{cannot}: the hub refuses with status {status}: check huggingFace, and prepare's token (HF_TOKEN)"
             ) from error
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
-    except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from shoal.contracts.tasks import Task
 
 Row = Mapping[str, Any]
@@ -60,8 +62,10 @@ def make_task(
                 "metadata": metadata,
             }
         )
-    except ValueError as error:
-        raise BadRow(str(error)) from error
+    except ValidationError as error:
+        worst = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))  # of a union the nearest member
+        place = ".".join(str(part) for part in worst["loc"] if "[" not in str(part))
+        raise BadRow(f"{place} is {str(worst['input'])[:60]!r}: {worst['msg'][:200]}") from error
 
 
 def column(row: Row, name: str) -> Any:
