@@ -80,6 +80,39 @@ def check(
         raise RunFailed(f"not fit for a run: {', '.join(unfit)}")
 
 
+@app.command()
+def preview(
+    file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="DIR", help="Folder with the tokenizer; absent: the model's own."),
+    ] = None,
+) -> None:
+    """Print three prompts of a run as its model sees them, text and tokens, and how a right and a wrong answer score.
+
+    Example: shoal env preview -f examples/arithmetic/trainingrun.yaml
+
+    Exit codes: 0 all is well, 1 a right answer does not score 1 or does not fit, 2 manifest, tasks or tokenizer are wrong.
+    """
+    from shoal.cli.local_run import config_of, read_manifest
+    from shoal.cli.preflight import lacking
+    from shoal.cli.previewing import preview_lines
+    from shoal.environments.preview import CannotPreview
+    from shoal.environments.preview import preview as look
+
+    manifest = read_manifest(file)
+    if lines := [line for line in lacking(manifest.run.spec) if tokenizer is None or "model" not in line]:
+        raise InputWrong(*(f"{file}: {line}" for line in lines))
+    try:
+        found = look(config_of(manifest), tokenizer)
+    except CannotPreview as error:
+        raise InputWrong(f"{file}: {error}") from None
+    for line in preview_lines(found):
+        typer.echo(line)
+    if found.problems:
+        raise RunFailed("\n".join(found.problems))
+
+
 @app.command(name="list")
 def list_installed() -> None:
     """List the installed environments with the digests that runs pin.

@@ -18,6 +18,7 @@ from shoal.report.snapshot import Part
 from shoal.text import percent
 
 if TYPE_CHECKING:
+    from shoal.contracts.run import RunConfig
     from shoal_operator.api.training_run import TrainingRun
     from shoal_operator.local.containers import ContainerView
     from shoal_operator.local.pods import PodView
@@ -66,6 +67,17 @@ def rendered(manifest: Manifest) -> str:
     from shoal_operator.render import render, to_yaml
 
     return to_yaml(render(manifest.run))
+
+
+def config_of(manifest: Manifest) -> RunConfig:
+    """`config/run.json` as the operator makes it of a manifest, with the addresses of a cluster and keys of zeros."""
+    from shoal.contracts.run import RunConfig
+    from shoal_operator.children import names
+    from shoal_operator.render import render
+
+    name = names.config(manifest.name)
+    [made] = [each for each in render(manifest.run) if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", name)]
+    return RunConfig.from_json(made["data"]["run.json"])
 
 
 def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:

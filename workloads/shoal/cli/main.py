@@ -72,6 +72,56 @@ def _shoal(
 
 
 @app.command()
+def init(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="MODEL", help="owner/name on a hub, a folder with config.json, or `generated`."
+        ),
+    ],
+    dataset: Annotated[
+        str,
+        typer.Option(
+            "--dataset", metavar="DATA", help="owner/name on a hub, a file or folder, or an installed environment."
+        ),
+    ],
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=4096, help="GPUs of the whole run; 0: CPUs only.")] = 0,
+    gpu_memory: Annotated[
+        int, typer.Option("--gpu-memory", metavar="GB", min=8, max=1024, help="Memory of one GPU in 10^9 bytes.")
+    ] = 80,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--parameters", metavar="SIZE", help="Such as 7B; absent: from config.json, else from the name."),
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option("--environment", metavar="ENV", help="What judges a data set's answers; absent: math.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="RUN", help="Name of the run; absent: the model's.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it; absent: standard output.")
+    ] = None,
+) -> None:
+    """Write a first manifest: settings by model size, GPUs divided between the parts, and the memory that is expected.
+
+    Example: shoal init --model Qwen/Qwen3-1.7B --dataset openai/gsm8k --gpus 8 -o run.yaml
+
+    Exit codes: 0 written, also if notes on standard error say what does not fit, 2 the input is wrong.
+    """
+    from shoal.cli.first_manifest import Asked, first_manifest, write
+
+    made = first_manifest(Asked(model, dataset, gpus, gpu_memory, parameters, environment, name))
+    for note in made.notes:
+        typer.echo(f"note: {note}", err=True)
+    if output is None:
+        typer.echo(made.text, nl=False)
+        return
+    write(made, output)
+    typer.echo(f"{output}: written; next: shoal env preview -f {output}, then shoal up -f {output}")
+
+
+@app.command()
 def up(
     file: ManifestOption,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,

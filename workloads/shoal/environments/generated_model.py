@@ -73,19 +73,29 @@ def make_model(
     disable_progress_bar()
     torch.manual_seed(seed)
     chance = random.Random(seed)
-    tasks = environment.tasks(TEACHING_TASKS + HELD_OUT_TASKS, seed)
-    held_out, taught = tasks[:HELD_OUT_TASKS], tasks[HELD_OUT_TASKS:]
-    tokenizer = train_tokenizer(
-        text  # apart, as a model reads and writes them: no token may span the end of the prompt
-        for task in taught[:512]
-        for text in (*(environment.prompt(task, target) for target in targets), environment.gold(task))
-    )
+    held_out, taught = _lessons_of(environment, seed)
+    tokenizer = tokenizer_for(environment, targets, seed)
     model = random_model(spec, tokenizer, max_length)
     write = write or partial(learners_addition, slips=spec.warm_start_slips)
     rate = _warm_start(model, tokenizer, environment, taught, held_out, targets, spec, chance, report, write)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return rate
+
+
+def _lessons_of(environment: Arithmetic, seed: int) -> tuple[list[Task], list[Task]]:
+    """Held-out tasks, and those that are taught."""
+    tasks = environment.tasks(TEACHING_TASKS + HELD_OUT_TASKS, seed)
+    return tasks[:HELD_OUT_TASKS], tasks[HELD_OUT_TASKS:]
+
+
+def tokenizer_for(environment: Arithmetic, targets: Sequence[int | None], seed: int) -> PreTrainedTokenizerFast:
+    """The tokenizer that `make_model` gives the model of these arguments."""
+    return train_tokenizer(
+        text  # apart, as a model reads and writes them: no token may span the end of the prompt
+        for task in _lessons_of(environment, seed)[1][:512]
+        for text in (*(environment.prompt(task, target) for target in targets), environment.gold(task))
+    )
 
 
 def random_model(spec: GeneratedModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Qwen3ForCausalLM:

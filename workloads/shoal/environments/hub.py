@@ -1,21 +1,27 @@
-"""A data set of a Hugging Face hub: which of its files a subset and split are, fetched at one commit, those and no others.
+"""A Hugging Face hub: which commit a revision is, a model's configuration, and the files of a data set's subset and split.
 
-In: repository, revision, subset, split. Out: files in a folder. A README's `configs` say what subsets and splits are; without them a subset is a
-folder and a split is in the names of the files, as on the hub itself. Called by `task_source`; `explained`
-also by `prepare`, for models. Token and endpoint come from the environment (`HF_TOKEN`, `HF_ENDPOINT`).
+In: repository, revision, subset, split. Out: a commit, parsed JSON, files in a folder. A README's `configs` say what subsets and splits are; without
+them a subset is a folder and a split is in the names of the files, as on the hub itself. Every refusal is `HubRefused`, in one line. Called by
+`task_source`, by `prepare` through `revisions`, and by `shoal init`. Token and endpoint come from the environment (`HF_TOKEN`, `HF_ENDPOINT`).
 """
 
 import fnmatch
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from shoal.environments.datasets import BadDataset, split_names
 
+RepositoryKind = Literal["model", "dataset"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
+ANSWER_SECONDS = 10.0
+"""A hub answers in well under a second; who is behind a wall that swallows packets should hear of it soon."""
 LONGEST_HEADER = 1 << 20
 BUSY = (408, 425, 429)
 """Statuses below 500 that a hub gives to right requests: it is busy."""
@@ -70,6 +76,35 @@ def explained(repository: str, revision: str, kind: str) -> Iterator[None]:
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
     except (LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
+
+
+def commit_of(kind: RepositoryKind, repository: str, revision: str) -> str:
+    """The commit that a branch, tag or commit of a repository is now, 40 hex digits. Raises HubRefused."""
+    if COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi
+
+    name = "model" if kind == "model" else "data set"
+    with explained(repository, revision, name):
+        found = HfApi().repo_info(repository, repo_type=kind, revision=revision, timeout=ANSWER_SECONDS).sha
+    if found is None or not COMMIT.fullmatch(found):
+        raise HubRefused(f"the hub names no commit for the {name} {repository} at revision {revision}: give the commit")
+    return found
+
+
+def model_config(repository: str, revision: str) -> dict[str, Any]:
+    """`config.json` of a model on a hub. Raises HubRefused."""
+    from huggingface_hub import hf_hub_download
+
+    with explained(repository, revision, "model"):
+        path = hf_hub_download(repository, "config.json", revision=revision, etag_timeout=ANSWER_SECONDS)
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise HubRefused(f"config.json of {repository} cannot be read: {_one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise HubRefused(f"config.json of {repository} is no JSON object")
+    return found
 
 
 def fetch(repository: str, revision: str, subset: str | None, split: str, folder: Path) -> list[Path]:

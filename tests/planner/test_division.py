@@ -1,0 +1,65 @@
+"""Memory by cause, and GPUs divided between the parts: what fits is used, what does not is told."""
+
+import pytest
+
+from shoal.planner.division import divide
+from shoal.planner.memory import USABLE, engine, total, trainer_rank, volumes
+from shoal.planner.model_shape import shape_of_parameters
+
+GB = 10**9
+SIZES = (135_000_000, 600_000_000, 1_700_000_000, 8 * GB, 14 * GB, 32 * GB, 72 * GB)
+GPUS = (0, 1, 2, 3, 8, 32, 64)
+
+
+@pytest.mark.parametrize("parameters", SIZES)
+@pytest.mark.parametrize("gpus", GPUS)
+def test_no_more_gpus_are_given_out_than_there_are_and_each_part_fits_or_it_is_told(parameters: int, gpus: int) -> None:
+    made = divide(shape_of_parameters(parameters), gpus, 80 * GB)
+    if gpus > 2 and not made.problems:
+        assert made.trainer_gpus + made.engines * made.engine_gpus + made.validator_gpus <= gpus
+    if gpus and not made.problems:
+        assert max(map(total, (made.trainer, made.validator))) <= USABLE * 80 * GB
+        assert made.engine[0].nbytes <= USABLE * 80 * GB
+    assert made.trainer_gpus in (0, 1, 2, 4) or made.trainer_gpus % 8 == 0
+
+
+def test_full_training_has_twenty_bytes_a_parameter_with_the_reference_model() -> None:
+    shape = shape_of_parameters(8 * GB)
+    one, eight = (trainer_rank(shape, ranks, 1024, "Full") for ranks in (1, 8))
+    sharded = [[part.nbytes for part in parts if "float32" in part.cause] for parts in (one, eight)]
+    assert sum(sharded[0]) == 20 * 8 * GB
+    assert sum(sharded[1]) == 20 * GB
+
+
+def test_adapters_need_less_than_all_weights_and_offloaded_ones_least() -> None:
+    shape = shape_of_parameters(8 * GB)
+    needed = [total(trainer_rank(shape, 1, 1024, method)) for method in ("Full", "LoRA", "LoRA, offloaded")]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] > 2 * needed[1] > 4 * needed[2]
+
+
+def test_a_tensor_parallel_engine_divides_weights_and_cache() -> None:
+    shape = shape_of_parameters(32 * GB)
+    assert total(engine(shape, 4, 16, 4096)) == pytest.approx(total(engine(shape, 1, 16, 4096)) / 4, rel=1e-6)
+
+
+def test_the_paper_s_size_on_32_gpus_trains_all_weights_on_whole_nodes() -> None:
+    made = divide(shape_of_parameters(32_763_876_352), 32, 80 * GB)
+    assert (made.method, made.trainer_gpus, made.trainer_replicas, made.problems) == ("Full", 16, 2, ())
+    assert made.engines * made.engine_gpus == 14
+
+
+def test_what_cannot_work_is_told_with_what_to_do() -> None:
+    [line] = divide(shape_of_parameters(32 * GB), 1, 80 * GB).problems
+    assert "give 3 or more GPUs" in line
+    assert any("validator needs" in line for line in divide(shape_of_parameters(72 * GB), 32, 80 * GB).problems)
+    [line] = divide(shape_of_parameters(72 * GB), 0, 0).problems
+    assert "on CPUs" in line
+
+
+def test_volumes_hold_what_is_kept() -> None:
+    needed = volumes(shape_of_parameters(32 * GB), steps=100)
+    version = 64 * GB
+    assert needed.worker == 6 * version
+    assert needed.relay == 7 * version
+    assert needed.store > 3 * 12 * 32 * GB

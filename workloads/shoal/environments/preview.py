@@ -1,0 +1,172 @@
+"""Three tasks of a run as its model will see them, and how answers to them score: what `shoal env preview` prints, before anything is started.
+
+In: a run's configuration. Out: a `Preview`. Prompts go through `tokens.prompt_tokens`, as those of workers and validators do; the tokenizer is the
+model's own, from a folder or a hub, or the one that a generated model will have. Raises CannotPreview, in one line.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.contracts.run import RunConfig
+from shoal.contracts.tasks import Task
+from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable, load
+from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.environments.tokens import prompt_tokens
+
+SHOWN_TASKS = 3
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "config.json", "*.jinja", "*.model", "vocab*", "merges.txt")
+
+
+class CannotPreview(ValueError):
+    """Tasks or tokenizer cannot be had; the message names the field of the manifest."""
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """An answer, what it scores (None: it could not be scored), and why."""
+
+    text: str
+    task_reward: float | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class ShownTask:
+    """One task: the prompt's token ids with the text of each, and a right and a wrong answer where the environment has them."""
+
+    problem_id: str
+    target_length: int | None
+    tokens: list[int]
+    pieces: list[str]
+    text: str
+    right: ScoredText | None
+    wrong: ScoredText
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is shown, and what is wrong with it, in words."""
+
+    tasks: int
+    shown: list[ShownTask]
+    left_out: dict[str, int]
+    longest_completion: int
+    longest_sequence: int
+    problems: tuple[str, ...]
+
+
+def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
+    """The first, a middle and the last task of the run. Reads its whole data set, samples nothing. Raises CannotPreview."""
+    source = config.tasks
+    if source.dataset is not None and source.dataset.object is not None:
+        raise CannotPreview(
+            "spec.tasks.dataset.object: lies in the run's store, which is not read here; try its file with `path`"
+        )
+    try:
+        environment = load(source.environment)
+        if missing := list(getattr(environment, "problems", list)()):
+            raise CannotPreview(f"spec.tasks.environment: {missing[0]}")
+        with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
+            tasks, left_out = find_tasks(config, environment, Path(scratch))
+    except BadEnvironment as error:
+        raise CannotPreview(f"spec.tasks.environment: {error}") from None
+    except BadTaskSource as error:
+        raise CannotPreview(str(error)) from None
+    tokenizer = _tokenizer(config, environment, tokenizer_folder)
+    targets = config.length_reward.targets if config.length_reward is not None else []
+    picked = sorted({0, len(tasks) // 2, len(tasks) - 1})[:SHOWN_TASKS]
+    shown = [
+        _shown(environment, tokenizer, tasks[place], targets[number % len(targets)] if targets else None)
+        for number, place in enumerate(picked)
+    ]
+    longest, room = config.sampling.max_completion_tokens, config.recipe.max_sequence_length
+    return Preview(len(tasks), shown, left_out, longest, room, tuple(_problems(shown, longest, room)))
+
+
+def _shown(environment: Environment, tokenizer: Any, task: Task, target: int | None) -> ShownTask:
+    tokens = prompt_tokens(tokenizer, environment, task, target)
+    try:
+        right = _scored(environment, task, environment.gold(task))
+    except ValueError:  # most programs and forms come without a solution
+        right = None
+    broken = getattr(environment, "broken", None)
+    return ShownTask(
+        problem_id=task.problem_id,
+        target_length=target,
+        tokens=tokens,
+        pieces=[_text(tokenizer, [token]) for token in tokens],
+        text=_text(tokenizer, tokens),
+        right=right,
+        wrong=_scored(environment, task, broken(task) if broken is not None else ""),
+    )
+
+
+def _scored(environment: Environment, task: Task, text: str) -> ScoredText:
+    found = environment.score(task, text)
+    match found:
+        case Score():
+            return ScoredText(text, found.task_reward, found.detail)
+        case Unscorable():
+            return ScoredText(text, None, found.reason)
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _problems(shown: Sequence[ShownTask], longest: int, room: int) -> list[str]:
+    lines = []
+    for each in shown:
+        if each.right is not None and each.right.task_reward != 1.0:
+            scored = "could not be scored" if each.right.task_reward is None else f"scores {each.right.task_reward:g}"
+            lines.append(f"task {each.problem_id}: its own right answer {scored}: {each.right.detail}")
+        if each.wrong.task_reward == 1.0:
+            lines.append(f"task {each.problem_id}: a wrong answer scores 1")
+        if len(each.tokens) + 1 > room:
+            lines.append(
+                f"task {each.problem_id}: its prompt has {len(each.tokens)} tokens, recipe.maxSequenceLength is {room}: raise that"
+            )
+        elif len(each.tokens) + longest > room:
+            left = room - len(each.tokens)
+            lines.append(
+                f"task {each.problem_id}: its prompt of {len(each.tokens)} tokens leaves {left} for an answer,"
+                f" sampling.maxCompletionTokens is {longest}: raise recipe.maxSequenceLength"
+            )
+    return lines
+
+
+def _tokenizer(config: RunConfig, environment: Environment, folder: Path | None) -> Any:
+    """The tokenizer of the run's base model."""
+    model = config.model
+    if folder is None and model.generated is not None:
+        if not isinstance(environment, Arithmetic):
+            raise CannotPreview(
+                "spec.model.generated: is made for the environment arithmetic; name that, or another model"
+            )
+        from shoal.environments.generated_model import tokenizer_for
+
+        return tokenizer_for(environment, config.length_reward.targets if config.length_reward else [None], config.seed)
+    if folder is None and model.path is not None:
+        folder = Path(model.path)
+    if folder is None and model.run is not None:
+        raise CannotPreview(
+            f"spec.model.run: the model of run {model.run} lies in its store; give --tokenizer with the folder of its model"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        if folder is None:
+            from huggingface_hub import snapshot_download
+
+            name = model.hugging_face or ""
+            folder = Path(snapshot_download(name, revision=model.revision, allow_patterns=list(TOKENIZER_FILES)))
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # of the hub, of transformers, of tokenizers: each has its own
+        said = " ".join(str(error).split())[:300]
+        raise CannotPreview(
+            f"spec.model: the tokenizer of {config.model_id} cannot be read: {said}; --tokenizer takes a folder that has it"
+        ) from None

@@ -1,0 +1,118 @@
+"""Memory by cause: of a trainer's rank, a worker's engine, a validator, and the volumes of a run. Bytes, closed form, no torch.
+
+Each cause names the code that makes it so. What is left out: the CUDA context, NCCL's buffers and fragmentation, for which `USABLE` leaves room.
+Called by `division` and by whoever explains a manifest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.planner.model_shape import ModelShape
+
+Method = Literal["Full", "LoRA", "LoRA, offloaded"]
+"""All weights; low-rank adapters; the same with weights in the host's memory (`trainer.settings`)."""
+
+USABLE = 0.9
+"""Share of a GPU's memory that is planned with; vLLM's own default for the same reason (`engine.gpuMemoryUtilization`)."""
+RECOMPUTE_FROM_PARAMETERS = 50_000_000
+"""From here on the trainer computes activations again (training/model.py)."""
+TILE_BYTES = 4 * 4 * (1 << 24)
+"""Logits of one tile in float32, with what is made of them (training/logprobs.py)."""
+LORA_SHARE = 0.01
+"""Adapters of rank 16 on all linear layers have at most this share of a dense model's parameters (0.9 % of 1.7B, 0.4 % of 32B)."""
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """What needs memory, and how many bytes."""
+
+    cause: str
+    nbytes: int
+
+
+def total(parts: Sequence[MemoryPart]) -> int:
+    """Bytes of all causes together."""
+    return sum(part.nbytes for part in parts)
+
+
+def trainer_rank(shape: ModelShape, ranks: int, tokens: int, method: Method, *, cpu: bool = False) -> list[MemoryPart]:
+    """Memory of one of `ranks` trainer processes, with micro-batches of `tokens` tokens.
+
+    Weights, gradients and AdamW's two moments are float32 and sharded (FSDP2, arXiv:2304.11277); the KL penalty's reference model is another float32
+    copy, sharded too (training/model.py). One layer at a time, and embedding with head all the time, are whole in the type of the forward pass.
+    On a CPU that is float32, and one process shards nothing.
+    """
+    width = 4 if cpu else 2
+    trained = shape.parameters if method == "Full" else round(LORA_SHARE * shape.parameters)
+    held = 0 if method == "LoRA, offloaded" else 1
+    gathered = 0 if cpu and ranks == 1 else width * (shape.ends + 2 * shape.layer_parameters)
+    recomputed = shape.parameters >= RECOMPUTE_FROM_PARAMETERS
+    kept = shape.layers * shape.hidden_size + shape.layer_values if recomputed else shape.layers * shape.layer_values
+    return [
+        MemoryPart("weights, float32", held * 4 * shape.parameters // ranks),
+        MemoryPart("gradients, float32", held * 4 * trained // ranks),
+        MemoryPart("AdamW's moments, float32", held * 8 * trained // ranks),
+        MemoryPart("reference model of the KL penalty, float32", held * 4 * shape.parameters // ranks),
+        MemoryPart("gathered layers, embedding and head", gathered),
+        MemoryPart(f"activations of {tokens} tokens", width * kept * tokens),
+        MemoryPart("tiles of logits", TILE_BYTES),
+    ]
+
+
+def offloaded(shape: ModelShape) -> int:
+    """Host memory of all ranks together where weights, reference and adapters are offloaded."""
+    return 8 * shape.parameters + round(16 * LORA_SHARE * shape.parameters)
+
+
+def engine(shape: ModelShape, gpus: int, sequences: int, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:
+    """Memory of one worker on each of its GPUs: weights as they are served, and keys and values of `sequences` of `tokens` tokens.
+
+    The engine takes all the memory that it may, and waits with what does not fit: the cache is what lets it decode so many at once.
+    """
+    width = 4 if cpu else 2
+    return [
+        MemoryPart("weights as served", width * shape.parameters // gpus),
+        MemoryPart(
+            f"keys and values, {sequences} x {tokens} tokens",
+            width * shape.layers * shape.key_values * sequences * tokens // gpus,
+        ),
+    ]
+
+
+def validator(shape: ModelShape, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:
+    """Memory of a validator: it computes on one device (validation/policies.py), one row of `tokens` tokens at least at a time."""
+    width = 4 if cpu else 2
+    return [
+        MemoryPart("weights as served", width * shape.parameters),
+        MemoryPart(f"a forward pass of {tokens} tokens", width * shape.layer_values * tokens + TILE_BYTES),
+    ]
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """Bytes of a run's volumes."""
+
+    worker: int
+    relay: int
+    scratch: int
+    store: int
+
+
+def volumes(
+    shape: ModelShape, steps: int, async_level: int = 2, kept_versions: int = 5, kept_states: int = 3
+) -> Volumes:
+    """What the volumes must hold at least, for versions in bfloat16 and states of 12 bytes a parameter.
+
+    A worker keeps `async_level + 3` versions and fetches one beside them (broadcast/fetch.py). A relay and the origin keep `kept_versions`, with
+    the chain of deltas of each, at most as large as a version. The store keeps the base, the final model, the versions and `kept_states` states.
+    """
+    version, state = 2 * shape.parameters, 12 * shape.parameters
+    served = (kept_versions + 2) * version
+    rollouts = steps * (64 << 20)  # measured at the paper's size: some tens of megabytes a step
+    return Volumes(
+        worker=(async_level + 4) * version,
+        relay=served,
+        scratch=served + 3 * version,
+        store=(kept_states + 1) * state + (kept_versions + 3) * version + rollouts,
+    )

@@ -1,0 +1,146 @@
+"""How large a language model is, from its `config.json` or from the size in its name. Pure.
+
+In: the parsed configuration of a Hugging Face checkpoint, a repository's name, or a number of parameters. Out: a `ModelShape`.
+Called by `shoal init`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNIT = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([kmbt])(?![a-z0-9])", re.IGNORECASE)
+LARGEST_PARAMETERS = 10**13
+
+
+class UnknownShape(ValueError):
+    """The size of a model cannot be told; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder as memory sees it. `key_values` are the numbers that one token leaves in the cache of one layer (keys and values)."""
+
+    parameters: int
+    hidden_size: int
+    layers: int
+    vocabulary: int
+    tied: bool
+    key_values: int
+    layer_values: int
+    """Activations of one token in one layer that its backward pass reads."""
+    longest: int | None = None
+    """Positions that the model was made for; None where nobody says."""
+    exact: bool = True
+    """False where widths were guessed from a number of parameters."""
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the token embedding."""
+        return self.vocabulary * self.hidden_size
+
+    @property
+    def ends(self) -> int:
+        """Parameters of embedding and head together; a tied head is the embedding."""
+        return self.embedding * (1 if self.tied else 2)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        return max(1, (self.parameters - self.ends) // self.layers)
+
+
+def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a Llama-like decoder (Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma, Phi-3 and the like), counted tensor by tensor.
+
+    Raises UnknownShape for a configuration without these fields, or with attention of another kind (low-rank keys, state-space layers).
+    """
+    given = config.get("text_config", config)
+    if not isinstance(given, Mapping):
+        raise UnknownShape("config.json: text_config is no object")
+    if odd := [name for name in ("kv_lora_rank", "q_lora_rank", "state_size", "ssm_cfg") if given.get(name)]:
+        raise UnknownShape(f"config.json has {odd[0]}: a model of this kind is not counted here")
+    hidden, layers, heads, vocabulary, intermediate = (
+        _count(given, name)
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
+    )
+    shared = _count(given, "num_key_value_heads", heads)
+    head = _count(given, "head_dim", max(1, hidden // heads))
+    kind = str(given.get("model_type", config.get("model_type", "")))
+    # Gemma ties where nothing is said; transformers' own default is tied for it alone among these.
+    tied = bool(given.get("tie_word_embeddings", config.get("tie_word_embeddings", kind.startswith("gemma"))))
+    queries, keys = heads * head, shared * head
+    biased = bool(given.get("attention_bias", kind.startswith("qwen2")))
+    attention = 2 * hidden * queries + 2 * hidden * keys + (queries + 2 * keys if biased else 0)
+    attention += hidden if biased and not kind.startswith("qwen2") else 0  # the output's bias, which Qwen2 has not
+    norms = (4 if kind in ("gemma2", "gemma3", "gemma3_text") else 2) * hidden
+    norms += 2 * head if kind.startswith(("qwen3", "gemma3")) else 0  # of queries and keys
+    feed_forward, read = _feed_forward(given, hidden, intermediate)
+    each = attention + feed_forward + norms
+    ends = vocabulary * hidden * (1 if tied else 2)
+    longest = given.get("max_position_embeddings")
+    return ModelShape(
+        parameters=ends + layers * each + hidden,
+        hidden_size=hidden,
+        layers=layers,
+        vocabulary=vocabulary,
+        tied=tied,
+        key_values=2 * keys,
+        layer_values=6 * hidden + 2 * queries + 2 * keys + 4 * read,
+        longest=longest if isinstance(longest, int) and longest > 0 else None,
+    )
+
+
+def _feed_forward(given: Mapping[str, Any], hidden: int, intermediate: int) -> tuple[int, int]:
+    """Parameters of a layer's feed-forward part, and the width of what one token goes through."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(given[name]) for name in names if given.get(name)), 0)
+    if not experts:
+        return 3 * hidden * intermediate, intermediate
+    width = _count(given, "moe_intermediate_size", intermediate)
+    used = _count(given, "num_experts_per_tok", 1)
+    return experts * 3 * hidden * width + hidden * experts, used * width
+
+
+def _count(given: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = given.get(name)
+    value = otherwise if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST_PARAMETERS:
+        raise UnknownShape(f"config.json: {name} is {value!r}; a decoder like Llama has a whole number above 0")
+    return value
+
+
+def parameters_in(text: str) -> int | None:
+    """The number of parameters that a name or a person says: `Qwen3-1.7B`, `SmolLM2-135M-Instruct`, `8x7B`, `32B`; None where it says none.
+
+    The largest size counts: `Qwen3-30B-A3B` has 30B in memory. Experts times size is an upper bound, since they share attention.
+    """
+    found = [
+        round(int(experts or 1) * float(size) * UNIT[unit.lower()])
+        for experts, size, unit in _SIZE.findall(text.rpartition("/")[2].replace("_", "-"))
+    ]
+    return max((each for each in found if 0 < each <= LARGEST_PARAMETERS), default=None)
+
+
+# Widths of published dense models, by parameters: hidden size, layers, vocabulary, key and value numbers a layer, feed-forward width, tied head.
+# From the config.json of SmolLM2-135M, Qwen3-0.6B, Qwen3-1.7B, Qwen3-8B, Qwen2.5-32B, Qwen2.5-72B.
+_PUBLISHED: tuple[tuple[int, int, int, int, int, int, bool], ...] = (
+    (134_515_008, 576, 30, 49_152, 384, 1_536, True),
+    (596_049_920, 1_024, 28, 151_936, 2_048, 3_072, True),
+    (1_720_574_976, 2_048, 28, 151_936, 2_048, 6_144, True),
+    (8_190_735_360, 4_096, 36, 151_936, 2_048, 12_288, False),
+    (32_763_876_352, 5_120, 64, 152_064, 2_048, 27_648, False),
+    (72_706_203_648, 8_192, 80, 152_064, 2_048, 29_568, False),
+)
+
+
+def shape_of_parameters(parameters: int) -> ModelShape:
+    """A shape for a number of parameters: the widths of the published model that is nearest by ratio. Marked as not exact."""
+    if not 0 < parameters <= LARGEST_PARAMETERS:
+        raise UnknownShape(f"{parameters} parameters; allowed: 1 to {LARGEST_PARAMETERS}")
+    nearest = min(_PUBLISHED, key=lambda each: max(each[0] / parameters, parameters / each[0]))
+    _, hidden, layers, vocabulary, key_values, wide, tied = nearest
+    return ModelShape(
+        parameters, hidden, layers, vocabulary, tied, key_values, 8 * hidden + key_values + 4 * wide, exact=False
+    )
