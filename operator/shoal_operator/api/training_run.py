@@ -175,6 +175,33 @@ class ProofStatus(SpecModel):
     controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
 
 
+class AnswerShown(SpecModel):
+    """One answer as the model saw its prompt and gave it. The text is a stranger's."""
+
+    problem_id: Annotated[str, StringConstraints(max_length=253)] = Field(..., description="Problem that was asked.")
+    prompt: Annotated[str, StringConstraints(max_length=1200)] = Field(..., description="Prompt, shortened.")
+    answer: Annotated[str, StringConstraints(max_length=1200)] = Field(..., description="Answer, shortened.")
+    tokens: int = Field(0, ge=0, description="Tokens of the answer.")
+    cut: bool = Field(False, description="Whether it ended at the length limit.")
+    task_reward: float | None = Field(None, ge=0, le=1, description="Task reward; absent: it could not be scored.")
+
+
+class AnswersStatus(SpecModel):
+    """What became of the newest answers. Shares are of 1; the condition `Learning` says what follows from them."""
+
+    groups: int = Field(0, ge=0, description="Newest accepted groups that this is about.")
+    groups_with_signal: int = Field(0, ge=0, description="Those whose rewards differ.")
+    groups_right: float = Field(0.0, ge=0, le=1, description="Share of groups whose answers are all right.")
+    groups_wrong: float = Field(0.0, ge=0, le=1, description="Share of groups whose answers are all wrong.")
+    right: float = Field(0.0, ge=0, le=1, description="Share of answers with task reward 1.")
+    cut: float = Field(0.0, ge=0, le=1, description="Share of answers that ended at the length limit.")
+    unscorable: float = Field(0.0, ge=0, le=1, description="Share of answers that could not be scored.")
+    unanswered: float | None = Field(
+        None, ge=0, le=1, description="Share of answers without a final one; absent: the environment cannot tell."
+    )
+    samples: list[AnswerShown] = Field([], max_length=3, description="Answers of groups without signal.")
+
+
 class VersionScore(SpecModel):
     """The newest version that was scored in full on a benchmark."""
 
@@ -218,6 +245,7 @@ class TrainingRunStatus(SpecModel):
     groups_kept: int | None = Field(None, ge=0, description="Accepted groups that the online filter kept.")
     groups_dropped: int | None = Field(None, ge=0, description="Accepted groups that the online filter dropped.")
     dataset: DatasetStatus | None = Field(None, description="Progress of a run of mode Generate.")
+    answers: AnswersStatus | None = Field(None, description="What became of the newest answers of a run of mode Train.")
     best_version: int | None = Field(
         None, ge=0, description="Version with the best score on the benchmark that decides (spec.evaluation)."
     )

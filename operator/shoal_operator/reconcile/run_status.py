@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
+from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Object
@@ -35,6 +37,7 @@ FIGURES = (
     "heldOutLoss",
     "groupsKept",
     "groupsDropped",
+    "answers",
     "dataset",
     "bestVersion",
     "bestScore",
@@ -143,6 +146,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             status |= {"islands": islands_status(progress.islands)}
         if progress.proofs is not None:
             status |= {"proofs": proof_status(progress.proofs)}
+        if (learning := progress.learning) is not None and learning.groups:
+            status["answers"] = answers_status(learning)
         if (dataset := progress.dataset) is not None:
             status["dataset"] = {
                 "slices": dataset.steps,
@@ -209,6 +214,22 @@ def proof_status(terms: ProofTerms) -> dict[str, Any]:
     return status
 
 
+def answers_status(learning: LearningProgress) -> dict[str, Any]:
+    """Shares rounded, so that a status is not written for a change that nobody sees."""
+    shown = {
+        name: round(value, 3)
+        for name in ("groups_right", "groups_wrong", "right", "cut", "unscorable", "unanswered")
+        if (value := getattr(learning, name)) is not None
+    }
+    found = AnswersStatus(
+        groups=learning.groups,
+        groups_with_signal=learning.groups_with_signal,
+        samples=[AnswerShown(**each.model_dump()) for each in learning.samples],
+        **shown,
+    )
+    return found.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
 def eta_seconds(progress: RunProgress) -> float | None:
     """Steps that are left, at the pace of the last one."""
     last = progress.last_step
@@ -244,6 +265,7 @@ def run_conditions(findings: Findings) -> list[Condition]:
         condition("Failed", stage == "failed", failure.reason or "NoFailure", failure.message),
         _paused(findings),
         _stalled(findings),
+        *_learning(findings),
         _stable(findings),
         _prepared(findings),
         *_exchanging(findings),
@@ -305,11 +327,13 @@ def _doing(findings: Findings) -> str:
     if progress is not None:
         step = f"step {progress.open_step} of {findings.steps_total}" if progress.open_step is not None else ""
         doing = progress.waiting_for or step
+    known = progress.learning if progress is not None else None
+    lost = known.message if known is not None and known.reason is not None else ""
     # It trains on without exchanging, and nothing else in `kubectl get` would say so.
     apart = [each["message"] for each in _exchanging(findings) if each["status"] == "False"]
     # A list of members that is wrong is said there.
     waits_for = findings.waits_for if findings.waits_for != findings.group_problem else ""
-    return "; ".join(filter(None, [doing, waits_for, *apart]))
+    return "; ".join(filter(None, [doing, waits_for, lost, *apart]))
 
 
 def _exchanging(findings: Findings) -> list[Condition]:
@@ -339,6 +363,16 @@ def _stalled(findings: Findings) -> Condition:
     if findings.stalled and findings.progress is not None:
         return condition("StalledOnSignal", True, "SamplingCap", findings.progress.stalled_on_signal)
     return condition("StalledOnSignal", False, "EnoughSignal")
+
+
+def _learning(findings: Findings) -> list[Condition]:
+    """Of a run of mode Train: whether its newest groups carry signal. False as soon as enough of them carry none, with the cause."""
+    if findings.mode != "Train":
+        return []
+    found = findings.progress.learning if findings.progress is not None else None
+    if found is None or not found.decided:
+        return [condition("Learning", None, "FewGroupsJudged", found.message if found is not None else "")]
+    return [condition("Learning", found.reason is None, found.reason or "GroupsCarrySignal", found.message)]
 
 
 def _paused(findings: Findings) -> Condition:

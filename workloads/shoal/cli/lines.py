@@ -5,11 +5,12 @@ For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; 
 
 from datetime import datetime
 
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.report.snapshot import Part, Snapshot
-from shoal.report.view import Model, SnapshotHistory, time_left, waiting_for
+from shoal.report.view import Model, SnapshotHistory, sample_rows, time_left, waiting_for
 from shoal.text import count, duration, number, percent, plain
 
 STATUS_SECONDS = 10.0
@@ -69,9 +70,25 @@ def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str
         if new > 0:
             lines.append(f"{new} file{'s' if new > 1 else ''} rejected: {plain(reason, 40)}")
     if after.stalled_on_signal and not before.stalled_on_signal:
-        lines.append(plain(after.stalled_on_signal, 400))
+        lines.append(plain(after.stalled_on_signal, 1000))
+    lines += _learning_events(before.learning, after.learning)
     if after.complete and not before.complete:
         lines.append(f"run complete: {after.steps_total} steps")
+    return lines
+
+
+def _learning_events(before: LearningProgress | None, after: LearningProgress | None) -> list[str]:
+    """When the newest groups turn out to carry no signal, why, and three answers; and when they carry some again."""
+    was = before.reason if before is not None else None
+    if after is None or after.reason == was:
+        return []
+    if after.reason is None:
+        return ["the newest groups carry signal again"]
+    lines = [f"the run cannot learn ({after.reason}): {plain(after.message, 600)}"]
+    for sample in sample_rows(after.samples):
+        lines.append(f"sample {sample.title}")
+        lines += [f"  > {line}" for line in sample.prompt]
+        lines += [f"  < {line}" for line in sample.answer]
     return lines
 
 

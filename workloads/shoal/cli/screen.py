@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal.report.view import Model
+from shoal.report.view import Model, SampleRow
 
 STATE_STYLES = {
     "ready": "green", "done": "green", "starting": "yellow", "waiting": "yellow", "pending": "yellow",
@@ -35,6 +35,11 @@ def render(model: Model) -> RenderableType:
     body += [_line(label, curve, "cyan") for label, curve in model.curves]
     if model.rejects:
         body.append(_line("rejected for", model.rejects, "red"))
+    if model.answers:
+        body.append(_line("answers", model.answers, "red" if model.cannot_learn else "cyan"))
+    if model.cannot_learn:
+        body.append(_line("cannot learn", model.cannot_learn, "bold red"))
+        body += [line for sample in model.samples for line in _sample(sample)]
     if model.waiting:
         body.append(_line("now", model.waiting, "yellow"))
     body.append(Text())
@@ -53,6 +58,14 @@ def _bar(share_done: float) -> Table:
 
 def _line(label: str, text: str, style: str) -> Text:
     return Text.assemble((f"{label:<{LABEL_WIDTH}}  ", "dim"), (text, style))
+
+
+def _sample(sample: SampleRow) -> list[Text]:
+    return [_line("sample", sample.title, "")] + [
+        Text(f"  {mark} {line}", style="dim")
+        for mark, lines in ((">", sample.prompt), ("<", sample.answer))
+        for line in lines
+    ]
 
 
 def _figures(model: Model) -> Table:

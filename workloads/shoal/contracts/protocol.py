@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
@@ -380,6 +381,9 @@ class RunProgress(Contract):
         default="",
         max_length=1000,
         description="why no more is sampled for the open step, and what to do; empty while all is well",
+    )
+    learning: LearningProgress | None = Field(
+        default=None, description="of a run of mode Train: whether the newest groups carry signal, and if not why"
     )
     trainer_phase: str = ""
     trainer_note: str = Field(default="", max_length=500, description="in words, e.g. why the trainer is `paused`")

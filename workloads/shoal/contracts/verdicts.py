@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from shoal.contracts.answers import FileAnswers
 from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.compute import Compute
 from shoal.contracts.protocol import ShortText
@@ -78,12 +79,15 @@ class Verdict(Contract):
         default_factory=list, max_length=1_000_000, description="of such a file: rows that ended at the length limit"
     )
     compute: Compute | None = Field(default=None, description="of an accepted file; None in old verdicts")
+    answers: FileAnswers | None = Field(
+        default=None, description="of an accepted file of a step: what became of its answers; None in old verdicts"
+    )
 
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute"):
+        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers"):
             if not document.get(name):
                 document.pop(name, None)
         return document

@@ -47,6 +47,11 @@ class Arithmetic:
             return Score(1.0, "the sum is right")
         return Score(0.0, f"the answer is {given[:32]!r}, the sum is {answer}")
 
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """Whether a number stands behind the scratchpad."""
+        _, closed, given = completion.rpartition(">")
+        return bool(closed) and given.isascii() and given.isdecimal()
+
     def gold(self, task: Task) -> str:
         """The scratchpad and the sum, written out."""
         return worked_addition(*operands(task))

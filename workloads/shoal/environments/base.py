@@ -53,15 +53,21 @@ class Unscorable:
 class Environment(Protocol):
     """One kind of task. `name` is the entry point's name; `version` changes whenever a score or a prompt may change.
 
-    What an environment may have besides (read with `getattr`, so that a plain environment needs none of it): `sources`, names of further modules
-    and packages that its scores come from, and `requires`, distributions whose versions they depend on: both are pinned by the digest.
-    `broken(task)`, a completion close to the gold one that scores 0. `problems()`, what this machine lacks for scoring, a line each. `stop` and
-    `observe`: see `episodes`. `parameter`, what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`): its class is then made
-    with that text, and calls itself by the whole name. `task_count()`, how many tasks there are, where nobody can make more. `flaw(task)`, why a
-    right answer to a task might not be judged, proven on an equivalent of the gold one, None when it can, and ValueError where the task brings
-    none: prepare then refuses such tasks of a data set. It is called from several threads. `extra`, the extra of shoal that brings `requires`, for
-    messages. `runs_programs`, true where scores come from programs that the model wrote: two honest machines may then differ, so that no difference
-    is held against a node, and proofs are verified before anything runs.
+    What an environment may have besides (read with `getattr`, so that a plain environment needs none of it):
+
+    - `sources`: names of further modules and packages that its scores come from. `requires`: distributions whose versions they depend on. The digest
+      pins both. `extra`: the extra of shoal that brings `requires`, for messages.
+    - `has_answer(task, completion)`: whether a text gives a final answer, right or wrong, in the form that is asked for. It changes no score.
+    - `broken(task)`: a completion close to the gold one that scores 0.
+    - `flaw(task)`: why a right answer to a task might not be judged, proven on an equivalent of the gold one; None when it can. ValueError where the
+      task brings none: prepare then refuses such tasks of a data set. It is called from several threads.
+    - `problems()`: what this machine lacks for scoring, a line each.
+    - `stop` and `observe`: see `episodes`.
+    - `parameter`: what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`). Its class is then made with that text, and calls
+      itself by the whole name.
+    - `task_count()`: how many tasks there are, where nobody can make more.
+    - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
+      against a node, and proofs are verified before anything runs.
     """
 
     name: str

@@ -95,6 +95,10 @@ class Code:
             return Unscorable(f"task {task.problem_id}: {error}", used)
         return Score(1.0, f"all {len(tests)} tests pass", used)
 
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """Whether there is a program."""
+        return program_of(completion) is not None
+
     def gold(self, task: Task) -> str:
         """The solution that a task brings along; ValueError when it brings none (most data sets do not)."""
         solution = task.metadata.get("solution")

@@ -64,6 +64,10 @@ class IfEval:
             return Score(0.0, f"not followed: {', '.join(broken)}")
         return Score(1.0, f"all {len(instructions)} instructions are followed")
 
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """Whether anything follows the thoughts."""
+        return bool(completion.rpartition("</think>")[2].strip())
+
     def gold(self, task: Task) -> str:
         """An answer that a task brings along; ValueError when it brings none, as those of data sets."""
         found = task.metadata.get("gold")

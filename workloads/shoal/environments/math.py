@@ -71,6 +71,10 @@ class Math:
             return Unscorable(f"task {task.problem_id}: {found.reason}")
         return Score(float(found.equal), found.detail)
 
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """Whether there is a final answer, in a box or said."""
+        return final_answer(completion) is not None
+
     def gold(self, task: Task) -> str:
         """The answer in a box."""
         return rf"The answer is \boxed{{{gold_answer(task)}}}."

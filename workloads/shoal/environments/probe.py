@@ -50,6 +50,7 @@ def probe(environment: Environment, count: int, seed: int) -> dict[str, Any]:
             except Exception as error:  # whatever it is, it is the fault that is looked for
                 faults.append(f"{task.problem_id}: score() raised {type(error).__name__} for {what}: {error}"[:500])
                 continue
+            faults += _about_answer(environment, task, what, completion, wanted)
             slowest = max(slowest, time.perf_counter() - began)
             scores.update(repr(_reward(score)).encode())
             faults += _about_score(task, what, wanted, score, again)
@@ -112,6 +113,21 @@ def _about_score(
         yield f"{task.problem_id}: {what} must score {wanted:.0f} ({why})"
     if wanted is None and _reward(score) == 1.0:
         yield f"{task.problem_id}: {what} scores 1"
+
+
+def _about_answer(
+    environment: Environment, task: Task, what: str, completion: str, wanted: float | None
+) -> Iterator[str]:
+    has_answer = getattr(environment, "has_answer", None)
+    if has_answer is None:
+        return
+    try:
+        found = has_answer(task, completion)
+    except Exception as error:
+        yield f"{task.problem_id}: has_answer() raised {type(error).__name__} for {what}: {error}"[:500]
+        return
+    if wanted == 1.0 and not found:
+        yield f"{task.problem_id}: has_answer() finds no answer in {what}"
 
 
 def _reward(score: Score | Unscorable) -> float | None:

@@ -89,6 +89,11 @@ class Tool:
             0.0, f"the answer is {given.strip()[:32]!r}, right is {answer}" if said else f"there is no {ANSWER!r}"
         )
 
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """Whether something follows the last `Answer:`."""
+        _, said, given = completion.rpartition(ANSWER)
+        return bool(said and given.strip())
+
     def gold(self, task: Task) -> str:
         """An episode with one call."""
         expression = str(task.metadata["expression"])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -31,6 +32,13 @@ NODES = Gauge("shoal_nodes", "Nodes by state.", ["state"])
 GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
 JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
 STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
+LEARNING = Gauge(
+    "shoal_learning", "1 when the newest groups carry signal, 0 when none does, -1 while too few were judged to tell."
+)
+ANSWERS = Gauge("shoal_answers_ratio", "Shares of the newest answers of training steps.", ["outcome"])
+ALIKE = Gauge(
+    "shoal_groups_alike_ratio", "Shares of the newest groups whose answers are all right or all wrong.", ["outcome"]
+)
 ACCEPTED_TOKENS = Gauge("shoal_accepted_completion_tokens", "Completion tokens of accepted files.")
 SCORE = Gauge(
     "shoal_evaluation_score", "Mean score (avg@k) of the newest version that was scored in full.", ["benchmark"]
@@ -135,6 +143,8 @@ def report(state: RunState) -> None:
     JUDGED.labels("kept").set(progress.groups_accepted_total)
     JUDGED.labels("dropped").set(progress.groups_dropped_total)
     STALLED.set(bool(progress.stalled_on_signal))
+    if progress.learning is not None:
+        _report_learning(progress.learning)
     ACCEPTED_TOKENS.set(progress.completion_tokens_accepted)
     NODES.clear()
     for state_name, number in progress.nodes.items():
@@ -147,6 +157,20 @@ def report(state: RunState) -> None:
     if honest is not None:
         FALSE_REJECT.labels("measured").set(honest.rejected_files.share)
         FALSE_REJECT.labels("upper_bound").set(honest.rejected_files.high)
+
+
+def _report_learning(learning: LearningProgress) -> None:
+    LEARNING.set(-1 if not learning.decided else int(learning.reason is None))
+    for outcome, share in (
+        ("right", learning.right),
+        ("cut", learning.cut),
+        ("unscorable", learning.unscorable),
+        ("unanswered", learning.unanswered),
+    ):
+        if share is not None:
+            ANSWERS.labels(outcome).set(share)
+    ALIKE.labels("right").set(learning.groups_right)
+    ALIKE.labels("wrong").set(learning.groups_wrong)
 
 
 def _report_scores(state: RunState) -> None:

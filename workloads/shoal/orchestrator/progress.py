@@ -1,11 +1,13 @@
 """`GET /v1/run`: the run in aggregates, for status, live view and report. Reads memory and a few keys of Redis, never the store."""
 
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.problems import Refusal
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
 from shoal.orchestrator.completeness import complete, trained
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.work import handout
 from shoal.orchestrator.work.load import loads
 from shoal.orchestrator.work.open_work import open_step
@@ -37,7 +39,10 @@ def run_progress(state: RunState) -> RunProgress:
         groups_accepted_total=view.groups_with_signal,
         groups_dropped_total=view.groups_judged - view.groups_with_signal,
         judged_groups=load.judged_groups if load is not None else 0,
-        stalled_on_signal=handout.stalled_text(load) if load is not None and state.schedule.stalled(load) else "",
+        stalled_on_signal=handout.stalled_text(state, load)
+        if load is not None and state.schedule.stalled(load)
+        else "",
+        learning=learning(state),
         trainer_phase=state.trainer.phase if state.trainer is not None else "",
         trainer_note=state.trainer.note if state.trainer is not None else "",
         last_step=state.last_step,
@@ -48,6 +53,13 @@ def run_progress(state: RunState) -> RunProgress:
         islands=state.trainer.islands if state.trainer is not None else None,
         complete=complete(state),
     )
+
+
+def learning(state: RunState) -> LearningProgress | None:
+    """Whether the newest groups carry signal; None for a run that learns from no groups."""
+    if state.config.mode != "Train":
+        return None
+    return learning_of(state.answers.files(), fewest_groups(state.config.recipe))
 
 
 def waiting_for(state: RunState, step: int | None, healthy_nodes: int) -> str:

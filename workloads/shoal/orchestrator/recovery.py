@@ -14,6 +14,7 @@ from shoal.crypto.canonical import document_digest
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.learning import WINDOW_GROUPS
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.verdicts.verdicts import evict, record_verdict
 from shoal.orchestrator.work import beacons
@@ -61,6 +62,7 @@ def rebuild(state: RunState) -> None:
     evaluations.fold(state)
     evaluations.write_best(state)
     _restore_last_step(state)
+    _restore_answers(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
     get_logger().info(
         "state rebuilt from the store",
@@ -148,6 +150,22 @@ def _lease_keys(state: RunState) -> list[str]:
     # Many slices are open at once: one listing of all leases is quicker than one for each of them.
     folders = {f"{step:06d}" for step in steps}
     return [info.key for info in state.store.list(keys.LEASES) if info.key.split("/")[1] in folders]
+
+
+def _restore_answers(state: RunState) -> None:
+    """What became of the newest answers, from the verdicts of the newest accepted files: as many as the window has groups at most."""
+    if state.config.mode != "Train" or state.answers.files():
+        return
+    wanted, groups = [], 0
+    for step in sorted(state.view.accepted, reverse=True):
+        for file in reversed(list(state.view.accepted.get(step, ()))):
+            if groups < WINDOW_GROUPS:
+                wanted.append(file)
+                groups += file.groups
+    wanted.reverse()
+    found = in_parallel(lambda file: state.store.get(keys.verdict(file.node, file.file)), wanted)
+    for file, data in zip(wanted, found, strict=True):
+        state.answers.add(Signed[Verdict].from_json(data).document, file.counted_groups)
 
 
 def _restore_last_step(state: RunState) -> None:

@@ -24,6 +24,7 @@ from shoal.ledger.terms import TermsKeeper
 from shoal.ledger.writer import LedgerWriter
 from shoal.orchestrator.evaluation.plan import EvaluationPlan
 from shoal.orchestrator.nodes.registry import NodeRegistry
+from shoal.orchestrator.verdicts.learning import AnswerWindow
 from shoal.orchestrator.verdicts.queue import ValidationQueue
 from shoal.orchestrator.work.leases import LeaseBook
 from shoal.orchestrator.work.schedule import Schedule, schedule_of
@@ -63,6 +64,7 @@ class RunState:
         self.last_step: StepMetrics | None = None
         self.files_expired = 0
         self.accepted_files: dict[tuple[str, str], AcceptedFile] = {}  # (node, file), of steps that are not sealed
+        self.answers = AnswerWindow()
         self.evaluations: dict[tuple[int, str], ScoredVersion] = {}  # (version, benchmark), once its record is written
         self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
         self.best_written: BestVersion | None = None

@@ -1,6 +1,6 @@
 """How a run divides GPUs between trainer, workers and validators, and with which settings it starts: a table by model size. Pure.
 
-In: a `ModelShape`, the number of GPUs and the memory of one. Out: a `Division` with its `Settings`, and what does not fit, in words.
+In: a `ModelShape`, the number of GPUs and the memory of one. Out: a `Division` with its `StartingSettings`, and what does not fit, in words.
 The settings are starting points with their sources beside them; nothing here was tuned on a run. Called by `shoal init`.
 """
 
@@ -28,7 +28,7 @@ SHARED_ENGINE = 0.3
 
 
 @dataclass(frozen=True)
-class Settings:
+class StartingSettings:
     """How a model of some size starts to learn. Lengths in tokens."""
 
     prompts_per_step: int
@@ -40,17 +40,17 @@ class Settings:
 
 
 TINY = 10_000_000
-SETTINGS: tuple[tuple[int, Settings], ...] = (
-    (TINY, Settings(24, 8, 3, 1.5e-4, 64, 32)),  # of examples/arithmetic, which learns in minutes
+SETTINGS: tuple[tuple[int, StartingSettings], ...] = (
+    (TINY, StartingSettings(24, 8, 3, 1.5e-4, 64, 32)),  # of examples/arithmetic, which learns in minutes
     # Larger rates for smaller models: 1e-6 is DeepScaleR's at 1.5B, 5e-7 SimpleRL-Zoo's at 7B (arXiv:2503.18892), 3e-7 the paper's at 32B.
-    (300_000_000, Settings(32, 8, 2, 5e-6, 1024, 768)),
-    (1_000_000_000, Settings(32, 8, 2, 2e-6, 2048, 1536)),
-    (4_000_000_000, Settings(64, 8, 4, 1e-6, 8192, 7168)),
-    (20_000_000_000, Settings(128, 16, 4, 5e-7, 16_384, 14_336)),
-    (1 << 62, Settings(256, 16, 8, 3e-7, 16_384, 14_336)),
+    (300_000_000, StartingSettings(32, 8, 2, 5e-6, 1024, 768)),
+    (1_000_000_000, StartingSettings(32, 8, 2, 2e-6, 2048, 1536)),
+    (4_000_000_000, StartingSettings(64, 8, 4, 1e-6, 8192, 7168)),
+    (20_000_000_000, StartingSettings(128, 16, 4, 5e-7, 16_384, 14_336)),
+    (1 << 62, StartingSettings(256, 16, 8, 3e-7, 16_384, 14_336)),
 )
 """Up to this number of parameters: these settings. From 20B on, the paper's batch of 4,096 rows (section 4.1) at half its length."""
-ON_A_CPU = Settings(16, 8, 2, 5e-6, 512, 384)
+ON_A_CPU = StartingSettings(16, 8, 2, 5e-6, 512, 384)
 """A core decodes some thousand tokens a second of the smallest models: steps are short, so that one ends in minutes."""
 
 
@@ -61,7 +61,7 @@ class Division:
     gpus: int
     gpu_bytes: int
     method: Method
-    settings: Settings
+    settings: StartingSettings
     trainer_gpus: int
     engines: int
     engine_gpus: int
@@ -79,7 +79,7 @@ class Division:
         return max(1, self.trainer_gpus // GPUS_A_NODE)
 
 
-def settings_for(shape: ModelShape, *, cpu: bool) -> Settings:
+def settings_for(shape: ModelShape, *, cpu: bool) -> StartingSettings:
     """The table's row, within the positions that the model was made for."""
     found = (
         ON_A_CPU

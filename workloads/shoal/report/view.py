@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shoal.contracts.answers import AnswerSample, LearningProgress
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.steps import StepMetrics
 from shoal.report.snapshot import Part, Snapshot
@@ -86,6 +87,15 @@ class PodRow:
 
 
 @dataclass(frozen=True)
+class SampleRow:
+    """One answer: a line about it, and the ends of prompt and answer as lines of text."""
+
+    title: str
+    prompt: tuple[str, ...]
+    answer: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     """All that is shown, as text; nothing in it can move a cursor."""
 
@@ -99,6 +109,12 @@ class Model:
     """(label, sparkline) over all steps."""
     rejects: str
     complete: bool
+    answers: str = ""
+    """What became of the newest answers; empty while none were judged."""
+    cannot_learn: str = ""
+    """Why the newest groups carry no signal, and what to do; empty while some do."""
+    samples: tuple[SampleRow, ...] = ()
+    """Answers of groups without signal, while the run cannot learn."""
 
 
 _WORST_FIRST = ("failed", "waiting", "pending", "starting", "stopping", "ready", "done")
@@ -147,7 +163,7 @@ def waiting_for(snapshot: Snapshot) -> str:
         lacking = f"waits for {', '.join(not_ready)} to start" if not_ready else "waits for the orchestrator to answer"
         return plain(snapshot.message or lacking, 160)
     if progress.stalled_on_signal:
-        return plain(progress.stalled_on_signal, 400)
+        return plain(progress.stalled_on_signal, 1000)
     if progress.waiting_for:
         return plain(f"waits for {progress.waiting_for}", 160)
     if progress.dataset is not None:
@@ -185,6 +201,7 @@ def headline(snapshot: Snapshot) -> str:
 def view_model(snapshot: Snapshot, history: SnapshotHistory) -> Model:
     """Everything that the live view shows for one moment."""
     progress = snapshot.progress
+    learning = progress.learning if progress is not None else None
     steps = history.ordered()
     last = steps[-1] if steps else None
     trained = steps[-1].step + 1 if steps else 0
@@ -223,7 +240,46 @@ def view_model(snapshot: Snapshot, history: SnapshotHistory) -> Model:
         curves=curves(steps),
         rejects=rejects_text(progress),
         complete=bool(progress and progress.complete),
+        answers=answers_text(learning),
+        cannot_learn=plain(learning.message, 600) if learning is not None and learning.reason is not None else "",
+        samples=sample_rows(learning.samples) if learning is not None and learning.reason is not None else (),
     )
+
+
+SAMPLE_LINES = 4
+"""Of a prompt, its last, where templates end; of an answer, its last, where the final answer should be."""
+
+
+def answers_text(learning: LearningProgress | None) -> str:
+    """`12.0 % right, 60.0 % cut off, 30.0 % without a final answer`: shares of the newest answers."""
+    if learning is None or not learning.groups:
+        return ""
+    shares = {
+        "right": learning.right,
+        "cut off": learning.cut,
+        "without a final answer": learning.unanswered,
+        "not scorable": learning.unscorable,
+        "of groups always right": learning.groups_right,
+        "of groups always wrong": learning.groups_wrong,
+    }
+    return ", ".join(f"{percent(share)} {what}" for what, share in shares.items() if share is not None)
+
+
+def sample_rows(samples: Iterable[AnswerSample]) -> tuple[SampleRow, ...]:
+    """Answers as text that is safe to show, whoever wrote them."""
+    return tuple(
+        SampleRow(
+            f"{plain(each.problem_id, 60)}: {each.tokens} tokens{', cut off' if each.cut else ''}, task reward {number(each.task_reward)}",
+            _last_lines(each.prompt),
+            _last_lines(each.answer),
+        )
+        for each in samples
+    )
+
+
+def _last_lines(text: str) -> tuple[str, ...]:
+    lines = text.split("\n")
+    return tuple(plain(line, 200) for line in lines[-SAMPLE_LINES:])
 
 
 def curves(steps: list[StepMetrics]) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from shoal.contracts.answers import FileAnswers
 from shoal.contracts.compute import Compute, compute_of
 from shoal.contracts.proof_profile import thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
@@ -21,6 +22,7 @@ from shoal.contracts.work import WorkKind, kind_of
 from shoal.environments.base import runs_programs
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
+from shoal.validation.answers import file_answers
 from shoal.validation.checks import (
     bounds,
     computation,
@@ -71,6 +73,7 @@ def judge(
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
     compute: Compute | None = None
+    answers: FileAnswers | None = None
     try:
         facts = facts.of(facts.work(job))
         with watch("parse"):
@@ -89,6 +92,8 @@ def judge(
             compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
         if finding is None and last:  # programs run for those alone who have shown that the model wrote them
             rewards, finding = scored(file, facts, watch, progress)
+        if finding is None and kind_of(job.step) is WorkKind.STEP:
+            answers = file_answers(file, facts, rewards)
     except ClaimLostError:
         raise
     except ReaderLost as error:
@@ -98,7 +103,7 @@ def judge(
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
         get_logger().exception("file could not be judged", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
-    return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute)
+    return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers)
 
 
 def scored(
@@ -251,8 +256,9 @@ def verdict(
     watch: Stopwatch,
     validator: str,
     compute: Compute | None = None,
+    answers: FileAnswers | None = None,
 ) -> Verdict:
-    """The document for a finding, or for none. `compute` is only an accepted file's."""
+    """The document for a finding, or for none. `compute` and `answers` are only an accepted file's."""
     accepted = finding is None
     scored = file if accepted and file is not None and kind_of(job.step) is WorkKind.EVALUATION else None
     return Verdict(
@@ -278,4 +284,5 @@ def verdict(
         if scored is not None
         else [],
         compute=compute if accepted else None,
+        answers=answers if accepted else None,
     )

@@ -200,6 +200,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     work = known(state, verdict.step)
     if verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
+        if isinstance(work, TrainingStep):
+            state.answers.add(verdict, counted)
         state.ledger.append(
             Accepted(
                 node=verdict.node,

@@ -17,6 +17,7 @@ from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, reveal
@@ -112,7 +113,7 @@ def _require_room(state: RunState, node: str, work: Work) -> None:
         case TrainingStep(number=step) | TableSlice(number=step):
             load = loads(state, [step])[0]
             if state.schedule.stalled(load):
-                raise Refusal(ProblemCode.STEP_STALLED, stalled_text(load))
+                raise Refusal(ProblemCode.STEP_STALLED, stalled_text(state, load))
             if not state.schedule.has_room(load, signal_rate(state)):
                 raise Refusal(
                     ProblemCode.ENOUGH_UNDER_WAY,
@@ -173,11 +174,13 @@ def on_probation(state: RunState, node: str) -> bool:
     return state.view.accepted_in_a_row[node] < state.config.validation.probation_files
 
 
-def stalled_text(load: allocation.StepLoad) -> str:
-    """What happened to a step that lacks signal, and what to do about it."""
+def stalled_text(state: RunState, load: allocation.StepLoad) -> str:
+    """What happened to a step that lacks signal, why as far as the newest answers tell, and what to do about it."""
+    known = learning_of(state.answers.files(), fewest_groups(state.config.recipe))
+    why = known.message if known.groups else "the tasks are too hard or too easy for the policy"
     return (
-        f"step {load.step}: {load.judged_groups} groups were sampled and {load.accepted_groups} of {load.needed_groups} carry signal; the tasks are"
-        " too hard or too easy for the policy. Raise spec.recipe.samplingCap to go on, or start a run with spec.tasks.offlineFilter or other tasks"
+        f"step {load.step}: {load.judged_groups} groups were sampled and {load.accepted_groups} of {load.needed_groups} carry signal; {why}."
+        " Raise spec.recipe.samplingCap to go on, or start a run with spec.tasks.offlineFilter or other tasks"
     )
 
 
