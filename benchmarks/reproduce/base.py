@@ -19,9 +19,10 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
 from shoal.environments.generated_model import make_model, random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import sample
 from shoal.environments.slips import learners_addition
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.tokens import completion_text
 
 PASS_RATE, PADDED_PASS_RATE = 0.3, 0.15
 """Padding makes the second column harder to work out: a warm start of 400 updates ends near 0.2."""
@@ -107,7 +108,7 @@ def offline_filter(folder: Path, tasks: Sequence[Task], seed: int, cache: Path) 
         tokenizer, environment = AutoTokenizer.from_pretrained(folder), Arithmetic()
         chance = random.Random(f"filter {seed}")
         asked = [task for task in tasks for _ in range(FILTER_SAMPLES)]
-        prompts = [prompt_tokens(tokenizer, environment, task, chance.choice(TARGETS)) for task in asked]
+        prompts = [prompt_tokens(tokenizer, environment, task, chance.choice(TARGETS), None) for task in asked]
         right: dict[str, int] = {}
         ends = frozenset([model.config.eos_token_id])
         for task, tokens in zip(asked, sample(model, prompts, 32, seed), strict=True):

@@ -22,8 +22,9 @@ from benchmarks.reproduce.ours import Drawn, Learner
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import sample
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.rewards.total import total_reward
 
 MEASURE_EVERY_STEPS = 5
@@ -46,7 +47,7 @@ class Answers:
     def draw(self, asked: Sequence[tuple[Task, int]], version: int, seed: int) -> list[Drawn]:
         """One scored completion for each (task, target length)."""
         environment, ends = Arithmetic(), frozenset([self.model.config.eos_token_id])
-        prompts = [prompt_tokens(self.tokenizer, environment, task, target) for task, target in asked]
+        prompts = [prompt_tokens(self.tokenizer, environment, task, target, None) for task, target in asked]
         found = []
         drawn = sample(self.model, prompts, self.arm.max_completion, seed)
         for (task, target), prompt, tokens in zip(asked, prompts, drawn, strict=True):

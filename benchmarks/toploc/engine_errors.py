@@ -41,7 +41,7 @@ def errors(model: Path, dtype: str, sequences: int, scratch: Path) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from shoal import environments
-    from shoal.environments.tokens import prompt_tokens
+    from shoal.environments.prompts import prompt_tokens
     from shoal.proofs.forward import Decoded, prefill
     from shoal.toploc import codec
 
@@ -49,7 +49,7 @@ def errors(model: Path, dtype: str, sequences: int, scratch: Path) -> Any:
     tokenizer, environment = AutoTokenizer.from_pretrained(model), environments.load("arithmetic")
     tasks = environment.tasks(sequences, 3)
     prompts = [
-        prompt_tokens(tokenizer, environment, task, (20, 24, 28)[number % 3]) for number, task in enumerate(tasks)
+        prompt_tokens(tokenizer, environment, task, (20, 24, 28)[number % 3], None) for number, task in enumerate(tasks)
     ]
     folder = scratch / dtype
     shutil.copytree(model, folder)

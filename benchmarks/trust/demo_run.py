@@ -24,7 +24,8 @@ from shoal.contracts.signed import sign
 from shoal.contracts.tasks import Task
 from shoal.crypto.keys import PrivateKey
 from shoal.environments import Environment, Score
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.prompts import prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
 from shoal.storage import Store
@@ -85,7 +86,7 @@ class Workshop:
 
     def render(self, task: Task, target_length: int | None) -> list[int]:
         """Prompt tokens of a task."""
-        return prompt_tokens(self.tokenizer, self.environment, task, target_length)
+        return prompt_tokens(self.tokenizer, self.environment, task, target_length, None)
 
     def score(self, task: Task, tokens: Sequence[int]) -> float | None:
         """Task reward of a completion."""

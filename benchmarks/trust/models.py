@@ -53,7 +53,7 @@ def calibrate(config: RunConfig, folder: Path) -> None:
     """Write the proof profile of a checkpoint, as prepare does."""
     environment = environments.load(config.tasks.environment)
     tasks = environment.tasks(config.tasks.count or 1024, config.seed)
-    profile = proof_calibration.of_run(config, environment, tasks, folder)
+    profile = proof_calibration.of_run(config, environment, tasks, folder, None)
     if profile is not None:
         (folder / PROFILE_FILE).write_bytes(profile.to_json())
 

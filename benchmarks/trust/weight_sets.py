@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shoal.environments.arithmetic import Arithmetic, operands
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.slips import learners_addition
-from shoal.environments.tokens import prompt_tokens
 
 TENSORS = "model.safetensors"
 LINEAR = "_proj.weight"
@@ -109,7 +109,7 @@ def train(source: Path, target: Path, rates: Sequence[float], targets: Sequence[
             group["lr"] = rate
         lessons = [
             (
-                prompt_tokens(tokenizer, environment, task, chance.choice(targets)),
+                prompt_tokens(tokenizer, environment, task, chance.choice(targets), None),
                 tokenizer.encode(learners_addition(*operands(task), chance), add_special_tokens=False),
             )
             for task in tasks[number * BATCH : (number + 1) * BATCH]

@@ -16,9 +16,9 @@ from benchmarks.trust.demo_run import VersionPublisher, Workshop
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import paper_config
 from benchmarks.trust.right_model import RightModel
-from protocol_stack import RUN, Node, Stack, environment, ledger, post, sha
 from transformers import AutoTokenizer
 
+from protocol_stack import RUN, Node, Stack, environment, ledger, post, sha
 from servers import ROOT, Server, wait_until
 from shoal import environments
 from shoal.contracts import keys

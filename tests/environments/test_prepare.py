@@ -22,8 +22,9 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import WarmStartFailed
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import pass_rate, sample
-from shoal.environments.tokens import eos_token_ids, prompt_tokens
+from shoal.environments.tokens import eos_token_ids
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 
@@ -64,7 +65,9 @@ def checkpoint_of_width(folder: Path, width: int) -> Path:
     shape = {"hidden_size": width, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     tokenizer = train_tokenizer(["12+34=", " Think for 20 tokens before giving a response.\n"])
     Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
+        Qwen3Config(
+            vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, eos_token_id=tokenizer.eos_token_id, **shape
+        )
     ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -215,7 +218,7 @@ def test_a_generated_model_is_a_checkpoint_that_answers_and_the_same_one_again(
 
     environment = Arithmetic()
     tasks = environment.tasks(64, seed=1)
-    prompts = [prompt_tokens(tokenizer, environment, task, 24) for task in tasks]
+    prompts = [prompt_tokens(tokenizer, environment, task, 24, None) for task in tasks]
     assert {len(prompt) for prompt in prompts} == {9}  # digits, signs, and the request for a length in four tokens
     drawn = sample(model, prompts, 40, seed=0)
     assert drawn == sample(model, prompts, 40, seed=0) != sample(model, prompts, 40, seed=1)

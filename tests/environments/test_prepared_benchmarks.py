@@ -31,7 +31,7 @@ def base(tmp_path: Path) -> ModelSource:
     folder = tmp_path / "mounted"
     folder.mkdir()
     train_tokenizer(["12+34="]).save_pretrained(folder)
-    (folder / "config.json").write_text('{"hidden_size": 128}')
+    (folder / "config.json").write_text('{"hidden_size": 128, "eos_token_id": 0}')
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
     return ModelSource(path=str(folder))

@@ -193,7 +193,8 @@ def test_a_model_without_an_end_token_is_told(home: Path, store: Store, checkpoi
     (checkpoint / "config.json").write_text(json.dumps(settings))
     path = jsonl(home / "a.jsonl", {"prompt": "11+11=\n", "completion": "<>22"})
     said = refused(home, store, sft(checkpoint, SftDataset(path=str(path))))
-    assert said.startswith("spec.sft.dataset: the base model's completions could not end: ")
+    assert said.startswith("spec.model: ")
+    assert "neither generation_config.json nor config.json gives eos_token_id" in said
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_told(home: Path, store: Store, checkpoint: Path) -> None:

@@ -1,6 +1,7 @@
 """The calculator in the loop: episodes are played and replayed, and no output of a tool is believed that the tool did not give."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,10 @@ class Pieces:
     """A tokenizer with a token a character, and some tokens of several: what a stop text may end inside of."""
 
     long = ((1000, "c>\n"), (1001, "</calc>"), (1002, "</calc>!"), (1003, "calc>x"))
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(letter) for letter in text]

@@ -178,7 +178,7 @@ def test_it_hands_in_what_the_beacon_draws(
         lease,
         PUBLIC,
         tiny_policy.TASKS,
-        lambda task, target: tiny_policy.prompt_tokens(tokenizer, tiny_policy.ENVIRONMENT, task, target),
+        lambda task, target: tiny_policy.prompt_tokens(tokenizer, tiny_policy.ENVIRONMENT, task, target, None),
     )
     assert handed.groups == 3
     assert metadata.weights_digest == f"{3:064x}"

@@ -27,7 +27,7 @@ from shoal.contracts.run import PublicRun
 from shoal.contracts.vine import VineSettings
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.tokens import prompt_tokens
+from shoal.environments.prompts import prompt_tokens
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow, plan_submission
 from shoal.sampling import draw
@@ -126,7 +126,7 @@ def plan(tokenizer: Any) -> list[PlannedRow]:
         LEASE,
         PUBLIC,
         TASKS,
-        lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
+        lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target, None),
     )
 
 

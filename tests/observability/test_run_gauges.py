@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
-from run_states import Orchestrator
 
+from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of

@@ -17,8 +17,8 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from protocol_stack import ADMIN_TOKEN, GROUP_SIZE, Node, Stack
 
+from protocol_stack import ADMIN_TOKEN, GROUP_SIZE, Node, Stack
 from servers import Loopback
 from shoal.contracts.recipe import Recipe
 from shoal.crypto.http_signatures import sign_request

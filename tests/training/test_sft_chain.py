@@ -21,8 +21,9 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
 from shoal.environments.generated_model import make_model
 from shoal.environments.prepare import prepare
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import pass_rate, sample
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.storage.store import open_folder
 from trace_files import put_traces
 
@@ -41,7 +42,7 @@ def verified_traces(folder: Path, tasks: list) -> list[Trace]:
     model, tokenizer = load(folder)
     environment, ends = Arithmetic(), frozenset([model.config.eos_token_id])
     asked = [task for task in tasks for _ in range(SAMPLES)]
-    prompts = [prompt_tokens(tokenizer, environment, task, None) for task in asked]
+    prompts = [prompt_tokens(tokenizer, environment, task, None, None) for task in asked]
     kept = {}
     for task, tokens in zip(asked, sample(model, prompts, 28, seed=3), strict=True):
         text = completion_text(tokenizer, tokens, ends)

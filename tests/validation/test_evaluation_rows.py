@@ -13,7 +13,8 @@ from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import Score
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.prompts import prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.inference.assignments import WorkContext, as_run
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
@@ -81,7 +82,7 @@ def planned_slice(court: Court, step: StepInfo = STEP, lease: Lease = LEASE) -> 
         lease,
         context.public,
         context.tasks,
-        lambda task, target: prompt_tokens(tokenizer, context.environment, task, target),
+        lambda task, target: prompt_tokens(tokenizer, context.environment, task, target, None),
     )
 
 

@@ -71,7 +71,7 @@ def test_no_token_is_too_improbable_to_be_drawn_again() -> None:
     places = torch.from_numpy(rare)
     runners_up = samplers.redraw(logprobs[places, :COMMON], torch.zeros(len(rare), dtype=torch.int64), keys[rare])[1]
     gaps, again = samplers.redraw(logprobs[places], torch.from_numpy(runners_up), keys[rare])
-    assert np.count_nonzero(gaps > redraw.TOLERANCE_NATS["float32"]) >= 0.9 * len(rare)
+    assert np.count_nonzero(gaps > samplers.TOLERANCE_NATS["float32"]) >= 0.9 * len(rare)
     assert (again == drawn[rare]).all()
 
 
@@ -193,7 +193,7 @@ def test_a_token_behind_by_no_more_than_rounding_is_let_pass(court: Court, hones
         gaps[3] = gap
         return redraw.check(file, {0: dataclasses.replace(ours, gaps=gaps)}, dtype)
 
-    for dtype, at_one in redraw.TOLERANCE_NATS.items():
+    for dtype, at_one in samplers.TOLERANCE_NATS.items():
         tolerance = at_one / min(1.0, honest[0].temperature)
         assert finding(0.99 * tolerance, dtype) is None
         assert finding(1.01 * tolerance, dtype) is not None

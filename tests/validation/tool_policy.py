@@ -33,7 +33,7 @@ from shoal.contracts.weights import WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.environments import digest
 from shoal.environments.episodes import Tools
-from shoal.environments.tokens import prompt_tokens
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.tool import Tool
 from shoal.inference.rollouts import PlannedRow, plan_submission
 from shoal.storage.checkpoint_files import MANIFEST_FILE
@@ -69,7 +69,7 @@ def plan(tokenizer: Any) -> list[PlannedRow]:
         LEASE,
         PUBLIC,
         TASKS,
-        lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target),
+        lambda task, target: prompt_tokens(tokenizer, ENVIRONMENT, task, target, None),
     )
 
 

@@ -16,6 +16,8 @@ from shoal import environments
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.environments.prepare import CannotPrepare, checked_checkpoint
+from shoal.environments.prompt_check import decided
+from shoal.environments.prompts import load_tokenizer
 from shoal.environments.proof_calibration import PROMPTS, measure
 from shoal.errors import InputWrong
 from shoal.proofs import CannotCalibrate
@@ -46,7 +48,8 @@ def calibrate(
         loaded = environments.load(environment)
         tasks = loaded.tasks(PROMPTS, effort.seed)
         serve = partial(_serve, folder, max_length, effort) if engine else None
-        profile = measure(folder, loaded, tasks, list(targets) or [None], max_length, effort, dtype, serve)
+        terms = decided(None, folder, load_tokenizer(folder))
+        profile = measure(folder, loaded, tasks, list(targets) or [None], max_length, effort, terms, dtype, serve)
     except (CannotPrepare, CannotCalibrate, ValueError) as error:
         raise InputWrong(f"{model}: {str(error).removeprefix('spec.model.path: ')}") from None
     path = output or folder / PROFILE_FILE

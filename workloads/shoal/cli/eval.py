@@ -1,11 +1,15 @@
 """The verb `shoal eval`: a model's score on environments, on this machine. Thin; the work is done in `shoal.evaluation`."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.errors import InputWrong, RunFailed
+
+if TYPE_CHECKING:
+    from shoal.contracts.prompts import PromptSettings
 
 
 def evaluate(
@@ -30,6 +34,27 @@ def evaluate(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0: the likeliest.")] = 1.0,
+    top_p: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Sample from the likeliest tokens that have this probability together."),
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from this many of the likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=0.999, help="Leave out tokens less likely than this share of the likeliest.")
+    ] = 0.0,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Chat: the tokenizer's chat template; Raw: the environment's text; absent: as the model's run, else Chat if it has one."
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message of tasks that bring none.")] = None,
+    assistant_prefix: Annotated[
+        str | None, typer.Option(help="Text that every answer begins with, such as '<think>'; \\n in it is a line end.")
+    ] = None,
+    template_arguments: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Arguments of the chat template: '{\"enable_thinking\": false}'.")
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -55,13 +80,44 @@ def evaluate(
 
     Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
     """
+    from shoal.contracts.evaluation import Truncation
     from shoal.inference.evaluation.record import NothingScored, evaluate_all
     from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest
 
-    wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length)
+    if top_p == 0.0:
+        raise InputWrong("--top-p 0: allowed are more than 0, to 1; the likeliest token alone is --temperature 0")
+    truncation = Truncation.of(min_p, top_k, top_p)
+    prompt = prompt_settings(template, system, assistant_prefix, template_arguments)
+    wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length, truncation, prompt)
     try:
         evaluate_all(model, env, count, wanted, output, typer.echo)
     except CannotEvaluate as error:
         raise InputWrong(str(error)) from None
     except NothingScored as error:
         raise RunFailed(str(error)) from None
+
+
+def prompt_settings(
+    template: str | None, system: str | None, assistant_prefix: str | None, template_arguments: str | None
+) -> "PromptSettings | None":
+    """The options as settings, None where none was given. Raises InputWrong."""
+    from pydantic import ValidationError
+
+    from shoal.contracts.prompts import PromptSettings
+
+    given = {
+        "template": template,
+        "system": system,
+        "assistant_prefix": assistant_prefix and assistant_prefix.replace("\\n", "\n"),
+    }
+    found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    try:
+        if template_arguments is not None:
+            found["template_arguments"] = json.loads(template_arguments)
+        return PromptSettings.model_validate(found) if found else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise InputWrong(f"--{name}: {first['msg']}") from None
+    except ValueError as error:
+        raise InputWrong(f"--template-arguments: not JSON: {error}") from None

@@ -26,9 +26,8 @@ def main() -> None:
     log = telemetry.start("trainer")
     telemetry.install_signals()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
-    from transformers import AutoTokenizer  # it reads the environment
-
     from shoal.collection.collector import Collector
+    from shoal.environments.prompts import load_tokenizer
     from shoal.environments.tokens import eos_token_ids
 
     config = load_run_config()
@@ -56,7 +55,7 @@ def main() -> None:
             config,
             prepared,
             store,
-            AutoTokenizer.from_pretrained(base),
+            load_tokenizer(base),
             eos_token_ids(base),
             SignedClient(config.addresses.orchestrator, key),
             liveness,

@@ -128,15 +128,18 @@ class Collector:
         return [[self._completed(*row) for row in rows] for _, rows in groupby(judged, lambda row: row[0].prompt_index)]
 
     def _completed(self, rollout: Rollout, task_reward: float | None) -> Completed:
+        prompt = completion_text(self._tokenizer, rollout.prompt_tokens, frozenset())
+        again = self._tokenizer.encode(prompt, add_special_tokens=False)
         return Completed(
             problem_id=rollout.problem_id,
             task_type=rollout.task_type,
-            prompt=completion_text(self._tokenizer, rollout.prompt_tokens, frozenset()),
+            prompt=prompt,
             completion=completion_text(self._tokenizer, rollout.completion_tokens, self._ends),
             tokens=len(rollout.completion_tokens),
             task_reward=task_reward,
             whole=rollout.finish_reason == "stop",
             tool_output=not all(rollout.completion_mask),
+            other_prompt=again != list(rollout.prompt_tokens),
         )
 
     def _announce(self, digest: str) -> None:

@@ -150,6 +150,7 @@ class DatasetWriter:
             environment=prepared.environment,
             environment_digest=prepared.environment_digest,
             tasks_digest=prepared.tasks_digest,
+            tasks_digest_found=prepared.tasks_digest_found,
             task_count=prepared.task_count,
             samples_per_problem=config.recipe.group_size,
             temperature=config.sampling.temperature,

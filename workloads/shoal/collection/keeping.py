@@ -18,6 +18,7 @@ UNSCORED = "could not be scored"
 WRONG = "is wrong"
 CUT_OFF = "did not end by itself"
 TOOL_OUTPUT = "has a tool's output inside"
+OTHER_PROMPT = "has a prompt that reads as other tokens when it is text"
 TOO_SHORT = "is too short"
 TOO_LONG = "is too long"
 TOO_LARGE = "has a text above the bound of bytes"
@@ -41,6 +42,8 @@ class Completed:
     task_reward: float | None
     whole: bool = True
     tool_output: bool = False
+    other_prompt: bool = False
+    """The prompt's text makes other tokens than those that were sampled from: it spells a control token, say."""
 
 
 @dataclass
@@ -81,6 +84,8 @@ class Sieve:
             return CUT_OFF
         if row.tool_output:
             return TOOL_OUTPUT
+        if row.other_prompt:
+            return OTHER_PROMPT
         if row.tokens < self.settings.min_completion_tokens:
             return TOO_SHORT
         if self.settings.max_completion_tokens is not None and row.tokens > self.settings.max_completion_tokens:

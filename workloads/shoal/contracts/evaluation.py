@@ -3,12 +3,13 @@
 A benchmark's task table is cut into slices, one submission each. `contracts.work` gives a slice of a version its number.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import Contract, Sha256Hex, SpecModel
 from shoal.contracts.datasets import DatasetSource
+from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.contracts.weights import VersionNumber
 from shoal.sampling.draw import slice_count
@@ -40,6 +41,22 @@ class BenchmarkTasks(SpecModel):
     )
 
 
+class Truncation(Contract):
+    """Which tokens a sampler leaves out, in this order: those below `min_p` times the likeliest, all but the `top_k` likeliest (0: none), and those
+    beyond the likeliest ones that have `top_p` together. Of evaluation only: it would bias the ratios that a policy is trained with.
+    """
+
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    @classmethod
+    def of(cls, min_p: float | None, top_k: int | None, top_p: float | None) -> Self | None:
+        """None where nothing is left out."""
+        found = cls(min_p=min_p or 0.0, top_k=top_k or 0, top_p=top_p or 1.0)
+        return None if found == cls() else found
+
+
 class Benchmark(SpecModel):
     """One benchmark: tasks, and how answers to them are sampled."""
 
@@ -51,6 +68,21 @@ class Benchmark(SpecModel):
         gt=0.0,
         le=2.0,
         description="Sampling temperature. It must be above 0, because proofs do not cover greedy choices.",
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="Sample from the likeliest tokens that have this probability together; absent: all.",
+    )
+    top_k: int | None = Field(
+        None, ge=1, le=1_000_000, description="Sample from this many of the likeliest tokens; absent: all."
+    )
+    min_p: float | None = Field(
+        None, gt=0.0, lt=1.0, description="Leave out tokens less likely than this share of the likeliest; absent: none."
+    )
+    prompt: PromptSettings | None = Field(
+        None, description="How prompts are made; absent: as those of the run's tasks."
     )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=1_048_576, description="Longest answer in tokens; absent: sampling.maxCompletionTokens."
@@ -106,6 +138,8 @@ class BenchmarkTerms(Contract):
     samples: int = Field(ge=1, le=256)
     sampling: Sampling
     target_length: int | None = None
+    truncation: Truncation | None = None
+    prompt: PromptTerms | None = Field(default=None, description="how prompts are made; None: the environment's text")
 
     @property
     def slices(self) -> int:

@@ -12,6 +12,7 @@ from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, 
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.datasets import ColumnName, DatasetSource
 from shoal.contracts.prime import PrimeSettings
+from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.vine import VineSettings
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -295,6 +296,9 @@ class TaskSource(SpecModel):
     )
     offline_filter: OfflineFilter | None = Field(
         None, description="Sample every problem first, and keep those of middling difficulty only; absent: keep all."
+    )
+    prompt: PromptSettings | None = Field(
+        None, description="How prompts are made; absent: by the tokenizer's template."
     )
 
     @property

@@ -11,9 +11,10 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
 from shoal.contracts.datasets import GenerateSettings, Mode
-from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
+from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
 from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Validation
@@ -145,6 +146,8 @@ class PublicRun(Contract):
     vine: VineSettings | None = Field(
         default=None, description="algorithm vineppo: the continuations that files of steps hold"
     )
+    prompt: PromptTerms | None = Field(default=None, description="how prompts are made; None: the environment's text")
+    truncation: Truncation | None = Field(default=None, description="of a benchmark that stands in the run's place")
 
     @property
     def rows_each(self) -> int:
@@ -173,6 +176,15 @@ class Prepared(Contract):
         default_factory=list,
         max_length=16,
         description="in the order of the manifest; their slices do not change any more",
+    )
+    prompt: PromptTerms | None = Field(
+        default=None, description="how prompts are made; None, as before release 0.3.0: the environment's text"
+    )
+    example_prompt: str | None = Field(
+        default=None, max_length=20_000, description="the first task as the model sees it, its beginning"
+    )
+    tasks_digest_found: Sha256Hex | None = Field(
+        default=None, description="of the tasks, with those that were left out for their prompts; None: none were"
     )
 
 

@@ -132,6 +132,9 @@ class DatasetCard(Contract):
     environment: str
     environment_digest: Sha256Hex
     tasks_digest: Sha256Hex
+    tasks_digest_found: Sha256Hex | None = Field(
+        default=None, description="with the tasks whose prompts could not be made; None: all could"
+    )
     task_count: int = Field(ge=1)
     samples_per_problem: int = Field(ge=1)
     temperature: float = Field(gt=0.0)

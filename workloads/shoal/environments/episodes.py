@@ -5,8 +5,9 @@ far ends in a call. A completion is then stretches of sampled tokens with the to
 
 The rules are those of `Tools`, which workers follow and validators check, token by token, so that they cannot disagree:
 - A stretch pauses at the first token with which a text of `stop` is complete. What that token holds behind it is part of what was sampled.
-- The tool's output is encoded on its own and follows the pause, unless no call is left (`most_calls`), what comes before is no call, or the output
-  would not leave room for one more token below the length limit. The completion then ends at the pause, as "unanswered".
+- The tool's output is encoded on its own, as text that makes no control tokens, and follows the pause. It does not where no call is left
+  (`most_calls`), what comes before is no call, or the output would not leave room for one more token below the length limit. The completion then ends
+  at the pause, as "unanswered".
 - Every other stretch ends with an end-of-sequence token ("stop") or at the limit ("length"), and the completion with it. Tokens of tools count
   towards the limit.
 Pure, but for the environment's tools.
@@ -19,6 +20,7 @@ from typing import Protocol, runtime_checkable
 from shoal.contracts.rollouts import sampled_stretches
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Unscorable
+from shoal.environments.prompts import encode_text
 from shoal.environments.tokens import Tokenizer
 
 SPARE_TOKENS = 4
@@ -73,7 +75,7 @@ class Tools:
         given = self._environment.observe(task, self._call_text(tokens, mask))
         if given is None or isinstance(given, Unscorable):
             return given
-        encoded = self._tokenizer.encode(given, add_special_tokens=False)
+        encoded = encode_text(self._tokenizer, given)
         return encoded if encoded and len(tokens) + len(encoded) < limit else None
 
     def problem(

@@ -20,9 +20,9 @@ from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic, operands
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import pass_rate
 from shoal.environments.slips import learners_addition
-from shoal.environments.tokens import prompt_tokens
 
 HEAD_SIZE = 32
 """The smallest head that vLLM serves on CPU."""
@@ -138,7 +138,7 @@ def _warm_start(
     for step in range(1, spec.warm_start_max_steps + 1):
         lessons = [
             Lesson(
-                prompt_tokens(tokenizer, environment, task, chance.choice(targets)),
+                prompt_tokens(tokenizer, environment, task, chance.choice(targets), None),
                 [
                     *tokenizer.encode(write(*operands(task), chance), add_special_tokens=False),
                     tokenizer.eos_token_id,

@@ -35,7 +35,7 @@ def filtered(
     except NotFound as error:
         raise CannotFilter(f"spec.tasks.offlineFilter: run {name} has not written its counts: {error}") from error
     before = tasks_digest(tasks)
-    if card.tasks_digest != before:
+    if (card.tasks_digest_found or card.tasks_digest) != before:
         raise CannotFilter(
             f"spec.tasks.offlineFilter: run {name} sampled a task table with digest {card.tasks_digest[:12]}..., this run's is {before[:12]}...:"
             " the data set was changed between the two; start the run anew"

@@ -15,16 +15,21 @@ from pathlib import Path
 from shoal import environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
-from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms, sampling_of
+from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
+from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
+from shoal.contracts.recipe import LengthReward
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.environments import hub, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
 from shoal.environments.offline_filter import CannotFilter, filtered, filtered_by_rates, sampled_model
+from shoal.environments.prompt_check import askable, decided, example, template_end
+from shoal.environments.prompts import BadPrompt, load_tokenizer
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
+from shoal.environments.tokens import eos_token_ids
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
@@ -32,6 +37,9 @@ from shoal.transport.authorities import trust_also
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 """Files of a checkpoint that are imported: configuration, tokenizer, weights. No pickles (`.bin`, `.pt`), they run code when they are read."""
+
+EXAMPLES, EXAMPLE_CHARACTERS = 3, 2000
+"""Prompts that are shown in the log, and how much of each."""
 
 
 class CannotPrepare(ValueError):
@@ -50,12 +58,8 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         return Prepared.from_json(store.get(keys.PREPARED))
     environment = environments.load(config.tasks.environment)
     _check_vine(config, environment)
-    tasks = _tasks(config, environment, store, scratch)
-    digest = tasks_digest(tasks)
-    store.put(keys.task_table(digest), write_tasks(tasks))
-    log.info("task table written", tasks=len(tasks), digest=digest)
-
-    benchmarks = _benchmarks(config, store, scratch)
+    found = _tasks(config, environment, store, scratch)
+    scored = _benchmark_tasks(config, store, scratch)
     folder, rate = scratch / "base", None
     shutil.rmtree(folder, ignore_errors=True)
     rule = config.tasks.sampled_filter
@@ -69,12 +73,22 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         folder = _of_run(config, config.model.run, folder)
     else:
         folder = _download(config, folder)
-    profile = _proof_profile(config, environment, tasks, folder)
+    asked = Asked(config, folder)
+    terms, tasks = asked.of("spec.tasks", config.tasks.prompt, found, environment, config.length_reward)
+    _check_count(config, tasks)
+    pinned = [asked.benchmark(*each) for each in scored]
+    benchmarks = [each for each, _ in pinned]
+    _check_slices(benchmarks)
+    profile = _proof_profile(config, environment, tasks, folder, terms)
+    digest = tasks_digest(tasks)
+    for pins, table in [(digest, tasks), *((each.tasks_digest, table) for each, table in pinned)]:
+        store.put(keys.task_table(pins), write_tasks(table))
+        log.info("task table written", tasks=len(table), digest=pins)
     _upload(store, folder)
     if profile is not None:  # beside the model's own files, so that every version carries it
         store.put(keys.BASE_MODEL + PROFILE_FILE, profile.to_json())
     if config.mode == "SFT":
-        _import_rows(config, store, folder, environment, scratch)
+        _import_rows(config, store, folder, environment, scratch, terms)
     prepared = Prepared(
         run=config.run,
         model_id=config.model_id,
@@ -85,6 +99,9 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         base_pass_rate=rate,
         proof_profile=profile,
         benchmarks=benchmarks,
+        prompt=terms,
+        example_prompt=asked.examples[0],
+        tasks_digest_found=tasks_digest(found) if len(tasks) < len(found) else None,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
@@ -116,12 +133,15 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
         raise CannotPrepare(str(error), passing=error.passing) from error
     except CannotFilter as error:
         raise CannotPrepare(str(error)) from error
+    return tasks
+
+
+def _check_count(config: RunConfig, tasks: list[Task]) -> None:
     if len(tasks) < config.sampling.groups_per_submission and config.mode != "SFT":
         raise CannotPrepare(
             f"spec.tasks: there are {len(tasks)} tasks; a submission has {config.sampling.groups_per_submission} different ones"
             " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
         )
-    return tasks
 
 
 def _check_vine(config: RunConfig, environment: environments.Environment) -> None:
@@ -133,8 +153,10 @@ def _check_vine(config: RunConfig, environment: environments.Environment) -> Non
         )
 
 
-def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[BenchmarkTerms]:
-    """Pin what is scored: the task table of each benchmark goes beside the run's own. Raises CannotPrepare."""
+def _benchmark_tasks(
+    config: RunConfig, store: Store, scratch: Path
+) -> list[tuple[Benchmark, environments.Environment, list[Task]]]:
+    """Each benchmark with its environment and tasks. Raises CannotPrepare."""
     found = []
     for each in config.evaluation.benchmarks if config.evaluation is not None else []:
         environment = environments.load(each.tasks.environment)
@@ -142,31 +164,88 @@ def _benchmarks(config: RunConfig, store: Store, scratch: Path) -> list[Benchmar
             chosen = benchmark_tasks(config, each, environment, scratch / each.name, store)
         except BadTaskSource as error:
             raise CannotPrepare(str(error), passing=error.passing) from error
-        tasks = chosen.tasks
-        digest = tasks_digest(tasks)
-        store.put(keys.task_table(digest), write_tasks(tasks))
         telemetry.get_logger().info(
-            "benchmark", name=each.name, tasks=len(tasks), digest=digest, left_out=chosen.left_out
+            "benchmark", name=each.name, tasks=len(chosen.tasks), left_out=chosen.left_out
         )
-        found.append(
-            BenchmarkTerms(
-                name=each.name,
-                environment=environment.name,
-                environment_digest=environments.digest(environment),
-                tasks_digest=digest,
-                task_count=len(tasks),
-                samples=each.samples,
-                sampling=sampling_of(each, len(tasks), config.sampling, config.recipe.group_size),
-                target_length=each.target_length,
+        found.append((each, environment, chosen.tasks))
+    return found
+
+
+class Asked:
+    """How the run's tasks and benchmarks become prompts for its base model, whose checkpoint is in `folder`."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self._config, self._folder = config, folder
+        try:
+            eos_token_ids(folder)
+            self._tokenizer = load_tokenizer(folder)
+        except Exception as error:  # the library raises plain Exception for a tokenizer that it cannot read
+            raise CannotPrepare(f"spec.model: {' '.join(str(error).split())[:400]}") from error
+        self.examples: list[str] = []
+
+    def of(
+        self,
+        field: str,
+        settings: PromptSettings | None,
+        tasks: list[Task],
+        environment: environments.Environment,
+        lengths: LengthReward | None,
+    ) -> tuple[PromptTerms, list[Task]]:
+        """The terms, and the tasks that can be asked by them; three prompts go into the log. Raises CannotPrepare."""
+        log, targets = telemetry.get_logger(), lengths.targets if lengths is not None else []
+        longest = self._config.recipe.max_sequence_length
+        try:
+            terms = decided(settings, self._folder, self._tokenizer)
+            if self._config.mode != "SFT":  # which asks nothing
+                tasks, reasons = askable(tasks, environment, self._tokenizer, terms, targets, longest, self._folder)
+                for reason, count in sorted(reasons.items()):
+                    log.warning("tasks that cannot be asked are left out", of=field, count=count, reason=reason)
+            shown = [example(task, environment, self._tokenizer, terms, targets) for task in tasks[:EXAMPLES]]
+        except BadPrompt as error:
+            raise CannotPrepare(f"{field}.prompt: {error}") from error
+        for text in shown:
+            log.info(
+                "a prompt, as the model sees it", of=field, template=terms.template, prompt=text[:EXAMPLE_CHARACTERS]
             )
+        end, stop = template_end(self._folder, self._tokenizer, terms)
+        if end and stop is None:
+            log.warning(
+                "the chat template ends answers with what is no stop token of the model: see generation_config.json",
+                end=end,
+            )
+        self.examples += shown
+        return terms, tasks
+
+    def benchmark(
+        self, each: Benchmark, environment: environments.Environment, tasks: list[Task]
+    ) -> tuple[BenchmarkTerms, list[Task]]:
+        """What is scored, as it is pinned, and its tasks. Raises CannotPrepare."""
+        config = self._config
+        lengths = LengthReward(targets=[each.target_length]) if each.target_length is not None else None
+        field = f"spec.evaluation.benchmarks, {each.name}"
+        terms, tasks = self.of(field, each.prompt or config.tasks.prompt, tasks, environment, lengths)
+        pinned = BenchmarkTerms(
+            name=each.name,
+            environment=environment.name,
+            environment_digest=environments.digest(environment),
+            tasks_digest=tasks_digest(tasks),
+            task_count=len(tasks),
+            samples=each.samples,
+            sampling=sampling_of(each, len(tasks), config.sampling, config.recipe.group_size),
+            target_length=each.target_length,
+            truncation=Truncation.of(each.min_p, each.top_k, each.top_p),
+            prompt=terms,
         )
-    slices = sum(each.slices for each in found)
+        return pinned, tasks
+
+
+def _check_slices(benchmarks: list[BenchmarkTerms]) -> None:
+    slices = sum(each.slices for each in benchmarks)
     if slices > MOST_SLICES:
         raise CannotPrepare(
             f"spec.evaluation.benchmarks: they are {slices} files for each version, allowed are {MOST_SLICES}: lower samples or count,"
             " or raise spec.sampling.groupsPerSubmission"
         )
-    return found
 
 
 def checked_checkpoint(folder: Path) -> Path:
@@ -205,13 +284,13 @@ def _generate(config: RunConfig, environment: environments.Environment, folder: 
 
 
 def _proof_profile(
-    config: RunConfig, environment: environments.Environment, tasks: list[Task], folder: Path
+    config: RunConfig, environment: environments.Environment, tasks: list[Task], folder: Path, terms: PromptTerms
 ) -> ProofProfile | None:
     """What proofs of the base model are judged by; a run without rollouts has no proofs."""
     if config.mode == "SFT":
         return None
     try:
-        return proof_calibration.of_run(config, environment, tasks, folder)
+        return proof_calibration.of_run(config, environment, tasks, folder, terms)
     except (CannotCalibrate, WrongProfile) as error:
         raise CannotPrepare(f"spec.model: its proofs cannot be calibrated: {error}") from error
 
@@ -242,12 +321,17 @@ def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
 
 
 def _import_rows(
-    config: RunConfig, store: Store, base: Path, environment: environments.Environment, scratch: Path
+    config: RunConfig,
+    store: Store,
+    base: Path,
+    environment: environments.Environment,
+    scratch: Path,
+    terms: PromptTerms,
 ) -> None:
     from shoal.environments.sft_import import BadSftData, import_rows
 
     try:
-        import_rows(config, store, base, environment, scratch)
+        import_rows(config, store, base, environment, scratch, terms)
     except BadSftData as error:
         raise CannotPrepare(f"spec.sft.dataset: {error}") from error
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal import telemetry
+from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile, read_profile
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment
-from shoal.environments.tokens import prompt_tokens
+from shoal.environments.prompts import load_tokenizer, prompt_tokens
 from shoal.proofs import CannotCalibrate
 from shoal.toploc.top_points import TOP_K
 
@@ -34,7 +35,9 @@ LONGEST_PROMPT = 0.75
 REPORT_EVERY = 128
 
 
-def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], folder: Path) -> ProofProfile | None:
+def of_run(
+    config: RunConfig, environment: Environment, tasks: Sequence[Task], folder: Path, terms: PromptTerms | None
+) -> ProofProfile | None:
     """The profile of a run's base model: the one that lies in its folder, else a new one; None for a model too large to measure here.
 
     Raises `WrongProfile` for a file that is not of this model, `CannotCalibrate` for a model or prompts that do not serve.
@@ -68,7 +71,7 @@ def of_run(config: RunConfig, environment: Environment, tasks: Sequence[Task], f
         seed=config.seed,
     )
     targets = config.length_reward.targets if config.length_reward is not None else [None]
-    profile = measure(folder, environment, tasks, targets, config.recipe.max_sequence_length, effort)
+    profile = measure(folder, environment, tasks, targets, config.recipe.max_sequence_length, effort, terms)
     log.info(
         "proofs calibrated",
         thresholds=profile.thresholds.model_dump(),
@@ -101,6 +104,7 @@ def measure(
     targets: Sequence[int | None],
     max_length: int,
     effort: Any,
+    terms: PromptTerms | None,
     dtype: str = "auto",
     serve: Callable[..., Any] | None = None,
 ) -> ProofProfile:
@@ -110,7 +114,7 @@ def measure(
     `proofs.calibration.Serve` that is told the type of serving first; the model makes room on the GPU for it.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from shoal.proofs.calibration import Served, calibrate, dtype_name
@@ -120,9 +124,9 @@ def measure(
         folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
     )
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     prompts = [
-        prompt_tokens(tokenizer, environment, task, targets[number % len(targets)])
+        prompt_tokens(tokenizer, environment, task, targets[number % len(targets)], terms)
         for number, task in enumerate(tasks[:PROMPTS])
     ]
     fitting = [prompt for prompt in prompts if prompt and len(prompt) <= LONGEST_PROMPT * max_length]

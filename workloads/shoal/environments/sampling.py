@@ -12,7 +12,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.prompts import prompt_tokens
+from shoal.environments.tokens import completion_text
 
 MARGIN = 2
 """A completion may be this many times as long as the longest gold answer; past that it would not be right any more."""
@@ -67,7 +68,7 @@ def pass_rate(
     seed: int,
 ) -> float:
     """Share of (task, target length) pairs whose one sampled answer at temperature 1 scores 1."""
-    prompts = [prompt_tokens(tokenizer, environment, task, target) for task, target in asked]
+    prompts = [prompt_tokens(tokenizer, environment, task, target, None) for task, target in asked]
     longest = max(len(tokenizer.encode(environment.gold(task), add_special_tokens=False)) for task, _ in asked)
     ends = frozenset([model.config.eos_token_id])
     right = 0

@@ -16,12 +16,15 @@ from typing import Any
 
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import BadTraces, DatasetCard, SftRow, read_traces, write_sft_rows
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments.base import Environment
 from shoal.environments.datasets import SUFFIXES, file_rows, holds_rows
+from shoal.environments.prompt_check import template_end
+from shoal.environments.prompts import load_tokenizer, prompt_pieces
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage import NotFound, Store, open_below_prefix, open_store_of
 
@@ -42,18 +45,31 @@ class Example:
 
     row: str
     problem: str
-    prompt: str
+    prompt: list[str]
+    """In pieces that are encoded each by itself (`prompts.prompt_pieces`)."""
     completion: str
 
 
-def import_rows(config: RunConfig, store: Store, base: Path, environment: Environment, scratch: Path) -> SftManifest:
+@dataclass(frozen=True)
+class Asking:
+    """How a problem becomes a prompt: `kind` is the type of a task that names none; `pieces` makes the prompt of a task, in pieces."""
+
+    kind: str
+    pieces: Callable[[Task], list[str]]
+
+
+def import_rows(
+    config: RunConfig, store: Store, base: Path, environment: Environment, scratch: Path, terms: PromptTerms
+) -> SftManifest:
     """Write the rows of the run's data set into its store, the manifest last; `base` is the base checkpoint's folder. Raises BadSftData."""
     assert config.sft is not None  # the operator's builders write it with mode SFT
     for info in store.list(keys.SFT):  # of a try that was stopped
         store.delete(info.key)
-    read, source = examples(config, config.sft.dataset, environment, scratch)
+    encode = Encoder(base, config.sft, terms)
+
+    asking = Asking(environment.name, lambda task: prompt_pieces(encode.tokenizer, environment, task, None, terms))
+    read, source = examples(config, config.sft.dataset, asking, scratch)
     held_out = held_out_problems({each.problem for each in read()}, config.sft.held_out_share, config.seed)
-    encode = Encoder(base, config.sft)
     shards: list[SftShard] = []
     completion_tokens = 0
     for which in (False, True):
@@ -76,7 +92,7 @@ def import_rows(config: RunConfig, store: Store, base: Path, environment: Enviro
 
 
 def examples(
-    config: RunConfig, dataset: SftDataset, environment: Environment, scratch: Path
+    config: RunConfig, dataset: SftDataset, asking: Asking, scratch: Path
 ) -> tuple[Callable[[], Iterator[Example]], str]:
     """A function that reads the data set from its beginning, and where it is, in words."""
     if dataset.run is not None:
@@ -89,7 +105,7 @@ def examples(
         files = _mounted(Path(dataset.path or ""))
         source = str(dataset.path)
     problem = dataset.prompts == "Problem"
-    return lambda: _of_files(files, environment if problem else None), source
+    return lambda: _of_files(files, asking if problem else None), source
 
 
 def held_out_problems(problems: set[str], share: float, seed: int) -> set[str]:
@@ -104,30 +120,26 @@ def held_out_problems(problems: set[str], share: float, seed: int) -> set[str]:
 class Encoder:
     """Text to tokens, with every check that needs the model: its tokenizer, its vocabulary, the longest row allowed."""
 
-    def __init__(self, base: Path, settings: SftSettings) -> None:
-        # transformers takes seconds to import, and no other run's prepare needs it.
-        from transformers import AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    def __init__(self, base: Path, settings: SftSettings, terms: PromptTerms) -> None:
+        self.tokenizer: Any = load_tokenizer(base)
         self._vocabulary = int(json.loads((base / "config.json").read_bytes())["vocab_size"])
         self._longest = settings.max_sequence_length
-        try:
-            ends = eos_token_ids(base)
-        except ValueError as error:
-            raise BadSftData(f"the base model's completions could not end: {error}") from error
-        own = self._tokenizer.eos_token_id
-        self._end = own if own in ends else min(ends)
+        ends = eos_token_ids(base)
+        own = self.tokenizer.eos_token_id
+        written = template_end(base, self.tokenizer, terms)[1]
+        self._end = written if written is not None else own if own in ends else min(ends)
 
     def __call__(self, given: Iterator[Example]) -> Iterator[SftRow]:
         """Raises BadSftData naming the row."""
         while batch := list(islice(given, ENCODE_ROWS)):
-            prompts = self._encode([each.prompt for each in batch])
+            pieces = iter(self._encode([piece for each in batch for piece in each.prompt]))
+            prompts = [[token for _ in each.prompt for token in next(pieces)] for each in batch]
             completions = self._encode([each.completion for each in batch])
             for each, prompt, completion in zip(batch, prompts, completions, strict=True):
                 yield self._checked(SftRow(each.row, prompt, [*completion, self._end]))
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        found: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return found
 
     def _checked(self, row: SftRow) -> SftRow:
@@ -196,46 +208,44 @@ def _of_run(run: str, name: str, store: Store) -> Callable[[], Iterator[Example]
             try:
                 for number, trace in enumerate(read_traces(data)):
                     row = f"{part.name} row {number} ({trace.problem_id})"
-                    yield Example(row, trace.problem_id, trace.prompt, trace.completion)
+                    yield Example(row, trace.problem_id, [trace.prompt], trace.completion)
             except BadTraces as error:
                 raise BadSftData(f"run {run}: {where}: {error}") from error
 
     return read
 
 
-def _of_files(files: list[Path], environment: Environment | None) -> Iterator[Example]:
+def _of_files(files: list[Path], asking: Asking | None) -> Iterator[Example]:
     """Rows of files by their columns: `prompt`, `completion`, and `problem_id` and `task_type` where they are there."""
     for path in files:
         try:
             for number, row in enumerate(file_rows(path)):
-                yield _example(f"{path.name} row {number}", row, environment)
+                yield _example(f"{path.name} row {number}", row, asking)
         except BadSftData:
             raise
         except ValueError as error:
             raise BadSftData(str(error)) from error
 
 
-def _example(where: str, row: dict[str, Any], environment: Environment | None) -> Example:
+def _example(where: str, row: dict[str, Any], asking: Asking | None) -> Example:
     completion, prompt = row.get("completion"), row.get("prompt")
     if not isinstance(completion, str):
         raise BadSftData(f"{where}: completion is {_kind(completion)}; allowed: text")
-    if environment is None and not isinstance(prompt, str):
+    if asking is None and not isinstance(prompt, str):
         raise BadSftData(
             f"{where}: prompt is {_kind(prompt)}; allowed: the text that the model continues. For problems, which the environment"
             " makes that text of, set spec.sft.dataset.prompts to Problem"
         )
     given = row.get("problem_id")
     problem = str(given) if given is not None else hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:32]
-    if environment is None:
-        return Example(where, problem, str(prompt), completion)
+    if asking is None:
+        return Example(where, problem, [str(prompt)], completion)
     try:
         asked = [ChatMessage(**each) for each in prompt] if isinstance(prompt, list) else prompt
-        task = Task(problem_id=problem, task_type=str(row.get("task_type") or environment.name), prompt=asked)
-        return Example(where, problem, environment.prompt(task, None), completion)
+        task = Task(problem_id=problem, task_type=str(row.get("task_type") or asking.kind), prompt=asked)
+        return Example(where, problem, asking.pieces(task), completion)
     except (TypeError, ValueError) as error:
-        raise BadSftData(
-            f"{where}: environment {environment.name!r} makes no prompt of it: {str(error)[:300]}"
-        ) from error
+        raise BadSftData(f"{where}: no prompt can be made of it: {str(error)[:300]}") from error
 
 
 def _kind(value: Any) -> str:

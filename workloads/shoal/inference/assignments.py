@@ -70,5 +70,7 @@ def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
             "sampling": terms.sampling,
             "length_reward": terms.length_reward,
             "vine": None,
+            "prompt": terms.prompt,
+            "truncation": terms.truncation,
         }
     )

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.contracts.evaluation import Truncation
+
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample: prompt tokens, sampling seed (63 bits), temperature, longest completion (tokens)."""
+    """One completion to sample: prompt tokens, sampling seed (63 bits), temperature, longest completion (tokens), and what the sampler leaves out."""
 
     prompt_tokens: Sequence[int]
     seed: int
     temperature: float
     max_tokens: int
+    truncation: Truncation | None = None
 
 
 @dataclass(frozen=True)

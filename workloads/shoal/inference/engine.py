@@ -151,12 +151,15 @@ class Engine:
         """Queue a request, whose tokens come one by one if `streamed`; returns vLLM's outer and inner name of it."""
         self._count += 1
         name = str(self._count)
+        left_out = request.truncation.model_dump() if request.truncation is not None else {}
         parameters = SamplingParams(
             temperature=request.temperature,
             seed=request.seed,
             max_tokens=request.max_tokens,
             logprobs=0,  # of the sampled token only
             stop_token_ids=self._eos,
+            ignore_eos=True,  # vLLM's own end, the tokenizer's, may be none of the model's stop tokens
+            **left_out,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
         )

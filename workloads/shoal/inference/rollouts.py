@@ -57,7 +57,7 @@ def plan_submission(
                 f"the prompt of {task.problem_id} has {len(prompt)} tokens, maxSequenceLength is {public.max_sequence_length}"
             )
         for sample, seed in enumerate(group.seeds):
-            request = Request(prompt, seed, public.sampling.temperature, room)
+            request = Request(prompt, seed, public.sampling.temperature, room, public.truncation)
             rows.append(PlannedRow(task, group.prompt_index, sample, group.target_length, request))
     return rows
 

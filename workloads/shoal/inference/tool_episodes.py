@@ -41,6 +41,7 @@ class _Episode:
             seed=stretch_seed(first.seed, self.stretches),
             temperature=first.temperature,
             max_tokens=first.max_tokens - len(self.tokens),
+            truncation=first.truncation,
         )
 
     def add(self, made: Completion) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
@@ -20,8 +18,9 @@ from shoal.contracts.run import AgentState, PublicRun, load_node_config
 from shoal.contracts.tasks import Task
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.environments.episodes import Tools, tools_of
+from shoal.environments.prompts import pinned_tokenizer, prompt_tokens
 from shoal.environments.scored_once import ScoredOnce
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
 from shoal.inference.assignments import WorkContext, benchmarks_here, work_on
@@ -94,14 +93,14 @@ class Worker:
         self._training = work_on(public, self._task_table)
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
         policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
-        self._tokenizer = AutoTokenizer.from_pretrained(policy.folder)
+        works = [self._training, *self._benchmarks.values()]
+        self._tokenizer = pinned_tokenizer(policy.folder, *(work.public.prompt for work in works))
         with busy("start"):
             checkpoint = read_checkpoint(policy.folder)
             self._eos = checkpoint.eos_token_ids
             # By environment: what it finds out about a vocabulary is kept.
             self._tools = {
-                work.environment.name: tools_of(work.environment, self._tokenizer, self._eos)
-                for work in (self._training, *self._benchmarks.values())
+                work.environment.name: tools_of(work.environment, self._tokenizer, self._eos) for work in works
             }
             self._engine = Engine(
                 checkpoint,
@@ -176,7 +175,7 @@ class Worker:
             metrics.POLICY_LAG.set(work.number - policy.version)
 
         def render(task: Task, target_length: int | None) -> Sequence[int]:
-            return prompt_tokens(self._tokenizer, context.environment, task, target_length)
+            return prompt_tokens(self._tokenizer, context.environment, task, target_length, context.public.prompt)
 
         scored = ScoredOnce(context.environment)
 

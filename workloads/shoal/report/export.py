@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
+from shoal.contracts.run import Prepared
 from shoal.report.access import RunAccess
 from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace
@@ -69,11 +70,16 @@ def _leave_origin(access: RunAccess, folder: Path, version: int) -> None:
     config = access.config
     rollouts = config is not None and config.mode != "SFT"
     lengths = config.length_reward if config is not None and rollouts else None
+    try:
+        prompt = Prepared.from_json(access.store.get(keys.PREPARED)).prompt
+    except (NotFound, ValidationError):
+        prompt = None
     origin = ModelOrigin(
         run=access.run,
         version=version,
         targets=list(lengths.targets) if lengths is not None else [],
         max_completion_tokens=config.sampling.max_completion_tokens if config is not None and rollouts else None,
+        prompt=prompt,
     )
     write_atomically(folder / ORIGIN_FILE, origin.to_json() + b"\n")
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = {folder}
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
-inputs = tokenizer({prompt}, return_tensors="pt", return_token_type_ids=False)
+inputs = tokenizer({prompt}, return_tensors="pt", return_token_type_ids=False, add_special_tokens=False)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={tokens})[0]))
 """.strip()
 
@@ -30,7 +30,8 @@ VLLM = """
 from vllm import LLM, SamplingParams
 llm = LLM({folder}, dtype="auto", enforce_eager=True, kv_cache_memory_bytes=128 << 20,
           enable_chunked_prefill=False, max_num_batched_tokens=2048, max_model_len={context})
-print(llm.generate([{prompt}], SamplingParams(temperature=0.0, max_tokens={tokens}))[0].outputs[0].text)
+prompt = {{"prompt_token_ids": llm.get_tokenizer().encode({prompt}, add_special_tokens=False)}}
+print(llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens={tokens}))[0].outputs[0].text)
 """.strip()
 
 VLLM_ENVIRONMENT = "OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0"

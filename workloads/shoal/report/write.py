@@ -103,6 +103,8 @@ def example_prompt(access: RunAccess) -> str:
     length = access.config.length_reward if access.config is not None else None
     try:
         prepared = Prepared.from_json(access.store.get(keys.PREPARED))
+        if prepared.example_prompt is not None:
+            return prepared.example_prompt
         task = read_tasks(access.store.get(keys.task_table(prepared.tasks_digest)))[0]
         return load(prepared.environment).prompt(task, length.targets[0] if length else None)
     except (NotFound, ValidationError, BadTaskTable, BadEnvironment, IndexError):

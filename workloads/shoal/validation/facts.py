@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Literal
 
 from shoal.contracts.datasets import Mode
-from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.evaluation import BenchmarkTerms, Truncation
+from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
@@ -47,6 +48,13 @@ class Facts:
     """By name, in the order of the run's benchmarks."""
     vine: VineSettings | None = None
     """Which continuations follow on a file's completions; None: none."""
+    prompt: PromptTerms | None = None
+    """How prompts are made; None: the environment's text."""
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """What the sampler leaves out: of a benchmark only."""
+        return self.benchmark.truncation if self.benchmark is not None else None
 
     def work(self, job: ValidationJob) -> Work:
         """What a file is of. Raises `UnknownWorkError` for a number that is none of this run's."""

@@ -208,7 +208,7 @@ def _row_by_row(
     progress: Callable[[], None],
 ) -> Finding | None:
     """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices."""
-    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler)
+    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation)
     while True:
         with watch("prefill"):
             batch = next(batches, None)

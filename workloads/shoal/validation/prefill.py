@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import Sampler
 from shoal.contracts.rollouts import Rollout
 from shoal.validation import samplers
-from shoal.validation.samplers import Int64
+from shoal.validation.samplers import TOLERANCE_NATS, Int64, Kept, truncated
 
 LOW_PROBABILITY = 0.05
 """A sampled token with less is improbable; the token-sampling check counts them."""
@@ -89,24 +90,38 @@ def batches(lengths: Mapping[int, int], budget: int = BATCH_TOKENS) -> list[list
 
 
 def prefill_rows(
-    model: Any, rows: Mapping[int, Rollout], eos_token_ids: frozenset[int], sampler: Sampler | None = None
+    model: Any,
+    rows: Mapping[int, Rollout],
+    eos_token_ids: frozenset[int],
+    sampler: Sampler | None = None,
+    truncation: Truncation | None = None,
 ) -> Iterator[dict[int, Prefill]]:
     """Prefills by row number, a batch at a time: whoever drops `states` in between holds those of one batch only."""
     lengths = {number: len(row.prompt_tokens) + len(row.completion_tokens) for number, row in rows.items()}
     for numbers in batches(lengths):
-        found = _prefill(model, [rows[number] for number in numbers], eos_token_ids, sampler)
+        found = _prefill(model, [rows[number] for number in numbers], eos_token_ids, sampler, truncation)
         yield dict(zip(numbers, found, strict=True))
 
 
-def prefill(model: Any, row: Rollout, eos_token_ids: frozenset[int], sampler: Sampler | None = None) -> Prefill:
+def prefill(
+    model: Any,
+    row: Rollout,
+    eos_token_ids: frozenset[int],
+    sampler: Sampler | None = None,
+    truncation: Truncation | None = None,
+) -> Prefill:
     """One row alone."""
-    found: list[Prefill] = _prefill(model, [row], eos_token_ids, sampler)
+    found: list[Prefill] = _prefill(model, [row], eos_token_ids, sampler, truncation)
     return found[0]
 
 
 @torch.inference_mode()
 def _prefill(
-    model: Any, rows: Sequence[Rollout], eos_token_ids: frozenset[int], sampler: Sampler | None
+    model: Any,
+    rows: Sequence[Rollout],
+    eos_token_ids: frozenset[int],
+    sampler: Sampler | None,
+    truncation: Truncation | None,
 ) -> list[Prefill]:
     """Run a Hugging Face causal language model over one batch."""
     device = next(model.parameters()).device
@@ -115,11 +130,19 @@ def _prefill(
     # No mask: with one, some attention kernels would be chosen that treat equal rows differently.
     hidden = model.model(input_ids=padded, use_cache=False).last_hidden_state
     eos = torch.tensor(sorted(eos_token_ids), device=device)
-    return [_one_row(model, row, hidden[place], padded[place], eos, sampler) for place, row in enumerate(rows)]
+    return [
+        _one_row(model, row, hidden[place], padded[place], eos, sampler, truncation) for place, row in enumerate(rows)
+    ]
 
 
 def _one_row(
-    model: Any, row: Rollout, hidden: torch.Tensor, tokens: torch.Tensor, eos: torch.Tensor, sampler: Sampler | None
+    model: Any,
+    row: Rollout,
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    eos: torch.Tensor,
+    sampler: Sampler | None,
+    truncation: Truncation | None,
 ) -> Prefill:
     # The state at position p is what token p+1 was drawn from: P-1 .. P+n-2 for n tokens after a prompt of P.
     sampled = torch.tensor(np.flatnonzero(row.completion_mask), device=hidden.device) + len(row.prompt_tokens)
@@ -131,9 +154,10 @@ def _one_row(
         here = slice(start, start + tile)
         logits = model.lm_head(states[here]).float()
         logprobs = torch.log_softmax(logits / row.temperature, dim=-1)
-        parts.append(_distribution(logits, logprobs, chosen[here], row.temperature, eos))
+        kept = truncated(logprobs, truncation, _doubt(model, row.temperature)) if truncation is not None else None
+        parts.append(_distribution(logits, logprobs, chosen[here], row.temperature, eos, kept))
         if keys is not None:
-            found = samplers.redraw(logprobs, chosen[here], keys[here])
+            found = samplers.redraw(logprobs, chosen[here], keys[here], kept)
             gaps.append(found[0].astype(np.float32))
             drawn.append(found[1])
     own, eos_chance, low, mean, variance, colder, hotter = (
@@ -153,19 +177,41 @@ def _one_row(
     )
 
 
+def _doubt(model: Any, temperature: float) -> float:
+    """Nats that an engine's log-probability and ours may be apart, one token's: half of what two may (`TOLERANCE_NATS`)."""
+    return TOLERANCE_NATS[str(model.dtype).removeprefix("torch.")] / min(1.0, temperature) / 2
+
+
 def _distribution(
-    logits: torch.Tensor, logprobs: torch.Tensor, chosen: torch.Tensor, temperature: float, eos: torch.Tensor
+    logits: torch.Tensor,
+    logprobs: torch.Tensor,
+    chosen: torch.Tensor,
+    temperature: float,
+    eos: torch.Tensor,
+    kept: Kept | None,
 ) -> tuple[torch.Tensor, ...]:
-    """The columns of `Prefill` after `states`, each [n], from logits [n, vocabulary]."""
+    """The columns of `Prefill` after `states`, each [n], from logits [n, vocabulary].
+
+    With `kept` they are of the tokens that the sampler kept. A token that may have been kept, by rounding, has the probability that it would have.
+    """
+    possible = None
+    if kept is not None:
+        mass = torch.logsumexp(logprobs.masked_fill(~kept.exactly, -torch.inf), dim=-1, keepdim=True)
+        possible = (logprobs - mass).masked_fill(~kept.perhaps, -torch.inf)
+        logprobs = (logprobs - mass).masked_fill(~kept.exactly, -torch.inf)
+        logits = logits.masked_fill(~kept.exactly, -torch.inf)
     probabilities = logprobs.exp()
     low = torch.where(probabilities < LOW_PROBABILITY, probabilities, 0.0).sum(dim=-1)
     surprise = (-logprobs).clamp(max=SURPRISE_CAP)
     mean = (probabilities * surprise).sum(dim=-1)
     variance = (probabilities * (surprise - mean[:, None]).square()).sum(dim=-1)
-    own = logprobs.gather(1, chosen[:, None])[:, 0]
+    own = (logprobs if possible is None else possible).gather(1, chosen[:, None])[:, 0]
     at_chosen = logits.gather(1, chosen[:, None])[:, 0] / temperature
     ratios = [
         at_chosen / share - torch.logsumexp(logits / (temperature * share), dim=-1) - own
         for share in OTHER_TEMPERATURES
     ]
-    return own, probabilities[:, eos].sum(dim=-1), low, mean, variance, *ratios
+    if kept is not None:  # of a token that was not kept they say nothing
+        ratios = [torch.where(torch.isfinite(at_chosen), ratio, 0.0) for ratio in ratios]
+    ends = probabilities if possible is None else possible.exp()
+    return own, ends[:, eos].sum(dim=-1), low, mean, variance, *ratios

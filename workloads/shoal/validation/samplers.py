@@ -12,12 +12,15 @@ sampled, whatever else is in the batch; u comes from SplitMix64 (Steele, Lea and
 precision. Nothing else consumes the generator: prefill in one piece (chunks would), no speculative decoding; a preempted request keeps it.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import Sampler
 from shoal.contracts.rollouts import sampled_stretches
 from shoal.sampling.draw import stretch_seed
@@ -25,6 +28,11 @@ from shoal.sampling.draw import stretch_seed
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
+TOLERANCE_NATS = {"float32": 2e-3, "bfloat16": 1.0, "float16": 0.15}
+"""How far the claimed token may be behind, by the dtype of the weights. Honest tokens of vLLM 0.32 on a CPU were never
+behind in float32 (log-probabilities differ by 5e-6), and by 0.08 nats at most in bfloat16 (docs/validation.md). This
+is at temperature 1 and above: a lower one divides logits, and so their differences.
+"""
 AT_ONCE = 1 << 16
 """Noises at once, what a processor's cache holds: 13 to 18 ns each on one core, 42 to 80 with sixteen times as many. No token is too improbable to be
 looked at: together the improbable ones are drawn often enough that who may put the runner-up in their place chooses where a completion ends."""
@@ -56,8 +64,48 @@ def gumbel_noise(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def redraw(logprobs: torch.Tensor, chosen: torch.Tensor, keys: Int64) -> tuple[Float64, Int64]:
+@dataclass(frozen=True)
+class Kept:
+    """Which tokens a truncating sampler kept, bool [n, vocabulary]: by our own numbers, for certain, and perhaps. Numbers may differ by rounding."""
+
+    exactly: torch.Tensor
+    surely: torch.Tensor
+    perhaps: torch.Tensor
+
+
+def truncated(logprobs: torch.Tensor, rule: Truncation, doubt: float) -> Kept:
+    """What `rule` leaves of distributions, natural logarithms [n, vocabulary] at the sampling temperature.
+
+    As vLLM 0.32 does it: min-p, then top-k of what is left, then top-p of what is left, where the likeliest token always stays. `doubt`: nats that
+    each number may be off. Certain is what stays when every border is that much higher, perhaps what stays when it is lower.
+    """
+    return Kept(*(_kept(logprobs, rule, shift) for shift in (0.0, 2 * doubt, -2 * doubt)))
+
+
+def _kept(logprobs: torch.Tensor, rule: Truncation, shift: float) -> torch.Tensor:
+    """Tokens that stay when the borders are `shift` nats higher: two numbers are compared, each of which may be off."""
+    best = logprobs.amax(dim=-1, keepdim=True)
+    keep = torch.ones_like(logprobs, dtype=torch.bool)
+    if rule.min_p > 0.0:
+        keep &= logprobs >= best + math.log(rule.min_p) + shift
+    if 0 < rule.top_k < logprobs.shape[-1]:
+        left = logprobs.masked_fill(~keep, -torch.inf)
+        keep &= left >= left.topk(rule.top_k, dim=-1).values[:, -1:] + shift
+    if rule.top_p < 1.0:
+        ascending, order = logprobs.masked_fill(~keep, -torch.inf).sort(dim=-1)
+        below = ascending.softmax(dim=-1).cumsum(dim=-1)
+        tail = min(1.0, (1.0 - rule.top_p) * math.exp(shift))
+        out = torch.zeros_like(keep).scatter_(1, order, below <= tail)
+        keep &= ~out
+    return keep | (logprobs == best)
+
+
+def redraw(
+    logprobs: torch.Tensor, chosen: torch.Tensor, keys: Int64, kept: Kept | None = None
+) -> tuple[Float64, Int64]:
     """What the sampler draws at each of n positions, and how far the chosen token is behind it.
+
+    With `kept`, of a truncating sampler: the chosen token must perhaps have been kept, and is behind those only that surely were.
 
     `logprobs` float32 [n, vocabulary], natural logarithms at the sampling temperature; `chosen` int64 [n]; `keys` int64 [n] as of `row_keys`. Returns
     the gaps, float64 [n], nats, at least 0, and the tokens drawn, int64 [n].
@@ -67,8 +115,12 @@ def redraw(logprobs: torch.Tensor, chosen: torch.Tensor, keys: Int64) -> tuple[F
     gaps, drawn = [], []
     for part in torch.arange(len(logprobs), device=device).split(max(1, AT_ONCE // vocabulary)):
         scores = gumbel_noise(noise_keys[part], tokens).add_(logprobs[part])
+        mine = scores.gather(1, chosen[part, None])[:, 0]
+        if kept is not None:
+            mine = mine.masked_fill(~kept.perhaps[part].gather(1, chosen[part, None])[:, 0], -torch.inf)
+            scores = scores.masked_fill(~kept.surely[part], -torch.inf)
         best, winner = scores.max(dim=-1)  # of equal sums the lowest id, as the engine has it
-        gaps.append(best - scores.gather(1, chosen[part, None])[:, 0])
+        gaps.append((best - mine).clamp(min=0.0))
         drawn.append(winner)
     return torch.cat(gaps).cpu().numpy(), torch.cat(drawn).cpu().numpy()
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from shoal import environments
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest
 from shoal.environments import BadEnvironment, Environment
+from shoal.environments.prompts import WrongTokenizer, pinned_tokenizer
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage.store import NotFound, Store
 from shoal.telemetry import Liveness, wait_for
@@ -43,13 +42,18 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
     environment, tasks = _pinned(store, prepared)
     base = _small_files(store, scratch / "base")
     model = json.loads((base / "config.json").read_bytes())
+    pinned = prepared.benchmarks if config.evaluation is not None else []
+    try:
+        tokenizer = pinned_tokenizer(base, prepared.prompt, *(each.prompt for each in pinned))
+    except WrongTokenizer as error:
+        raise WrongSetupError(str(error)) from None
     facts = Facts(
         run=config.run,
         model_id=prepared.model_id,
         environment=environment,
         environment_digest=prepared.environment_digest,
         tasks=tasks,
-        tokenizer=AutoTokenizer.from_pretrained(base),
+        tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(base),
         vocabulary=model["vocab_size"],
         hidden_size=model["hidden_size"],
@@ -61,8 +65,8 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         mode=config.mode,
         async_level=config.async_level,
         vine=config.recipe.vine,
+        prompt=prepared.prompt,
     )
-    pinned = prepared.benchmarks if config.evaluation is not None else []
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
 
@@ -80,6 +84,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             length_reward=terms.length_reward,
             benchmark=terms,
             vine=None,
+            prompt=terms.prompt,
             benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
         )
     return replace(facts, benchmarks=benchmarks)

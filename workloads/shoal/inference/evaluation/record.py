@@ -13,6 +13,7 @@ from pydantic import Field
 
 from shoal import environments
 from shoal.contracts.base import Contract, Sha256Hex
+from shoal.contracts.evaluation import Truncation
 from shoal.environments import BadEnvironment
 from shoal.evaluation.scores import Estimate, Scores, scores
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
@@ -34,6 +35,7 @@ class Evaluation(Contract):
     tasks: int = Field(ge=1)
     samples: int = Field(ge=1)
     temperature: float = Field(ge=0.0)
+    truncation: Truncation | None = Field(default=None, description="what the sampler left out; none: nothing")
     max_tokens: int = Field(ge=1)
     targets: list[int] = Field(
         description="lengths that prompts asked for, one a task in turn; none: none was asked for"
@@ -97,6 +99,7 @@ def _one(
         tasks=len(tasks),
         samples=settings.samples,
         temperature=settings.temperature,
+        truncation=settings.truncation,
         max_tokens=settings.max_tokens,
         targets=list(settings.targets),
         seed=settings.seed,

@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from shoal.contracts.evaluation import Truncation
 from shoal.contracts.final_model import ModelOrigin, read_origin
+from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
 from shoal.environments.episodes import tools_of
-from shoal.environments.tokens import completion_text, prompt_tokens
+from shoal.environments.prompt_check import decided
+from shoal.environments.prompts import BadPrompt, load_tokenizer, prompt_tokens
+from shoal.environments.tokens import completion_text
 from shoal.evaluation.scores import Answer, AnsweredTask
 from shoal.inference.checkpoint import BadCheckpointError, read_checkpoint
 from shoal.inference.completions import Completion, Request
@@ -40,6 +45,7 @@ class Settings:
     max_tokens: int
     seed: int = 0
     targets: tuple[int, ...] = ()
+    truncation: Truncation | None = None
 
     def target(self, index: int) -> int | None:
         """The length that the prompt of task number `index` asks for."""
@@ -59,6 +65,9 @@ class EvaluationRequest:
     max_tokens: int | None = None
     seed: int = 0
     target_length: int | None = None
+    truncation: Truncation | None = None
+    prompt: PromptSettings | None = None
+    """None: as the model's run made its prompts, else by the tokenizer's chat template where it has one."""
 
 
 def ask(
@@ -81,18 +90,20 @@ def ask(
         raise CannotEvaluate("vLLM is not installed here; install shoal with its extra `worker` (CPU) or `cuda`")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are for servers, and would hide the result
     set_engine_variables()  # read when what follows is loaded
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = load_tokenizer(model)
     except (OSError, ValueError) as error:
         raise CannotEvaluate(f"{model}: no tokenizer can be read: {str(error).strip().splitlines()[0]}") from None
     origin = read_origin(model)
     targets = asked_targets(wanted, origin)
-    prompts = [
-        prompt_tokens(tokenizer, environment, task, targets[index % len(targets)] if targets else None)
-        for index, task in enumerate(tasks)
-    ]
+    try:
+        terms = asked_terms(wanted, origin, model, tokenizer)
+        prompts = [
+            prompt_tokens(tokenizer, environment, task, targets[index % len(targets)] if targets else None, terms)
+            for index, task in enumerate(tasks)
+        ]
+    except BadPrompt as error:
+        raise CannotEvaluate(f"no prompts can be made: {error}") from None
     settings = chosen(wanted, origin, targets, max(map(len, prompts)), checkpoint.max_positions)
     rows = planned(tasks, prompts, settings, checkpoint.max_positions)
     for line in how_asked(wanted, origin, settings):
@@ -133,6 +144,15 @@ def asked_targets(wanted: EvaluationRequest, origin: ModelOrigin | None) -> tupl
     return tuple(origin.targets) if origin is not None else ()
 
 
+def asked_terms(
+    wanted: EvaluationRequest, origin: ModelOrigin | None, model: Path, tokenizer: Any
+) -> PromptTerms | None:
+    """How prompts are made: as the user says, else as the model's run did. Raises BadPrompt."""
+    if wanted.prompt is None and origin is not None:
+        return origin.prompt
+    return decided(wanted.prompt, model, tokenizer)
+
+
 def chosen(
     wanted: EvaluationRequest, origin: ModelOrigin | None, targets: tuple[int, ...], longest_prompt: int, positions: int
 ) -> Settings:
@@ -141,7 +161,7 @@ def chosen(
     if most is None:
         usual = (origin.max_completion_tokens if origin is not None else None) or USUAL_MAX_TOKENS
         most = max(1, min(usual, positions - longest_prompt))
-    return Settings(wanted.samples, wanted.temperature, most, wanted.seed, targets)
+    return Settings(wanted.samples, wanted.temperature, most, wanted.seed, targets, wanted.truncation)
 
 
 def how_asked(wanted: EvaluationRequest, origin: ModelOrigin | None, settings: Settings) -> list[str]:
@@ -177,6 +197,7 @@ def planned(
                 answer_seed(settings.seed, task.problem_id, sample),
                 settings.temperature,
                 settings.max_tokens,
+                settings.truncation,
             )
             rows.append(PlannedRow(task, index, sample, settings.target(index), request))
     return rows

@@ -317,6 +317,7 @@ def public_run(state: RunState) -> PublicRun:
         ],
         benchmarks=list(state.plan.benchmarks),
         vine=config.recipe.vine,
+        prompt=prepared.prompt,
     )
 
 

@@ -18,12 +18,7 @@ import numpy as np
 
 from shoal.validation.facts import File, Finding, reject
 from shoal.validation.prefill import Prefill
-
-TOLERANCE_NATS = {"float32": 2e-3, "bfloat16": 1.0, "float16": 0.15}
-"""How far the claimed token may be behind, by the dtype of the weights. Honest tokens of vLLM 0.32 on a CPU were never
-behind in float32 (log-probabilities differ by 5e-6), and by 0.08 nats at most in bfloat16 (docs/validation.md). This
-is at temperature 1 and above: a lower one divides logits, and so their differences.
-"""
+from shoal.validation.samplers import TOLERANCE_NATS
 
 
 def check(file: File, prefills: Mapping[int, Prefill], dtype: str) -> Finding | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.vine import Continuation, VineSettings, continuations
 from shoal.contracts.work import draw
-from shoal.environments.tokens import prompt_tokens
+from shoal.environments.prompts import prompt_tokens
 from shoal.sampling.draw import DrawnGroup, continuation_seed
 from shoal.validation.facts import Facts, File, Finding, reject
 
@@ -24,7 +24,7 @@ def check(file: File, facts: Facts) -> Finding | None:
     groups = draw(facts.work(job), beacon=beacon, run=job.run, node=job.node, submission=job.submission)
     for place, group in enumerate(groups):
         task = facts.tasks[group.prompt_index]
-        prompt = prompt_tokens(facts.tokenizer, facts.environment, task, group.target_length)
+        prompt = prompt_tokens(facts.tokenizer, facts.environment, task, group.target_length, facts.prompt)
         for sample in range(facts.group_size):
             number = place * facts.group_size + sample
             problem = _difference(file.rows[number], group, sample, prompt, facts)
