@@ -17,8 +17,8 @@ CONNECT_SECONDS = 3.0
 GATHER_BYTES, GATHER_SECONDS = 512 << 10, 0.25
 """A link brings a few packets at a time. Taking each at once costs more CPU time than all the rest: the kernel is asked to wake us when so much is
 there (SO_RCVLOWAT), or after this time, so that the pace of a slow link is known."""
-TLS_ENOUGH_BYTES, TLS_GATHER_SECONDS = 32 << 10, 0.004
-"""Of an encrypted connection the kernel does not know what can be read: there we sleep when little came, 4 ms of 60 Mb/s fill this much."""
+TLS_RECORD_BYTES = 16 << 10
+"""The longest record of TLS (RFC 8446, section 5.1). The TLS layer may have taken part of one from the kernel, which then cannot count it."""
 Place = tuple[str, str, int]
 
 
@@ -79,45 +79,32 @@ class Exchange:
         # The first read takes what was read ahead with the headers; from then on nothing but us reads from the socket.
         if count := self.read_into(buffer):
             yield buffer[:count]
-            if isinstance(self._socket, ssl.SSLSocket):
-                yield from self._read_encrypted(buffer, count)
-            else:
-                yield from self._read_plain(buffer, answer)
+            yield from self._gather(buffer, answer)
 
-    def _read_encrypted(self, buffer: memoryview, count: int) -> Iterator[memoryview]:
-        while count and self.length:
-            if count < TLS_ENOUGH_BYTES:
-                time.sleep(TLS_GATHER_SECONDS)
-            count = self.read_into(buffer)
-            if count:
-                yield buffer[:count]
-
-    def _read_plain(self, buffer: memoryview, answer: http.client.HTTPResponse) -> Iterator[memoryview]:
+    def _gather(self, buffer: memoryview, answer: http.client.HTTPResponse) -> Iterator[memoryview]:
         raw, patience = self._socket, self._socket.gettimeout()
         ready = select.poll()
         ready.register(raw, select.POLLIN)
-        low_water = 1
+        low_water, ahead = 1, TLS_RECORD_BYTES if isinstance(raw, ssl.SSLSocket) else 0
         heard = time.monotonic()
         raw.settimeout(0)
         try:
             while answer.length:
-                wanted = min(len(buffer), GATHER_BYTES, answer.length)
+                wanted = max(1, min(len(buffer), GATHER_BYTES, answer.length) - ahead)
                 if wanted != low_water:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
                     low_water = wanted
-                ready.poll(GATHER_SECONDS * 1000)
-                try:
-                    count = raw.recv_into(buffer[: answer.length])
-                except BlockingIOError:
-                    if patience is not None and time.monotonic() - heard > patience:
-                        raise TimeoutError(f"nothing came for {patience:g} s") from None
-                    yield buffer[:0]
-                    continue
-                if not count:
-                    return
-                heard = time.monotonic()
+                if not (isinstance(raw, ssl.SSLSocket) and raw.pending()):
+                    ready.poll(GATHER_SECONDS * 1000)
+                count, ended = _take(raw, buffer[: answer.length])
                 answer.length -= count
+                if count:
+                    heard = time.monotonic()
+                elif patience is not None and time.monotonic() - heard > patience:
+                    raise TimeoutError(f"nothing came for {patience:g} s")
                 yield buffer[:count]
+                if ended:
+                    return
         finally:
             if raw.fileno() >= 0:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -126,7 +113,8 @@ class Exchange:
     def break_off(self) -> None:
         """Wake whoever reads from this connection, with its end."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not `SSLSocket.shutdown`, after which the thread that reads would be given encrypted bytes.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:
             pass  # it has ended by itself
 
@@ -137,6 +125,20 @@ class Exchange:
         if answer is not None:
             answer.close()
         self._owner.give_back(self._place, self._connection, keep=reuse and read and self._connection.sock is not None)
+
+
+def _take(raw: socket.socket, buffer: memoryview) -> tuple[int, bool]:
+    """Fill `buffer` with what is here, without waiting; how many bytes, and whether the connection has ended. A record of TLS comes at a time."""
+    count = 0
+    try:
+        while count < len(buffer):
+            more = raw.recv_into(buffer[count:])
+            if not more:
+                return count, True
+            count += more
+    except (BlockingIOError, ssl.SSLWantReadError):
+        pass
+    return count, False
 
 
 class Connections:
