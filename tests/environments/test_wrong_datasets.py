@@ -133,7 +133,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         "where[0].matches: '(' is no regular expression of RE2",
     ),
     "messages out of order": (
-        lambda d: lines(d / "t.jsonl", changed(1, q=[{"role": "boss", "content": "?"}])), {"columns": COLUMNS}, "row 1: prompt.0.role is 'boss': String should match pattern",
+        lambda d: lines(d / "t.jsonl", changed(1, q=[{"role": "boss", "content": "?"}])), {"columns": COLUMNS},
+        "row 1: prompt.0.role is 'boss': String should match pattern",
     ),
     "a file of another kind": (lambda d: text(d / "t.arrow", "x"), {"columns": COLUMNS}, "t.arrow is none of .parquet, .jsonl, .json, .csv"),
 }  # fmt: skip

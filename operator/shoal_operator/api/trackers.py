@@ -14,7 +14,9 @@ class TrackersTemplate(Trackers, OutwardTemplate):
         None,
         description="Secret with `accessKey` and `secretKey` that may only read the run's store; absent: storage.s3.credentialsSecret.",
     )
-    volume_size: Quantity = Field("1Gi", description="Size of the volume for files of trackers, which outlives the pod.")
+    volume_size: Quantity = Field(
+        "1Gi", description="Size of the volume for files of trackers, which outlives the pod."
+    )
     resources: Resources = Field(default_factory=Resources, description="Resources of the pod.")
 
     @property

@@ -5,8 +5,8 @@ import pytest
 from shoal_operator.children.trainer import trainer_command
 from shoal_operator.local.containers import restart_pause
 from shoal_operator.local.expand import NotThere, UnsupportedField, command_line, environment, expand
-from shoal_operator.local.run import read_secret
 from shoal_operator.local.probes import Probe, ProbeState, parse_probe
+from shoal_operator.local.run import read_secret
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_a_secret_is_made_of_variables_by_name_or_refused_without_its_value(monk
     monkeypatch.setenv("HF_TOKEN", "planted")
     monkeypatch.delenv("HF_OTHER", raising=False)
     assert read_secret("hub=HF_TOKEN")["stringData"] == {"HF_TOKEN": "planted"}
-    with pytest.raises(ValueError, match="^--secret hub: HF_OTHER is not in your environment; give") as caught:
+    with pytest.raises(ValueError, match=r"^--secret hub: HF_OTHER is not in your environment; give") as caught:
         read_secret("hub=HF_TOKEN,HF_OTHER")
     assert "planted" not in str(caught.value)

@@ -164,9 +164,7 @@ def _benchmark_tasks(
             chosen = benchmark_tasks(config, each, environment, scratch / each.name, store)
         except BadTaskSource as error:
             raise CannotPrepare(str(error), passing=error.passing) from error
-        telemetry.get_logger().info(
-            "benchmark", name=each.name, tasks=len(chosen.tasks), left_out=chosen.left_out
-        )
+        telemetry.get_logger().info("benchmark", name=each.name, tasks=len(chosen.tasks), left_out=chosen.left_out)
         found.append((each, environment, chosen.tasks))
     return found
 

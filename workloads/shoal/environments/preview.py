@@ -1,7 +1,7 @@
 """Three tasks of a run as its model will see them, and how answers to them score: what `shoal env preview` prints, before anything is started.
 
-In: a run's configuration. Out: a `Preview`. Prompts go through `tokens.prompt_tokens`, as those of workers and validators do; the tokenizer is the
-model's own, from a folder or a hub, or the one that a generated model will have. Raises CannotPreview, in one line.
+In: a run's configuration. Out: a `Preview`. Prompts go through `prompts.prompt_tokens`, as those of workers and validators do; tokenizer and template
+are the model's own, from a folder or a hub, or those that a generated model will have. Raises CannotPreview, in one line.
 """
 
 import tempfile
@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable, load
+from shoal.environments.hub import explained
+from shoal.environments.prompt_check import decided
+from shoal.environments.prompts import TOKENIZER_FILES, BadPrompt, load_tokenizer, prompt_tokens
 from shoal.environments.task_source import BadTaskSource, find_tasks
-from shoal.environments.tokens import prompt_tokens
 
 SHOWN_TASKS = 3
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "config.json", "*.jinja", "*.model", "vocab*", "merges.txt")
 
 
 class CannotPreview(ValueError):
@@ -71,24 +73,28 @@ def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
         if missing := list(getattr(environment, "problems", list)()):
             raise CannotPreview(f"spec.tasks.environment: {missing[0]}")
         with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
-            tasks, left_out = find_tasks(config, environment, Path(scratch))
+            found = find_tasks(config, environment, Path(scratch))
     except BadEnvironment as error:
         raise CannotPreview(f"spec.tasks.environment: {error}") from None
     except BadTaskSource as error:
         raise CannotPreview(str(error)) from None
-    tokenizer = _tokenizer(config, environment, tokenizer_folder)
+    tasks = found.tasks
+    tokenizer, terms = _asked(config, environment, tokenizer_folder)
     targets = config.length_reward.targets if config.length_reward is not None else []
     picked = sorted({0, len(tasks) // 2, len(tasks) - 1})[:SHOWN_TASKS]
     shown = [
-        _shown(environment, tokenizer, tasks[place], targets[number % len(targets)] if targets else None)
+        _shown(environment, tokenizer, terms, tasks[place], targets[number % len(targets)] if targets else None)
         for number, place in enumerate(picked)
     ]
     longest, room = config.sampling.max_completion_tokens, config.recipe.max_sequence_length
-    return Preview(len(tasks), shown, left_out, longest, room, tuple(_problems(shown, longest, room)))
+    return Preview(len(tasks), shown, found.left_out, longest, room, tuple(_problems(shown, longest, room)))
 
 
-def _shown(environment: Environment, tokenizer: Any, task: Task, target: int | None) -> ShownTask:
-    tokens = prompt_tokens(tokenizer, environment, task, target)
+def _shown(environment: Environment, tokenizer: Any, terms: PromptTerms, task: Task, target: int | None) -> ShownTask:
+    try:
+        tokens = prompt_tokens(tokenizer, environment, task, target, terms)
+    except BadPrompt as error:
+        raise CannotPreview(f"spec.tasks: task {task.problem_id}: {error}") from None
     try:
         right = _scored(environment, task, environment.gold(task))
     except ValueError:  # most programs and forms come without a solution
@@ -139,9 +145,9 @@ def _problems(shown: Sequence[ShownTask], longest: int, room: int) -> list[str]:
     return lines
 
 
-def _tokenizer(config: RunConfig, environment: Environment, folder: Path | None) -> Any:
-    """The tokenizer of the run's base model."""
-    model = config.model
+def _asked(config: RunConfig, environment: Environment, folder: Path | None) -> tuple[Any, PromptTerms]:
+    """The tokenizer of the run's base model, and how tasks become its prompts."""
+    model, settings = config.model, config.tasks.prompt
     if folder is None and model.generated is not None:
         if not isinstance(environment, Arithmetic):
             raise CannotPreview(
@@ -149,24 +155,43 @@ def _tokenizer(config: RunConfig, environment: Environment, folder: Path | None)
             )
         from shoal.environments.generated_model import tokenizer_for
 
-        return tokenizer_for(environment, config.length_reward.targets if config.length_reward else [None], config.seed)
-    if folder is None and model.path is not None:
-        folder = Path(model.path)
+        targets = config.length_reward.targets if config.length_reward else [None]
+        return tokenizer_for(environment, targets, config.seed), _raw(settings)
     if folder is None and model.run is not None:
         raise CannotPreview(
             f"spec.model.run: the model of run {model.run} lies in its store; give --tokenizer with the folder of its model"
         )
-    from transformers import AutoTokenizer
-
     try:
-        if folder is None:
-            from huggingface_hub import snapshot_download
-
-            name = model.hugging_face or ""
-            folder = Path(snapshot_download(name, revision=model.revision, allow_patterns=list(TOKENIZER_FILES)))
-        return AutoTokenizer.from_pretrained(folder)
+        folder = folder or (
+            Path(model.path)
+            if model.path is not None
+            else _downloaded(model.hugging_face or "", model.revision or "main")
+        )
+        tokenizer = load_tokenizer(folder)
+        return tokenizer, decided(settings, folder, tokenizer)
+    except BadPrompt as error:
+        raise CannotPreview(f"spec.tasks.prompt: {error}") from None
     except Exception as error:  # of the hub, of transformers, of tokenizers: each has its own
         said = " ".join(str(error).split())[:300]
         raise CannotPreview(
-            f"spec.model: the tokenizer of {config.model_id} cannot be read: {said}; --tokenizer takes a folder that has it"
+            f"spec.model: the tokenizer of {config.model_id} cannot be read: {said}; --tokenizer takes a folder with the files of a checkpoint"
+            " except its weights"
         ) from None
+
+
+def _raw(settings: PromptSettings | None) -> PromptTerms:
+    """The terms of a model that has no chat template. Raises CannotPreview where the settings need one."""
+    given = settings or PromptSettings()
+    if given.template == "Chat" or given.system or given.template_arguments:
+        raise CannotPreview(
+            "spec.tasks.prompt: a generated model has no chat template; allowed: assistantPrefix, template: Raw"
+        )
+    return PromptTerms(template="Raw", assistant_prefix=given.assistant_prefix or "", tokenizer_digest="0" * 64)
+
+
+def _downloaded(repository: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with explained(repository, revision, "model"):
+        wanted = [*TOKENIZER_FILES, "config.json", "generation_config.json"]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
