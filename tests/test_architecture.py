@@ -254,7 +254,7 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\|[^|]*\| (\w+) \| [^|]+ \| (\d+) \|", page, re.M)
     documented = {container: int(port) for container, port in rows}
-    assert len(documented) == 14
+    assert len(documented) == 15
     assert documented == PORTS
     assert METRIC_PORTS.items() <= documented.items()
     for name, port in {
@@ -262,6 +262,7 @@ def test_the_ports_of_the_architecture_page_are_those_of_the_code() -> None:
         "inference/__main__.py": documented["worker"], "validation/__main__.py": documented["validator"],
         "broadcast/nginx.py": documented["publisher"], "broadcast/fetch.py": documented["fetch"],
         "rewards/runner/__main__.py": documented["runner"], "ui/__main__.py": documented["ui"],
+        "tracking/__main__.py": documented["tracker"],
     }.items():  # fmt: skip
         assert re.search(rf"PORT = {port}\b", (ROOT / "workloads" / "shoal" / name).read_text()), (
             f"{name} serves another port"
@@ -278,7 +279,7 @@ def test_the_operator_needs_no_arrays_no_parquet_and_no_object_store() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("role", ["operator", "protocol", "relay"])
+@pytest.mark.parametrize("role", ["operator", "protocol", "relay", "tracker"])
 def test_an_image_has_the_versions_that_were_tested(role: str) -> None:
     tested, in_image = locked(), locked(f"images/{role}")
     assert in_image
@@ -288,7 +289,7 @@ def test_an_image_has_the_versions_that_were_tested(role: str) -> None:
     assert "\nUSER 10001:10001\n" in dockerfile
 
 
-@pytest.mark.parametrize("role", ["protocol", "relay"])
+@pytest.mark.parametrize("role", ["protocol", "relay", "tracker"])
 def test_images_of_python_programs_differ_in_role_packages_and_command_only(role: str) -> None:
     # Each is built by one command and from no other image, so they repeat each other; here they are kept in step.
     def common(name: str) -> list[str]:

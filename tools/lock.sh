@@ -38,7 +38,7 @@ lock_both requirements/bootstrap.lock requirements/bootstrap.in
 "$uv" pip compile "${options[@]}" --extra trainer --extra oracle --constraint requirements/dev.lock --override requirements/overrides.txt \
     pyproject.toml -o requirements/oracle.lock
 # An image has what its role needs, in the versions that were tested.
-for role in operator protocol relay; do
+for role in operator protocol relay tracker; do
     lock_both "requirements/images/$role.lock" --extra "$role" --constraint requirements/dev.lock --override requirements/overrides.txt pyproject.toml
 done
 # Trainer, worker and validator stand on one runtime. Plain vllm is the CUDA build; the one package that it wants in another version is left to it.

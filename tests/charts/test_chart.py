@@ -114,7 +114,7 @@ def test_prometheus_is_let_into_runs_by_the_ports_that_it_scrapes() -> None:
     assert {each["metadata"]["namespace"] for each in apart if each["metadata"]["name"] == "shoal-metrics"} == {*"abc"}
     [monitor] = [each for each in made if each["metadata"]["name"] == "shoal-runs"]
     scraped = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
-    assert set(scraped) == {*PORTS} - {"redis", "nginx", "ui", "lighthouse"}
+    assert set(scraped) == {*PORTS} - {"redis", "nginx", "tracker", "ui", "lighthouse"}
     for policy in policies:
         [rule] = policy["spec"]["ingress"]
         assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]

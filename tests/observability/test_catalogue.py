@@ -57,7 +57,7 @@ def test_every_module_of_the_catalogue_declares_something() -> None:
 
 
 def test_every_container_with_metrics_is_in_the_catalogue() -> None:
-    assert {*PARTS} - {"operator", "collector"} == {*PORTS} - {"redis", "nginx", "ui", "lighthouse"}
+    assert {*PARTS} - {"operator", "collector"} == {*PORTS} - {"redis", "nginx", "tracker", "ui", "lighthouse"}
 
 
 def test_every_label_is_described_and_bounded(metrics: list[Declared]) -> None:

@@ -95,7 +95,7 @@ def test_every_mount_lies_under_shoal_and_has_a_volume(pod: dict[str, Any]) -> N
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         for mount in container["volumeMounts"]:
             assert mount["mountPath"].startswith("/shoal/") or mount["mountPath"] == "/dev/shm"
-            assert mount["name"] in volumes | {"key", "weights", "www", "data"}
+            assert mount["name"] in volumes | {"key", "weights", "www", "data", "tracks"}
 
 
 @pytest.mark.parametrize("pod", EVERY_POD)

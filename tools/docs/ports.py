@@ -38,6 +38,7 @@ SERVES = {
     "validator": "health, metrics",
     "runner": "programs to judge, health, metrics",
     "lighthouse": "who meets whom in a round of islands",
+    "tracker": "health",
     "ui": "the page of the run, to who has its token; health",
 }
 SECRETS = {
@@ -57,13 +58,14 @@ SECRETS = {
 
 
 def everything() -> list[dict[str, Any]]:
-    """Objects of a run with every part: S3 store, runners, relays with HTTPS, a pool of its own, the page."""
+    """Objects of a run with every part: S3 store, runners, relays with HTTPS, a pool of its own, the page, trackers."""
     manifest = yaml.safe_load(EXAMPLE.read_text())
     spec = manifest["spec"]
     spec["tasks"]["environment"] = "code"
     spec["relayServer"]["exposure"] = {"type": "LoadBalancer", "tlsSecret": "tls"}
     spec["inferencePools"] = [{"name": "pool"}]
     spec["ui"] = {"credentialsSecret": "rollout-reader"}
+    spec["trackers"] = {"tensorboard": {}}
     [run] = load_manifest(yaml.safe_dump(manifest), "ports")
     kept = ("mode", "model", "tasks", "steps", "storage")
     of_islands = {key: value for key, value in spec.items() if key in kept} | {

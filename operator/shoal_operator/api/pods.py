@@ -163,6 +163,7 @@ class Images(ImagePull):
     protocol: Image | None = _PROTOCOL
     redis: Image | None = Field(None, description="Image of Redis, in place of the release's.")
     relay: Image | None = _RELAY
+    tracker: Image | None = Field(None, description="Image of the pod of spec.trackers, in place of the release's.")
     trainer: Image | None = Field(None, description="Image of trainer and prepare, in place of the release's.")
     validator: Image | None = _VALIDATOR
     worker: Image | None = _WORKER

@@ -218,6 +218,30 @@ RULES: tuple[Rule, ...] = (
         bad={"env": [{"name": "HF_TOKEN"}, {"name": "HF_TOKEN"}]},
     ),
     Rule(
+        model="TrackersTemplate",
+        expression="has(self.wandb) || has(self.trackio) || has(self.tensorboard)",
+        message="must have at least one of wandb, trackio, tensorboard",
+        field="",
+        good={"tensorboard": {}},
+        bad={"volumeSize": "1Gi"},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.trackers) || self.mode != 'Generate'",
+        message="goes with modes Train and SFT: mode Generate trains no step",
+        field="trackers",
+        good={"trackers": {"tensorboard": {}}, "mode": "Train"},
+        bad={"trackers": {"tensorboard": {}}, "mode": "Generate"},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.trackers) || !has(self.trackers.credentialsSecret) || has(self.storage.s3)",
+        message="goes with storage.s3: a folder store is mounted to be read",
+        field="trackers.credentialsSecret",
+        good={"trackers": {"credentialsSecret": "reader"}, "storage": {"s3": {}}},
+        bad={"trackers": {"credentialsSecret": "reader"}, "storage": {"prefix": "shoal"}},
+    ),
+    Rule(
         model="Toleration",
         expression="self.operator == 'Exists' ? !has(self.value) : has(self.key)",
         message="Equal needs a key, and Exists has no value",
@@ -291,7 +315,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="InferencePoolTemplate",
-        expression="!(self.name in ['prepare', 'redis', 'discovery', 'trainer', 'ranks', 'relay', 'validator', 'runner', 'ui', "
+        expression="!(self.name in ['prepare', 'redis', 'discovery', 'trainer', 'ranks', 'relay', 'validator', 'runner', 'tracker', 'ui', "
         "'config', 'join', 'store', 'outbox', 'www'])",
         message="must not be the name of another part of the run",
         field="name",

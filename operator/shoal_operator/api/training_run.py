@@ -14,6 +14,7 @@ from shoal_operator.api.islands import IslandsSpec, IslandsStatus
 from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate, PodWithVariables, PrepareTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
+from shoal_operator.api.trackers import TrackersTemplate
 from shoal_operator.api.ui import UiTemplate
 from shoal_operator.api.validator import ValidatorTemplate
 
@@ -100,6 +101,9 @@ class TrainingRunSpec(RunSettings):
         default_factory=ControlPlaneTemplate, description="Orchestrator, discovery and Redis."
     )
     ui: UiTemplate | None = Field(None, description="The page of the run (docs/ui.md); absent: none.")
+    trackers: TrackersTemplate | None = Field(
+        None, description="Send metrics to Weights & Biases, trackio or TensorBoard; absent: no."
+    )
     images: Images = Field(default_factory=Images, description="Images in place of the release's.")
     queue_name: LabelValue | None = Field(
         None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."

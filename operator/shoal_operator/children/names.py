@@ -7,7 +7,7 @@ SOFTWARE_VERSION = "0.2.0"
 
 IMAGES = {
     role: f"shoal/{role}:{SOFTWARE_VERSION}"
-    for role in ("protocol", "redis", "relay", "trainer", "validator", "worker")
+    for role in ("protocol", "redis", "relay", "tracker", "trainer", "validator", "worker")
 }
 
 REDIS_PORT = 6379
@@ -34,6 +34,7 @@ PORTS = {
     "worker": 9105,
     "validator": 9106,
     "runner": 9107,
+    "tracker": 9109,
     "lighthouse": LIGHTHOUSE_PORT,
 }
 """Ports by container. Fixed, because every pod has an address of its own."""
@@ -121,6 +122,10 @@ def validator(run: str) -> str:
 
 def runner(run: str) -> str:
     return f"{run}-runner"
+
+
+def tracker(run: str) -> str:
+    return f"{run}-tracker"
 
 
 def ui(run: str) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from shoal.contracts.recipe import StorageSpec
 from shoal_operator.api import TrainingRun
+from shoal_operator.api.pods import OutwardTemplate
 from shoal_operator.api.relay_server import RelayFields
 from shoal_operator.children import names
 from shoal_operator.children.islands import fellow_runs, group_of, island_count, serves_lighthouse
@@ -18,7 +19,7 @@ from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
 COMPONENTS = (
-    "prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner", "ui", "island", "lighthouse",
+    "prepare", "redis", "discovery", "orchestrator", "trainer", "relay", "pool", "validator", "runner", "tracker", "ui", "island", "lighthouse",
 )  # fmt: skip
 
 Edge = tuple[str, str, str]
@@ -43,7 +44,7 @@ EDGES: tuple[Edge, ...] = (
 )
 """(from, to, container whose port it is). A runner calls nobody, nor does a lighthouse, and who calls the page is a person."""
 
-STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "island", "validator", "pool", "ui")
+STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "island", "validator", "pool", "tracker", "ui")
 """Who reads or writes the object store; pools post to it with a grant."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
@@ -63,6 +64,7 @@ def network_policies(run: TrainingRun, relays: RelayFields) -> list[Object]:
         component
         for component, there in (
             ("runner", runner_count(run) > 0),
+            ("tracker", run.spec.trackers is not None),
             ("ui", run.spec.ui is not None),
             ("island", island_count(run) > 1),
             ("lighthouse", serves_lighthouse(run)),
@@ -153,8 +155,8 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
         # A policy knows no names. A port of a node, or of a load balancer, of this cluster is the pod's own by the time that a policy sees it.
         numbers = {int(group.lighthouse.rsplit(":", 1)[1]), names.PORTS["lighthouse"]}
         rules.append({"ports": [_port(number) for number in sorted(numbers)]})
-    if component == "prepare" and (_asks_a_hub(run) or run.spec.prepare.egress_ports):
-        rules.append({"ports": [_port(number) for number in sorted({HTTPS_PORT, *run.spec.prepare.egress_ports})]})
+    if ports := _outward_ports(run, component):
+        rules.append({"ports": [_port(number) for number in sorted(ports)]})
     if rules:
         rules.append({"ports": [_port(53, "UDP"), _port(53)]})  # names
     return rules
@@ -188,6 +190,18 @@ def _other_islands(run: TrainingRun) -> list[Object]:
     here = {"podSelector": {"matchLabels": {names.COMPONENT_LABEL: "trainer"}, "matchExpressions": [runs]}}
     there = [{"ipBlock": {"cidr": network}} for network in group.networks]
     return [*([here] if fellow_runs(run) else []), *there]
+
+
+def _outward_ports(run: TrainingRun, component: str) -> set[int]:
+    """Ports outside the run that a part may reach, whichever address: a policy knows no names."""
+    if component == "prepare":
+        template: OutwardTemplate = run.spec.prepare
+        asks = _asks_a_hub(run)
+    elif component == "tracker" and run.spec.trackers is not None:
+        template, asks = run.spec.trackers, run.spec.trackers.calls_out
+    else:
+        return set()
+    return {HTTPS_PORT, *template.egress_ports} if asks or template.egress_ports else set()
 
 
 def _asks_a_hub(run: TrainingRun) -> bool:

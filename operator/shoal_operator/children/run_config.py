@@ -90,7 +90,7 @@ def config_hashes(config: RunConfig) -> dict[str, str]:
     shared = digest(config.model_copy(update={"addresses": addresses, "pools": []}).to_json())
     return {
         "orchestrator": digest(config.to_json()),
-        **dict.fromkeys(("discovery", "trainer", "relay", "ui"), shared),
+        **dict.fromkeys(("discovery", "trainer", "relay", "tracker", "ui"), shared),
         # Validators ask runners too.
         "validator": digest(f"{shared} {runners}".encode()) if (runners := config.addresses.runners) else shared,
     }

@@ -22,6 +22,14 @@ def role_and_store(run: str, role: Role | None, storage: StorageSpec, *keys: str
     return tuple(mounts)
 
 
+def store_to_read(run: str, storage: StorageSpec, credentials: str | None) -> tuple[Mount, ...]:
+    """The store for a part that writes nothing: a folder store's claim without leave to write, or credentials, its own where it has any."""
+    if storage.s3 is not None:
+        return (store_credentials(credentials or storage.s3.credentials_secret),)
+    source = {"persistentVolumeClaim": {"claimName": names.store(run), "readOnly": True}}
+    return (Mount("store", source, read_only=True),)
+
+
 def store_claim(run: str, storage: StorageSpec) -> list[Object]:
     """The claim of the folder store; several pods mount it, so it is `ReadWriteMany`."""
     if storage.s3 is not None:

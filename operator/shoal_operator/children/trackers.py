@@ -14,8 +14,8 @@ from shoal_operator.children.pods import (
     outward_mounts,
     pod_template,
 )
-from shoal_operator.children.storage import read_only_store
-from shoal_operator.children.workloads import stateful_set
+from shoal_operator.children.storage import store_to_read
+from shoal_operator.children.workloads import headless_service, stateful_set
 from shoal_operator.engine.cluster import Object
 
 COMPONENT = "tracker"
@@ -38,7 +38,7 @@ def tracker_children(run: TrainingRun, replicas: int, config_hash: str) -> list[
         role=COMPONENT,
         mounts=(
             config_map(names.config(owner)),
-            *read_only_store(owner, run.spec.storage, spec.credentials_secret),
+            *store_to_read(owner, run.spec.storage, spec.credentials_secret),
             claim_template(FOLDER),
             *outward_mounts(spec),
         ),
@@ -56,4 +56,7 @@ def tracker_children(run: TrainingRun, replicas: int, config_hash: str) -> list[
         images=run.spec.images,
         config_hash=config_hash,
     )
-    return [stateful_set(names.tracker(owner), owner, COMPONENT, replicas, template, claims={FOLDER: spec.volume_size})]
+    return [
+        headless_service(names.tracker(owner), owner, COMPONENT, {COMPONENT: port}),
+        stateful_set(names.tracker(owner), owner, COMPONENT, replicas, template, claims={FOLDER: spec.volume_size}),
+    ]

@@ -26,6 +26,7 @@ from shoal_operator.children.runner import runner_children
 from shoal_operator.children.scale import Scale
 from shoal_operator.children.sources import data_mounts, source_mounts
 from shoal_operator.children.storage import role_and_store, store_claim
+from shoal_operator.children.trackers import tracker_children
 from shoal_operator.children.trainer import trainer_job, trainer_services
 from shoal_operator.children.ui import ui_children
 from shoal_operator.children.workloads import child, digest, job, volume_claim
@@ -97,6 +98,7 @@ def training_run_children(
     made += [
         *control_plane(run, standing, hashes),
         *ui_children(run, standing, hashes["ui"]),
+        *tracker_children(run, standing, hashes["tracker"]),
         *trainer_services(run),
         *runner_children(run, work=observed.stage == "running"),
         *island_children(run, hashes["trainer"], work=observed.stage == "running"),

@@ -131,6 +131,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Compone
         ("Orchestrator", "Deployment", names.orchestrator(name)),
         ("Trainer", "Job", names.trainer_job(name, attempt)),
         *([("Runner", "StatefulSet", names.runner(name))] if runner_count(run) else []),
+        *([("Tracker", "StatefulSet", names.tracker(name))] if spec.trackers is not None else []),
         *([("Ui", "Deployment", names.ui(name))] if spec.ui is not None else []),
         *([("Lighthouse", "StatefulSet", names.lighthouse(name))] if serves_lighthouse(run) else []),
         *(

@@ -1,10 +1,11 @@
-"""What `shoal up` can tell of a manifest before it starts anything: environments, tasks and models that are not on this machine.
+"""What `shoal up` can tell of a manifest before it starts anything: environments, models and trackers that are not on this machine.
 
 prepare would find the same, minutes later and after several tries. Called for runs that are not prepared yet.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,11 @@ def lacking(spec: TrainingRunSpec) -> list[str]:
         if path.is_absolute() and not (path / "config.json").is_file():
             what = "has no config.json" if path.is_dir() else "is no folder on this machine"
             lines.append(f"{field}: {path} {what}; wanted is a folder with a Hugging Face checkpoint")
+    lines += [
+        f"spec.trackers.{name}: {name} is not installed here: pip install 'shoal[{name}]'"
+        for name in (spec.trackers.named if spec.trackers is not None else ())
+        if importlib.util.find_spec(name) is None
+    ]
     return lines
 
 
