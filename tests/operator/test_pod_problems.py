@@ -76,6 +76,8 @@ def test_the_last_words_of_a_crashed_container_are_read_out_of_its_last_line(log
          'pod sums-pool-0: container worker: CreateContainerConfigError: secret "sums-trainer-key" not found'),
         (pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=OUT_OF_MEMORY)]), "CrashLoop",
          "pod sums-pool-0: container worker: ended 4 times, last: OOMKilled, exit code 137"),
+        (pod(phase="Failed", containers=[container({"terminated": {"exitCode": 2, "message": '{"event": "no such column"}'}})]), "PodFailed",
+         "pod sums-pool-0: PodFailed: container worker: ended, last: exit code 2: no such column"),
         (pod(containers=[container({"running": {}}, restarts=2,
                                    lastState={"terminated": {"reason": "Error", "exitCode": 1, "message": "no such model\\n"}})]),
          "CrashLoop", "pod sums-pool-0: container worker: ended 2 times, last: exit code 1: no such model"),
@@ -84,7 +86,7 @@ def test_the_last_words_of_a_crashed_container_are_read_out_of_its_last_line(log
         (pod(initContainerStatuses=[container(waiting("ImagePullBackOff"))]), "ImagePull",
          "pod sums-pool-0: container worker: image shoal/worker:x cannot be pulled"),
     ],
-    ids=["no node", "no image", "no secret", "out of memory", "crashes", "evicted", "sidecar without image"],
+    ids=["no node", "no image", "no secret", "out of memory", "failed", "crashes", "evicted", "sidecar without image"],
 )  # fmt: skip
 def test_a_pods_problem_is_said_in_words(found: dict[str, Any], reason: str, text: str) -> None:
     problem = pod_problem(found)

@@ -14,6 +14,7 @@ from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.roster import ROLES
 from shoal.contracts.run import RunConfig
 from shoal.crypto.keys import PrivateKey
+from shoal_operator.children.names import selector
 from shoal_operator.engine.cluster import ClusterError
 from shoal_operator.reconcile import reconcile, reconcile_all
 
@@ -73,6 +74,26 @@ def test_prepare_that_fails_for_good_fails_the_run_and_says_why(cluster: MemoryC
         "Job sums-prepare: unknown environment 'arithmetic'; read its log, and delete the Job to try again"
     )
     assert replicas(cluster) == {}
+
+
+def test_prepare_that_fails_says_its_last_words_rather_than_the_jobs(cluster: MemoryCluster) -> None:
+    cluster.settle()
+    last = '{"event": "spec.tasks.dataset: there is no data set a/b on the hub"}'
+    ended = {"name": "prepare", "state": {"terminated": {"exitCode": 2, "message": last}}}
+    cluster.pods["sums-prepare-0"] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "sums-prepare-0", "labels": selector("sums", "prepare")},
+        "status": {"phase": "Failed", "containerStatuses": [ended]},
+    }
+    cluster.job_ends(
+        "sums-prepare", "Failed", "Container prepare failed with exit code 2 matching FailJob rule at index 0"
+    )
+    cluster.settle()
+    assert said(cluster, "Failed")["message"] == (
+        "Job sums-prepare: pod sums-prepare-0: PodFailed: container prepare: ended, last: exit code 2: spec.tasks.dataset: there is no data set"
+        " a/b on the hub; read its log, and delete the Job to try again"
+    )
 
 
 def test_deleting_a_failed_prepare_tries_again(cluster: MemoryCluster) -> None:

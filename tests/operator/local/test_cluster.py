@@ -114,6 +114,24 @@ def test_a_job_that_dies_is_restarted_and_fails_past_its_backoff_limit(bench: Be
     assert "exit code 3" in message
 
 
+def test_a_job_whose_pods_are_made_anew_is_tried_in_place_but_not_after_an_exit_code_that_is_final(
+    bench: Bench,
+) -> None:
+    program = "import os, sys; open(os.environ['SHOAL_HOME'] + '/tries', 'a').write('x'); sys.exit(int(sys.argv[1]))"
+    policy = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]}
+    for name, code in (("final", "2"), ("again", "3")):
+        pod = template(container(program))
+        pod["spec"]["restartPolicy"] = "Never"
+        pod["spec"]["containers"][0]["command"].append(code)
+        made = job(name, pod, backoff_limit=1)
+        made["spec"]["podFailurePolicy"] = policy
+        bench.cluster.apply(made)
+        bench.until("failed", lambda name=name: condition(bench, name, "Failed"))
+    tries = {name: (bench.folder / "pods" / f"{name}-0" / "tries").read_text() for name in ("final", "again")}
+    assert tries == {"final": "x", "again": "xx"}
+    assert "failed 1 times" in bench.cluster.get("Job", "final")["status"]["conditions"][0]["message"]
+
+
 def test_a_job_is_complete_although_its_sidecar_would_run_for_ever(bench: Bench) -> None:
     sidecar = container("import time; time.sleep(600)", name="side", restartPolicy="Always")
     bench.cluster.apply(job("both", template(container("print('done')"), initContainers=[sidecar])))
