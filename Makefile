@@ -65,7 +65,7 @@ bench-trainer: setup ## the trainer against TRL 1.16.0, on this machine's CPU or
 bench-inference: setup ## what proofs cost an engine, swaps, from a new version to its first token; some five minutes
 	$(PYTHON) -m benchmarks.inference
 
-bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and aria2; needs root, some fifteen minutes
+bench-broadcast: setup ## weights over shaped links, beside shardcast, curl and aria2; needs root, some twenty minutes
 	@tools/setup.sh --with aria2c:aria2 curl:curl ip:iproute2
 	$(PYTHON) -m benchmarks.broadcast
 

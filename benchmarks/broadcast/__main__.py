@@ -1,8 +1,10 @@
 """`make bench-broadcast`: ours and its peers over shaped links, deltas, CPU time; benchmarks/results/broadcast.json and a table.
 
+The part https, ours and its peers over TLS, writes benchmarks/results/size.json.
+
     python -m benchmarks.broadcast                      a checkpoint of 1 GB; some ten minutes, 2 cores that are otherwise idle
     python -m benchmarks.broadcast --megabytes 100      smaller; start-up times weigh more
-    python -m benchmarks.broadcast --only deltas        a part: links, slow-links, uneven, holders, cpu, deltas, end-to-end (several may be named)
+    python -m benchmarks.broadcast --only deltas        a part, or several: links, slow-links, uneven, holders, cpu, deltas, end-to-end, https
     python -m benchmarks.broadcast --out DIR            write there and not to the checkout's results
 
 Parts that this machine cannot measure (no root, no namespaces, no aria2) are left out with a line; one that fails says so and the others go on. Parts
@@ -27,12 +29,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "broadcast.json"
 PAGE = ROOT / "docs" / "broadcast.md"
-PARTS = ("links", "slow-links", "uneven", "holders", "cpu", "deltas", "end-to-end")
+PARTS = ("links", "slow-links", "uneven", "holders", "cpu", "deltas", "end-to-end", "https")
 CACHE = ROOT / ".cache" / "reproduce"
 SLOW_SHARE = 0.4
 """Of size and rates: the same times, with this share of the work for the processors that thirteen hosts have in common."""
 UNEVEN_SHARE = 0.2  # of the checkpoint: at 20 Mb/s a gigabyte would take seven minutes
-HOLDERS_SHARE, CPU_SHARE, END_TO_END_SHARE = 0.2, 0.4, 0.25  # ratios, which need no gigabyte
+HOLDERS_SHARE, CPU_SHARE, END_TO_END_SHARE, HTTPS_SHARE = 0.2, 0.4, 0.25, 0.5  # ratios, which need no gigabyte
 DELTA_STEPS = 4
 PEER_SECONDS, PEER_FACTOR = 60.0, 5.0
 """A peer that has not finished after so long, and so many times our time, is not waited for; its figures then are bounds from below."""
@@ -51,7 +53,7 @@ def main() -> None:
 
     size = asked.megabytes * 1_000_000
     target = asked.out / "broadcast.json" if asked.out else RESULT
-    found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    found = _read(target)
     why = network.usable()
     failed = []
     for part in asked.only:
@@ -61,6 +63,9 @@ def main() -> None:
         print(f"measuring {part}", flush=True)
         started = time.monotonic()
         try:
+            if part == "https":
+                _https(target.with_name("size.json"), int(size * HTTPS_SHARE))
+                continue
             found |= _part(part, size, peers=not asked.no_peers)
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # TimeoutError is an OSError
             failed.append(part)
@@ -321,6 +326,20 @@ def _end_to_end(size: int) -> dict[str, Any]:
         }
     finally:
         made.close()
+
+
+def _https(target: Path, size: int) -> None:
+    """The figures go to a file that other benchmarks write to as well."""
+    from benchmarks.broadcast import https
+
+    found = https.measure(size)
+    found["https_conditions"] |= _measured_on()
+    _write(target, _read(target) | found)
+    _table(found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _measured_on() -> dict[str, str]:

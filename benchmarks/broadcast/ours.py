@@ -15,11 +15,13 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
+from benchmarks.broadcast.certificates import Authority
 from benchmarks.broadcast.links import Stage
 from benchmarks.broadcast.network import Host, wait
 from shoal.contracts import keys, relay_token
 from shoal.contracts.protocol import RelayToken
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.relays import OUTSIDE_PORT
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, AgentState, NodeConfig, RunConfig
 from shoal.contracts.settings import Broadcast
@@ -45,8 +47,12 @@ class Measured:
 class Ours:
     """Thirteen pods. `close` ends them."""
 
-    def __init__(self, stage: Stage, *, shard_size: int = 4 << 20, anchor_every: int = 8) -> None:
+    def __init__(
+        self, stage: Stage, *, shard_size: int = 4 << 20, anchor_every: int = 8, authority: Authority | None = None
+    ) -> None:
+        """With `authority` clients fetch over HTTPS and trust it alone."""
         self._stage = stage
+        self._authority = authority
         self._keys: dict[Role, PrivateKey] = {role: PrivateKey.generate() for role in ROLES}
         self._run_key = PrivateKey.generate()
         roster = sign(Roster(run=RUN, keys={role: key.public for role, key in self._keys.items()}), self._run_key)
@@ -78,8 +84,10 @@ class Ours:
             run=RUN, pool="pool", discovery="http://127.0.0.1:1", roster=roster, run_key=self._run_key.public
         )
         self._agents: list[_Agent] = []
-        self._relays = [f"http://{relay.address}:8090" for relay in stage.relays]
+        place = "http://{}:8090" if authority is None else f"https://{{}}:{OUTSIDE_PORT}"
+        self._relays = [place.format(relay.address) for relay in stage.relays]
         self._announced = stage.folder / "announced"
+        self._fetch_seconds = 0.0
 
     def start(self) -> None:
         """Start all pods and wait until they are up."""
@@ -97,12 +105,16 @@ class Ours:
         self._module(self._stage.origin, "shoal.broadcast.nginx", "origin")
         self._module(self._stage.origin, "shoal.broadcast.origin")
         for relay in self._stage.relays:
-            self._pod(relay, "relay")
+            home = self._pod(relay, "relay")
+            if self._authority is not None:
+                self._authority.issue(home / "secrets" / "tls", relay.address)
             self._module(relay, "shoal.broadcast.nginx", "relay")
             self._module(relay, "shoal.broadcast.relay")
         relays = self._relays
         for number, client in enumerate(self._stage.clients):
             home = self._pod(client, None)
+            if self._authority is not None:
+                shutil.copy(self._authority.certificate, home / "config" / "relay-ca.pem")
             node = f"{number:064x}"
             token = RelayToken(run=RUN, node=node, expires_unix=int(time.time()) + 7200)
             state = AgentState(
@@ -153,6 +165,13 @@ class Ours:
         found.relay_cpu = self._cpu(self._stage.relays) - relay_cpu
         found.client_cpu = self._cpu(self._stage.clients) - client_cpu
         return found
+
+    def fetch_seconds(self, version: int) -> float:
+        """What the first client says `version` took it, from its first request to the visible version."""
+        agent = self._agents[0]
+        wait("the client's figures", lambda: agent.metrics.get("fetch_version") == version, 30)
+        before, self._fetch_seconds = self._fetch_seconds, agent.metrics["fetch_seconds"]
+        return self._fetch_seconds - before
 
     def token(self, number: int) -> str:
         """Of a node that is none of the clients."""
@@ -224,6 +243,7 @@ class _Agent:
 
     def __init__(self, path: Path, state: AgentState) -> None:
         self.state = state
+        self.metrics: dict[str, float] = {}
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -231,7 +251,7 @@ class _Agent:
                 self._answer(200, outer.state.to_json())
 
             def do_POST(self) -> None:
-                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.metrics |= json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 self._answer(204, b"")
 
             def _answer(self, status: int, body: bytes) -> None:

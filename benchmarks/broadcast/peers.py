@@ -13,7 +13,8 @@ from benchmarks.broadcast.network import Host, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARDCAST_VERSION = "0.3.2"
-SHARDCAST = ROOT / ".cache" / "peers" / f"shardcast-{SHARDCAST_VERSION}"
+PYCURL_VERSION = "7.45.7"
+PEERS = ROOT / ".cache" / "peers"
 NGINX = """\
 daemon off; pid "{folder}/pid"; error_log stderr warn; worker_processes 2; user root;
 events {{ worker_connections 256; }}
@@ -83,7 +84,7 @@ def aria2(stage: Stage, file: Path, limit_seconds: float) -> float:
 
 def shardcast(stage: Stage, file: Path, limit_seconds: float) -> float:
     """The package's own origin, middle nodes and clients; clients try until they have the version."""
-    python = shardcast_python()
+    python = python_with("shardcast", SHARDCAST_VERSION)
     begin = stage.folder / "shardcast-begin"
     served = stage.folder / "shardcast-origin"
     stage.origin.start([python, "-c", BROADCAST, served, file, begin], stage.folder / "shardcast-origin.log")
@@ -121,14 +122,15 @@ def _with_own_tmp(folder: Path, command: list[str | Path]) -> list[str | Path]:
     return ["unshare", "-m", "bash", "-c", 'mount --bind "$0" /tmp && exec "$@"', folder, *command]
 
 
-def shardcast_python() -> Path:
-    """Its environment's Python; made when it is missing, from the package index that pip is set up with."""
-    python = SHARDCAST / "bin" / "python"
-    if not (SHARDCAST / ".ready").exists():
-        shutil.rmtree(SHARDCAST, ignore_errors=True)
-        subprocess.run(["python3", "-m", "venv", SHARDCAST], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", f"shardcast=={SHARDCAST_VERSION}"], check=True)
-        (SHARDCAST / ".ready").touch()
+def python_with(package: str, version: str) -> Path:
+    """The Python of an environment that has the package; made when it is missing, from the package index that pip is set up with."""
+    environment = PEERS / f"{package}-{version}"
+    python = environment / "bin" / "python"
+    if not (environment / ".ready").exists():
+        shutil.rmtree(environment, ignore_errors=True)
+        subprocess.run(["python3", "-m", "venv", environment], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", f"{package}=={version}"], check=True)
+        (environment / ".ready").touch()
     return python
 
 
