@@ -9,6 +9,7 @@ import samples
 from shoal.collection.dataset import DatasetState
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.algorithm import Algorithm, Clip, Dapo, Prime, VinePpo
+from shoal.contracts.answers import AnswerSample, FileAnswers, LearningProgress
 from shoal.contracts.base import Contract
 from shoal.contracts.compute import Compute
 from shoal.contracts.datasets import DatasetColumns, DatasetSource, GenerateSettings
@@ -22,6 +23,7 @@ from shoal.contracts.evaluation import (
 )
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.final_model import FinalModel, ModelOrigin
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import (
     CertificateLink,
     IslandAgreement,
@@ -147,6 +149,11 @@ DATASET = DatasetSource(
     revision="main",
     columns=DatasetColumns(prompt="problem", answer="answer", metadata=["source"]),
 )
+SAMPLE = AnswerSample(problem_id="add-12-34", prompt="12+34=\n", answer="<2+4", tokens=4, cut=True, task_reward=0.0)
+ANSWERS = FileAnswers(
+    rows=16, right=0, cut=16, unscorable=0, unanswered=16, groups=2, groups_right=0, groups_wrong=2, samples=[SAMPLE]
+)
+COMMIT = HubCommit(kind="dataset", repository="owner/name", revision="main", commit="0" * 40)
 TRACES = [DatasetFile(name="part-00000.parquet", sha256=DIGEST, size=1000, rows=21)]
 SUBMISSION = SubmissionRecord(
     run=RUN,
@@ -292,6 +299,13 @@ DOCUMENTS: dict[str, Contract] = {
     "best-version": sample(BestVersion),
     "evaluation-progress": sample(EvaluationProgress),
     "verdict-3": sample(Verdict, 2),
+    "verdict-answers": sample(Verdict).model_copy(update={"answers": ANSWERS}),
+    "answer-sample": SAMPLE,
+    "run-progress-learning": sample(RunProgress).model_copy(
+        update={"learning": LearningProgress(groups=32, decided=True, reason="NoFinalAnswer", message="none", samples=[SAMPLE])}
+    ),
+    "prepared-commits": sample(Prepared).model_copy(update={"commits": [COMMIT]}),
+    "hub-commit": COMMIT,
     "proof-profile": sample(ProofProfile),
     "calibration-size": sample(CalibrationSize),
     "honest-errors": sample(HonestErrors),

@@ -179,6 +179,17 @@ class ProofStatus(SpecModel):
     controls: list[ProofControl] = Field([], max_length=64, description="Dishonest proofs of the calibration.")
 
 
+class ResolvedRevision(SpecModel):
+    """What a branch or tag of a hub's repository was when the run was prepared; every part uses that."""
+
+    kind: Literal["model", "dataset"] = Field(..., description="Kind of repository.")
+    repository: Annotated[str, StringConstraints(max_length=253)] = Field(..., description="Repository, `owner/name`.")
+    revision: Annotated[str, StringConstraints(max_length=253)] = Field(..., description="Revision in the spec.")
+    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")] = Field(
+        ..., description="Commit that is used."
+    )
+
+
 class AnswerShown(SpecModel):
     """One answer as the model saw its prompt and gave it. The text is a stranger's."""
 
@@ -250,6 +261,9 @@ class TrainingRunStatus(SpecModel):
     groups_dropped: int | None = Field(None, ge=0, description="Accepted groups that the online filter dropped.")
     dataset: DatasetStatus | None = Field(None, description="Progress of a run of mode Generate.")
     answers: AnswersStatus | None = Field(None, description="What became of the newest answers of a run of mode Train.")
+    revisions: Annotated[list[ResolvedRevision], Field(max_length=64)] | None = Field(
+        None, description="Commits of the hub repositories that prepare read."
+    )
     best_version: int | None = Field(
         None, ge=0, description="Version with the best score on the benchmark that decides (spec.evaluation)."
     )

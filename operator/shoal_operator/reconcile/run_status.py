@@ -38,6 +38,7 @@ FIGURES = (
     "groupsKept",
     "groupsDropped",
     "answers",
+    "revisions",
     "dataset",
     "bestVersion",
     "bestScore",
@@ -148,6 +149,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             status |= {"proofs": proof_status(progress.proofs)}
         if (learning := progress.learning) is not None and learning.groups:
             status["answers"] = answers_status(learning)
+        if progress.commits:
+            status["revisions"] = [each.model_dump(mode="json") for each in progress.commits]
         if (dataset := progress.dataset) is not None:
             status["dataset"] = {
                 "slices": dataset.steps,

@@ -135,6 +135,8 @@ def status_line(snapshot: Snapshot, history: SnapshotHistory, model: Model) -> s
             )
             if rate is not None:
                 pieces.append(f"{count(rate)} tokens/s")
+            if model.answers:
+                pieces.append(f"answers {model.answers}")
         left = time_left(snapshot, history.ordered())
         if left is not None:
             pieces.append(f"{duration(left)} left")

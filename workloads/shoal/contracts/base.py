@@ -30,6 +30,11 @@ LARGEST_INTEGER = (1 << 53) - 1
 """Of a number that every reader of JSON has exactly (RFC 7493, section 2.2); beyond it a document has no canonical form (RFC 8785) and no digest."""
 
 
+def is_none(value: object) -> bool:
+    """For `Field(exclude_if=...)`: a field that came later is not written while it says nothing, so that older bytes and readers stay as they are."""
+    return value is None
+
+
 class Contract(BaseModel):
     """A document between processes: unknown keys are refused, instances do not change."""
 

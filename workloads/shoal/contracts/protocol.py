@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.answers import LearningProgress
-from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex, is_none
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
@@ -383,7 +384,9 @@ class RunProgress(Contract):
         description="why no more is sampled for the open step, and what to do; empty while all is well",
     )
     learning: LearningProgress | None = Field(
-        default=None, description="of a run of mode Train: whether the newest groups carry signal, and if not why"
+        default=None,
+        exclude_if=is_none,
+        description="of a run of mode Train: whether the newest groups carry signal, and if not why",
     )
     trainer_phase: str = ""
     trainer_note: str = Field(default="", max_length=500, description="in words, e.g. why the trainer is `paused`")
@@ -397,4 +400,7 @@ class RunProgress(Contract):
     )
     best_version: BestVersion | None = Field(default=None, description="None: no evaluation is complete")
     islands: IslandsProgress | None = Field(default=None, description="what the trainer says of its exchanges")
+    commits: list[HubCommit] | None = Field(
+        default=None, exclude_if=is_none, max_length=64, description="of hub repositories, as prepare resolved them"
+    )
     complete: bool = False

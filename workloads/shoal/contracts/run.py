@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, is_none
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.prompts import PromptTerms
@@ -185,6 +186,12 @@ class Prepared(Contract):
     )
     tasks_digest_found: Sha256Hex | None = Field(
         default=None, description="of the tasks, with those that were left out for their prompts; None: none were"
+    )
+    commits: list[HubCommit] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        max_length=64,
+        description="of every repository that was read from a hub; None: there was none, or prepare was older",
     )
 
 

@@ -6,6 +6,7 @@ only objects that the next try writes again. Ends with code 2 where another try 
 trainer start from what this leaves in the store, and from nothing else.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import filter_run
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.recipe import LengthReward
@@ -28,6 +30,7 @@ from shoal.environments.episodes import WithTools
 from shoal.environments.offline_filter import CannotFilter, filtered, filtered_by_rates, sampled_model
 from shoal.environments.prompt_check import askable, decided, example, template_end
 from shoal.environments.prompts import BadPrompt, load_tokenizer
+from shoal.environments.revisions import Revisions
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.environments.tokens import eos_token_ids
 from shoal.errors import EXIT_INPUT_WRONG
@@ -56,6 +59,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     if store.exists(keys.PREPARED):
         log.info("already prepared, nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
+    config, commits = _pinned(config)
     environment = environments.load(config.tasks.environment)
     _check_vine(config, environment)
     found = _tasks(config, environment, store, scratch)
@@ -102,10 +106,30 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         prompt=terms,
         example_prompt=asked.examples[0],
         tasks_digest_found=tasks_digest(found) if len(tasks) < len(found) else None,
+        commits=commits or None,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
     return prepared
+
+
+def _pinned(config: RunConfig) -> tuple[RunConfig, list[HubCommit]]:
+    """Branches and tags as the commits that they are now, or were when the run of the offline filter was prepared. Raises CannotPrepare."""
+    known: list[HubCommit] = []
+    if config.tasks.offline_filter is not None:
+        with contextlib.suppress(NotFound):
+            sampled = open_store_of(filter_run(config.run), config).get(keys.PREPARED)
+            known = Prepared.from_json(sampled).commits or []
+    revisions = Revisions(known)
+    try:
+        config = revisions.pinned(config)
+    except hub.HubRefused as error:
+        raise CannotPrepare(str(error), passing=error.passing) from error
+    for each in revisions.used:
+        telemetry.get_logger().info(
+            "revision resolved", kind=each.kind, repository=each.repository, revision=each.revision, commit=each.commit
+        )
+    return config, revisions.used
 
 
 def _tasks(config: RunConfig, environment: environments.Environment, store: Store, scratch: Path) -> list[Task]:

@@ -1,6 +1,7 @@
 """`GET /v1/run`: the run in aggregates, for status, live view and report. Reads memory and a few keys of Redis, never the store."""
 
 from shoal.contracts.answers import LearningProgress
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.problems import Refusal
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
@@ -51,6 +52,7 @@ def run_progress(state: RunState) -> RunProgress:
         evaluations=evaluations.progress(state),
         best_version=evaluations.best(state),
         islands=state.trainer.islands if state.trainer is not None else None,
+        commits=_commits(state),
         complete=complete(state),
     )
 
@@ -71,6 +73,13 @@ def waiting_for(state: RunState, step: int | None, healthy_nodes: int) -> str:
     if trained(state):
         return f"version {state.config.steps}, the last one, to be scored"
     return state.schedule.waits_for(state.view.sealed, state.view.latest_version)
+
+
+def _commits(state: RunState) -> list[HubCommit] | None:
+    try:
+        return state.prepared.commits
+    except Refusal:
+        return None
 
 
 def _proof_terms(state: RunState) -> ProofTerms | None:
