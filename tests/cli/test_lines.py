@@ -4,6 +4,7 @@ import pytest
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.lines import events, stamped, status_line
+from shoal.contracts.answers import AnswerSample, LearningProgress
 from shoal.report.view import SnapshotHistory, view_model
 
 
@@ -114,3 +115,19 @@ def test_the_status_of_a_supervised_run_is_its_loss_not_files_that_nobody_sends(
     line = status_line(moment, history, view_model(moment, history))
     assert "loss 0.250, held-out loss -" in line
     assert "files" not in line
+
+
+def test_the_moment_in_which_a_run_turns_out_unable_to_learn_is_told_once_with_answers() -> None:
+    sample = AnswerSample(problem_id="p", prompt="1+1=", answer="\x1b<", tokens=2, cut=True, task_reward=0.0)
+    few = LearningProgress(groups=8)
+    none = LearningProgress(groups=32, decided=True, reason="AnswersCutOff", message="none", samples=[sample])
+    some = LearningProgress(groups=36, groups_with_signal=1, decided=True)
+    moments = [snapshot(progress=progress(learning=each)) for each in (few, none, none, some)]
+    assert events(moments[0], moments[1]) == [
+        "the run cannot learn (AnswersCutOff): none",
+        "sample p: 2 tokens, cut off, task reward 0.000",
+        "  > 1+1=",
+        "  < \\x1b<",
+    ]
+    assert events(moments[1], moments[2]) == []
+    assert events(moments[2], moments[3]) == ["the newest groups carry signal again"]

@@ -7,6 +7,7 @@ from rich.console import Console
 from run_documents import part, progress, snapshot, step_metrics
 
 from shoal.cli.screen import render
+from shoal.contracts.answers import AnswerSample, LearningProgress
 from shoal.report.snapshot import Snapshot
 from shoal.report.view import Model, SnapshotHistory, eta_seconds, view_model
 
@@ -154,3 +155,39 @@ def test_a_supervised_run_shows_losses_in_place_of_rewards_files_and_nodes() -> 
     ]  # fmt: skip
     assert [label for label, _ in model.curves] == ["loss"]
     assert "reward" not in drawn(model)
+
+
+CUT = LearningProgress(
+    groups=32,
+    cut=1.0,
+    unanswered=1.0,
+    groups_wrong=1.0,
+    decided=True,
+    reason="AnswersCutOff",
+    message="of the last 32 groups none carries signal; raise sampling.maxCompletionTokens",
+    samples=[
+        AnswerSample(
+            problem_id="add-1-1", prompt="one\n2\n3\n4\n1+1=", answer="\x1b[31m<1", tokens=2, cut=True, task_reward=0.0
+        )
+    ],
+)
+
+
+def test_a_run_that_cannot_learn_shows_shares_cause_and_answers_without_control_characters() -> None:
+    model = model_of(snapshot(progress=progress(learning=CUT)))
+    text = drawn(model, 200)
+    assert "0.0 % right, 100.0 % cut off, 100.0 % without a final answer" in text
+    assert "cannot learn" in text
+    assert "raise sampling.maxCompletionTokens" in text
+    assert "sample         add-1-1: 2 tokens, cut off, task reward 0.000" in text
+    assert "  > 1+1=" in text
+    assert "> one" not in text, "the end of a prompt is what templates change"
+    assert "\x1b" not in text
+
+
+def test_a_run_that_learns_shows_shares_alone() -> None:
+    known = LearningProgress(groups=64, groups_with_signal=9, right=0.25, decided=True, message="well")
+    model = model_of(snapshot(progress=progress(learning=known)))
+    assert model.answers.startswith("25.0 % right")
+    assert (model.cannot_learn, model.samples) == ("", ())
+    assert model_of(snapshot(progress=progress())).answers == ""

@@ -177,6 +177,13 @@ CASES: dict[str, list[Case]] = {
             _labels(RUN),
         )
     ],
+    "ShoalCannotLearn": [
+        Case(
+            {f"shoal_learning{{{ORCHESTRATOR}}}": "-1x30 0x90"},
+            {f"shoal_learning{{{ORCHESTRATOR}}}": "-1x30 1x90"},
+            _labels(RUN),
+        )
+    ],
     "ShoalLedgerStalled": [
         Case(
             {ENTRIES: "0+1x20 20x100", PENDING: "5x120", ALIVE: "1x120"},

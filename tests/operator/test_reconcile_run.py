@@ -7,7 +7,9 @@ from memory_cluster import MemoryCluster
 from run_story import at_version, holds, prepared, put, replicas, running, said, status
 
 import samples
+from shoal.contracts.answers import AnswerSample, LearningProgress
 from shoal.contracts.evaluation import EvaluationProgress
+from shoal.contracts.hub import HubCommit
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import DatasetProgress, RunProgress
 from shoal.contracts.recipe import ProofThresholds
@@ -301,6 +303,46 @@ def test_a_step_at_the_cap_on_sampling_is_a_condition_that_says_what_to_do(clust
     reconcile(cluster, "TrainingRun", "sums")
     assert "Ready" in holds(cluster)
     assert "StalledOnSignal" not in holds(cluster)
+
+
+CUT = LearningProgress(
+    groups=32,
+    cut=0.98765,
+    groups_wrong=1.0,
+    decided=True,
+    reason="AnswersCutOff",
+    message="of the last 32 groups none carries signal: 98.8 % cut off; raise sampling.maxCompletionTokens",
+    samples=[AnswerSample(problem_id="p", prompt="1+1=", answer="<", tokens=2, cut=True, task_reward=0.0)],
+)
+
+
+def test_a_run_that_cannot_learn_says_why_in_a_condition_and_shows_answers(cluster: MemoryCluster) -> None:
+    running(cluster)
+    at_version(cluster, 0, learning=LearningProgress(groups=8, message="of the last 8 groups none"))
+    reconcile(cluster, "TrainingRun", "sums")
+    assert (said(cluster, "Learning")["status"], said(cluster, "Learning")["reason"]) == ("Unknown", "FewGroupsJudged")
+    at_version(cluster, 0, learning=CUT)
+    reconcile(cluster, "TrainingRun", "sums")
+    found = said(cluster, "Learning")
+    assert (found["status"], found["reason"]) == ("False", "AnswersCutOff")
+    assert "raise sampling.maxCompletionTokens" in found["message"]
+    assert "none carries signal" in said(cluster, "Ready")["message"], "what `kubectl get` shows says it too"
+    answers = status(cluster)["answers"]
+    assert (answers["groups"], answers["cut"], answers["groupsWrong"]) == (32, 0.988, 1.0)
+    assert answers["samples"] == [
+        {"problemId": "p", "prompt": "1+1=", "answer": "<", "tokens": 2, "cut": True, "taskReward": 0.0}
+    ]
+    at_version(cluster, 0, learning=CUT.model_copy(update={"reason": None, "groups_with_signal": 3}))
+    reconcile(cluster, "TrainingRun", "sums")
+    assert said(cluster, "Learning")["status"] == "True"
+
+
+def test_commits_of_hub_repositories_are_in_the_status(cluster: MemoryCluster) -> None:
+    running(cluster)
+    commit = HubCommit(kind="model", repository="owner/name", revision="main", commit="a" * 40)
+    at_version(cluster, 0, commits=[commit])
+    reconcile(cluster, "TrainingRun", "sums")
+    assert status(cluster)["revisions"] == [commit.model_dump()]
 
 
 def test_the_status_has_the_newest_score_of_each_benchmark_with_its_interval(cluster: MemoryCluster) -> None:

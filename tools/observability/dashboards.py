@@ -179,6 +179,10 @@ TRUST = Board(
         "Files": (
             Panel("Files so far", {"{{run}} {{outcome}}": one("shoal_files", by="outcome")}),
             Panel("Submissions a second", {"{{run}} {{status}}": rate("shoal_submissions_total", by="status")}, "ops"),
+            Panel("Newest answers", {
+                "{{run}} {{outcome}}": one("shoal_answers_ratio", by="outcome"),
+                "{{run}} groups all {{outcome}}": one("shoal_groups_alike_ratio", by="outcome"),
+            }, "percentunit", "Of the newest 64 groups.", "ShoalCannotLearn"),
             Panel("Groups kept and dropped", {"{{run}} {{outcome}}": one("shoal_judged_groups", by="outcome")}, says="By the online filter.",
                   runbook="ShoalStalledOnSignal"),
         ),

@@ -58,10 +58,17 @@ def run_progress(state: RunState) -> RunProgress:
 
 
 def learning(state: RunState) -> LearningProgress | None:
-    """Whether the newest groups carry signal; None for a run that learns from no groups."""
-    if state.config.mode != "Train":
+    """Whether the newest groups carry signal; None for a run that learns from no groups.
+
+    Anybody who reaches this service reads it. Tasks of an open pool are known to whoever joins; where the service is reached from outside and no pool
+    is open, samples are left out, for the tasks may be private: the page and the store have them.
+    """
+    config = state.config
+    if config.mode != "Train":
         return None
-    return learning_of(state.answers.files(), fewest_groups(state.config.recipe))
+    found = learning_of(state.answers.files(), fewest_groups(config.recipe))
+    private = config.addresses.public_orchestrator is not None and not any(pool.open for pool in config.pools)
+    return found.model_copy(update={"samples": []}) if private else found
 
 
 def waiting_for(state: RunState, step: int | None, healthy_nodes: int) -> str:

@@ -54,6 +54,8 @@ def live_document(seen: Seen, revision: int) -> Document:
         "complete": model.complete or is_complete(seen),
         "share_done": model.share_done,
         "figures": [list(each) for each in model.figures],
+        "answers": model.answers,
+        "cannot_learn": model.cannot_learn,
         "parts": [
             {
                 "name": row.name,
@@ -74,6 +76,19 @@ def live_document(seen: Seen, revision: int) -> Document:
         "problem": seen.problem,
         "notes": [plain(note, 300) for note in seen.facts.notes[:20]],
     }
+
+
+def newest_answered(seen: Seen) -> Verdict | None:
+    """The file accepted last of those that are trained on, whose first answers the overview shows."""
+    unix = seen.facts.verdict_unix
+    of_steps = (
+        each for each in seen.facts.verdicts if each.outcome == "accept" and kind_of(each.step) is WorkKind.STEP
+    )
+    return max(
+        of_steps,
+        key=lambda each: (each.step, unix.get(keys.verdict(each.node, each.sha256), 0.0), each.sha256),
+        default=None,
+    )
 
 
 def evaluations_document(seen: Seen) -> Document:

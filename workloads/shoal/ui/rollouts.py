@@ -17,10 +17,11 @@ import structlog
 from tokenizers import Tokenizer
 
 from shoal.contracts import keys
+from shoal.contracts.answers import MOST_SAMPLES
 from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
-from shoal.report.continuations import parents_of
+from shoal.report.continuations import completions_of, parents_of
 from shoal.storage import NotFound, Store
 from shoal.text import plain
 from shoal.validation.parsing import parse_file
@@ -40,6 +41,8 @@ LONGEST_CHARACTER_TOKENS = 8
 """Tokens that may together make one character: UTF-8 has four bytes, and a tokenizer may split each."""
 TOKENIZER_FILE = keys.BASE_MODEL + "tokenizer.json"
 DEADLINE_SECONDS = 60.0
+SAMPLE_TOKENS = 200
+"""Of a prompt and of an answer, the last: where templates end, and where a final answer stands."""
 
 Parsed = tuple[list[Rollout], RolloutMetadata]
 
@@ -200,6 +203,25 @@ def row_document(
         "completion": tokens,
         "completion_left_out": len(row.completion_tokens) - len(shown),
     }
+
+
+def sample_documents(
+    parsed: Parsed, verdict: Verdict, words: TokenText, vine: VineSettings | None = None
+) -> list[dict[str, Any]]:
+    """The first answers to different problems, with the ends of prompt and answer as text."""
+    rows, _ = parsed
+    completions = completions_of(len(rows), verdict.step, vine)
+    first: dict[int, int] = {}
+    for number in range(completions):
+        first.setdefault(rows[number].prompt_index, number)
+    return [
+        {
+            **_row_summary(rows, number, None, verdict),
+            "prompt": _encodable(words.text(rows[number].prompt_tokens[-SAMPLE_TOKENS:])),
+            "answer": _encodable(words.text(rows[number].completion_tokens[-SAMPLE_TOKENS:])),
+        }
+        for number in list(first.values())[:MOST_SAMPLES]
+    ]
 
 
 def _encodable(text: str) -> str:

@@ -1,6 +1,8 @@
 // What goes on now: figures, the map of parts with their states, what is waited for.
 
-import { chip, el, empty, note, table } from "./dom.js";
+import { ask } from "./api.js";
+import { chip, count, el, empty, note, number, shownText, table } from "./dom.js";
+import { plotsOf } from "./progress.js";
 
 const KINDS = { ready: "good", done: "good", failed: "bad", waiting: "warn", pending: "warn", starting: "warn", stopping: "warn" };
 const SIGNS = { ready: "●", done: "✓", failed: "✕", waiting: "…", pending: "…", starting: "◐", stopping: "◑" };
@@ -31,16 +33,45 @@ function scores(news) {
   ];
 }
 
+const CURVES = ["Reward", "Completion length", "Loss", "Held-out loss"];
+const REFRESH_MS = 10000;
+let extras = [], asked = 0;
+
+function sample(each, file) {
+  const open = `#rollouts?${new URLSearchParams({ file, row: each.row })}`;
+  const reward = each.given ? each.given[0] : null;
+  return el("li", {},
+    el("p", {}, el("a", { href: open }, each.problem), `: ${count(each.tokens)} tokens${each.finish_reason === "length" ? ", cut off at the limit" : ""}, task reward ${number(reward)}`),
+    el("div", { class: "text", role: "group", "aria-label": "The end of the prompt" }, shownText(each.prompt)),
+    el("div", { class: "text", role: "group", "aria-label": "The end of the answer" }, shownText(each.answer)));
+}
+
+/** Curves and samples: of a finished run they are what there is to see. They are read from the store, so not with every news. */
+async function curvesAndSamples() {
+  asked = Date.now();
+  const [plots, found] = await Promise.all([plotsOf(CURVES), ask("samples")]);
+  const file = found.verdict ? `${found.verdict.node}/${found.verdict.sha256}` : "";
+  return [
+    plots.length ? el("h2", {}, "Curves") : null,
+    plots.length ? el("div", { class: "plots" }, plots) : null,
+    found.verdict ? el("h2", {}, `Answers of step ${found.verdict.step}`) : null,
+    found.problem ? note("bad", found.problem) : null,
+    found.samples.length ? el("ul", { class: "samples" }, found.samples.map((each) => sample(each, file))) : null,
+  ].filter(Boolean);
+}
+
 function content(news) {
   const figures = news.figures.filter(([, value]) => value !== "-");
   const rejects = Object.entries(news.rejects);
   return [
     el("h2", { id: "now" }, "Now"),
+    news.cannot_learn ? note("bad", `This run cannot learn: ${news.cannot_learn}`) : null,
+    news.answers ? note("", `Newest answers: ${news.answers}`) : null,
     news.waiting ? note("", `Now: ${news.waiting}`) : null,
     news.problem ? note("bad", news.problem) : null,
     figures.length ? el("dl", { class: "cards" }, figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : empty("No figures yet: the first step has not been trained."),
     rejects.length ? el("p", {}, `Rejected files by reason: ${rejects.map(([reason, times]) => `${reason} ${times}`).join(", ")}`) : null,
-    ...scores(news),
+    ...scores(news), ...extras,
     el("h2", {}, "Parts"), parts(news),
     news.notes.length ? el("details", { id: "notes" }, el("summary", {}, `${news.notes.length} notes on the store`), el("ul", {}, news.notes.map((each) => el("li", {}, each)))) : null,
   ];
@@ -48,8 +79,9 @@ function content(news) {
 
 export const overview = {
   title: "Overview",
-  show: (frame) => content(frame.live),
+  show: async (frame) => { extras = await curvesAndSamples(); return content(frame.live); },
   live: (frame, news) => {
+    if (Date.now() - asked > REFRESH_MS) { frame.redraw(); return; }
     const open = frame.main.querySelector("#notes")?.open;
     frame.main.replaceChildren(...content(news).filter(Boolean));
     if (open && frame.main.querySelector("#notes")) frame.main.querySelector("#notes").open = true;

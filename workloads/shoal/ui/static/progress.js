@@ -67,6 +67,16 @@ const PLOTS = [
 ];
 const TABLE = [["reward", "Reward"], ["task_reward", "Task reward"], ["gradient_norm", "Gradient norm"], ["entropy", "Entropy"], ["kl", "KL"], ["policy_lag_mean", "Lag"], ["completion_length_mean", "Length"]];
 
+/** Plots of some of `PLOTS`, by title; nothing for a run that has trained no step. */
+export async function plotsOf(titles) {
+  const found = await ask("steps");
+  const at = (name, index) => (found.trained[index] ? found.columns[name][index] : null);
+  const values = (name) => found.step.map((_, index) => at(name, index));
+  if (!found.step.length) return [];
+  const shown = PLOTS.filter(([title, , series]) => titles.includes(title) && series.some(([, name]) => values(name).some((each) => each !== null && each !== 0)));
+  return shown.map(([title, unit, series]) => lines(title, unit, found.step, series.map(([name, key]) => [name, values(key)])));
+}
+
 async function showCurves() {
   drawn = Date.now();
   const found = await ask("steps");
