@@ -154,7 +154,7 @@ def _lease_keys(state: RunState) -> list[str]:
 
 def _restore_answers(state: RunState) -> None:
     """What became of the newest answers, from the verdicts of the newest accepted files: as many as the window has groups at most."""
-    if state.config.mode != "Train" or state.answers.files():
+    if state.config.mode != "Train" or state.answers.groups >= WINDOW_GROUPS:
         return
     wanted, groups = [], 0
     for step in sorted(state.view.accepted, reverse=True):

@@ -49,16 +49,16 @@ class AnswerWindow:
         if verdict.answers is None:
             return
         self._files.setdefault((verdict.node, verdict.sha256), JudgedAnswers(verdict.answers, with_signal))
-        while (
-            len(self._files) > 1 and self._groups() - next(iter(self._files.values())).answers.groups >= WINDOW_GROUPS
-        ):
+        while len(self._files) > 1 and self.groups - next(iter(self._files.values())).answers.groups >= WINDOW_GROUPS:
             self._files.popitem(last=False)
 
     def files(self) -> list[JudgedAnswers]:
         """Oldest first."""
         return list(self._files.values())
 
-    def _groups(self) -> int:
+    @property
+    def groups(self) -> int:
+        """Groups of all its files."""
         return sum(each.answers.groups for each in self._files.values())
 
 
