@@ -233,9 +233,16 @@ def report(
         str | None,
         typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
     ] = None,
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[OTHER]", help="A second run to lay over the first, given in the same ways."),
+    ] = None,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="For a run elsewhere; else RUN-report.")
+        Path | None,
+        typer.Option(
+            "--output", metavar="DIR", help="For a run elsewhere (else RUN-report) or for two (else RUN-and-OTHER)."
+        ),
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option("--prometheus", metavar="URL", help="For a run elsewhere: times and utilisation.")
@@ -250,15 +257,23 @@ def report(
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
 ) -> None:
-    """Write report.html and report.json of a run, and say where its model is and how to load it.
+    """Write report.html and report.json of a run, and say where its model is and how to load it. Of two runs: comparison.html and comparison.json.
 
     Example: shoal report arithmetic
 
+    Example: shoal report arithmetic carries
+
     Example: shoal report s3://shoal/shoal/arithmetic --endpoint https://store.example --prometheus http://127.0.0.1:9090
     """
-    from shoal.cli.reporting import last_words, report_elsewhere, write_report
+    from shoal.cli.reporting import compare_runs, last_words, report_elsewhere, write_report
     from shoal.report.run_folders import find_run, is_run
 
+    if run is not None and other is not None:
+        if prometheus is not None:
+            raise InputWrong("--prometheus: goes with one run; a comparison is made of what the stores have")
+        for line in compare_runs((run, other), runs_dir, output, endpoint, credentials).lines:
+            typer.echo(line)
+        return
     if elsewhere(run, prometheus, is_run):
         from shoal.report.ledger_sources import open_source
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.contracts.evaluation import BestVersion
     from shoal.evaluation.versions import VersionEvaluation
     from shoal.ledger.source import LedgerSource
+    from shoal.report.comparison import Comparison
     from shoal.report.facts import StoreFacts
     from shoal.report.write import Report
 
@@ -71,6 +72,37 @@ def report_elsewhere(
         folder.mkdir(parents=True, exist_ok=True)
         return report_of(RunAccess(None, roster, source.store), readings, folder, folder / MODEL_FOLDER, facts)
     except (BadLedger, StoreUnavailable, NoReadings) as error:
+        raise InputWrong(plain(error, 400)) from None
+    except OSError as error:
+        raise InputWrong(f"cannot write {plain(error.filename or output, 200)}: {error.strerror}") from None
+
+
+def compare_runs(
+    names: tuple[str, str], runs_dir: Path, output: Path | None, endpoint: str | None, credentials: Path | None
+) -> Comparison:
+    """Lay two runs over each other, from whatever each is: a run here, a copy of a store, an S3 URL. Raises `InputWrong`."""
+    from shoal.report.comparison import ComparedRun, compare
+    from shoal.report.facts import read_steps
+    from shoal.report.ledger_sources import open_place
+    from shoal.storage import StoreUnavailable
+
+    found = []
+    try:
+        for name in names:
+            store, config = open_place(name, runs_dir, endpoint, credentials)
+            steps = read_steps(store)
+            if not steps:
+                raise InputWrong(f"run {plain(name, 200)}: no step was trained yet, so there is nothing to compare")
+            found.append((config.run if config is not None else Path(name).name, config, steps))
+        same = found[0][0] == found[1][0]
+        first, second = (
+            ComparedRun(plain(f"{label} ({place})" if same else label, 60), config, steps)
+            for place, (label, config, steps) in zip("AB", found, strict=True)
+        )
+        folder = output if output is not None else Path(f"{found[0][0]}-and-{found[1][0]}")
+        folder.mkdir(parents=True, exist_ok=True)
+        return compare(first, second, folder)
+    except StoreUnavailable as error:
         raise InputWrong(plain(error, 400)) from None
     except OSError as error:
         raise InputWrong(f"cannot write {plain(error.filename or output, 200)}: {error.strerror}") from None

@@ -106,12 +106,12 @@ def _tasks(data: ReportData) -> str:
     pieces = []
     if (found := data.filtered) is not None:
         rows = [(what, count(times), percent(times / found.tasks_before)) for what, times in found.outcomes.items()]
-        pieces += ["<h2>Offline filter</h2>", _table(("problems", "number", "share"), rows)]
+        pieces += ["<h2>Offline filter</h2>", table(("problems", "number", "share"), rows)]
     if (made := data.dataset) is not None:
         seen = made.rows + sum(made.left_out.values())
         rows = [("kept", count(made.rows), percent(made.rows / seen if seen else None))]
         rows += [(why, count(times), percent(times / seen)) for why, times in made.left_out.items()]
-        pieces += [f"<h2>Data set {text(made.name)}</h2>", _table(("completions", "number", "share"), rows)]
+        pieces += [f"<h2>Data set {text(made.name)}</h2>", table(("completions", "number", "share"), rows)]
     return "\n".join(pieces)
 
 
@@ -124,7 +124,7 @@ def _evaluations(data: ReportData) -> str:
     for row in score_rows(data.evaluations):
         mark = " (best)" if best is not None and (best.version, best.benchmark) == (row.version, row.benchmark) else ""
         rows.append((f"{row.version} on {row.benchmark}{mark}", *row.cells))
-    return "<h2>Scores of versions</h2>" + _table(COLUMNS, rows)
+    return "<h2>Scores of versions</h2>" + table(COLUMNS, rows)
 
 
 def _files(data: ReportData) -> str:
@@ -136,7 +136,7 @@ def _files(data: ReportData) -> str:
         (f"reject: {reason}", count(times), percent(times / total))
         for reason, times in data.reject_reasons.most_common()
     ]
-    return "<h2>Verdicts</h2>" + _table(("verdict", "files", "share"), rows)
+    return "<h2>Verdicts</h2>" + table(("verdict", "files", "share"), rows)
 
 
 def _time(data: ReportData) -> str:
@@ -146,7 +146,7 @@ def _time(data: ReportData) -> str:
             (part, f"{seconds:,.1f}", percent(seconds / data.wall_seconds if data.wall_seconds else None))
             for part, seconds in _largest_first(data.busy_seconds)
         ]
-        pieces += ["<h2>Where the time went</h2>", _table(("part", "CPU seconds", "of one core"), rows)]
+        pieces += ["<h2>Where the time went</h2>", table(("part", "CPU seconds", "of one core"), rows)]
     if data.phase_seconds:
         phases = [
             (f"{part}: {phase}", f"{seconds:,.1f}", percent(seconds / data.wall_seconds if data.wall_seconds else None))
@@ -155,7 +155,7 @@ def _time(data: ReportData) -> str:
         ]
         pieces += [
             "<h2>Phases</h2>",
-            _table(("part and phase", "seconds, all its processes", "of wall time, so of two up to 200 %"), phases),
+            table(("part and phase", "seconds, all its processes", "of wall time, so of two up to 200 %"), phases),
         ]
     return "\n".join(pieces)
 
@@ -164,7 +164,9 @@ def _largest_first(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(values.items(), key=lambda item: -item[1])
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of escaped text; all columns but the first are figures."""
+
     def cells(row: tuple[str, ...], tag: str) -> str:
         return "".join(
             f"<{tag}{'' if position == 0 else ' class=n'}>{text(cell)}</{tag}>" for position, cell in enumerate(row)

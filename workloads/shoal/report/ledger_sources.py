@@ -40,7 +40,7 @@ def open_source(
 ) -> LedgerSource:
     """Open a ledger; raises `InputWrong` saying what is missing and how to give it."""
     try:
-        store, own = _open(source, runs_dir, endpoint, credentials)
+        store, own = open_place(source, runs_dir, endpoint, credentials)
         described = own if join is None else read_join(join)
         votes = described.validation.slash_votes if isinstance(described, RunConfig) else None
         return LedgerSource(store, _trust(store, run_key, join, described), configured_votes=votes)
@@ -48,9 +48,10 @@ def open_source(
         raise InputWrong(plain(error, 400)) from None
 
 
-def _open(
+def open_place(
     source: str | None, runs_dir: Path, endpoint: str | None, credentials: Path | None
 ) -> tuple[Store, RunConfig | None]:
+    """The store of a run, of a copy of a store or of an S3 URL, and the configuration where it is known. Nothing of it is checked yet."""
     if source is not None and source.startswith("s3://"):
         return _open_s3_url(source, endpoint, credentials), None
     folder = Path(source) if source is not None else None
