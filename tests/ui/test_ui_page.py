@@ -100,6 +100,20 @@ def test_the_keyboard_alone_leads_everywhere(browser: Browser, page: Any) -> Non
     assert browser.complaints() == []
 
 
+def test_the_overview_of_a_finished_run_has_its_curves_and_answers_of_its_last_step(
+    browser: Browser, page: Any
+) -> None:
+    show(browser, page, "overview")
+    shown = text(browser)
+    assert "Curves" in shown
+    assert browser.run("document.querySelectorAll('.plots figure').length") >= 1
+    assert "Answers of step 0" in shown
+    assert "12+34=" in shown
+    assert browser.run("document.querySelectorAll('.samples li').length") == 1
+    browser.run("document.querySelector('.samples a').click()")
+    browser.until(f"{READY} && document.getElementById('completion') !== null")
+
+
 def test_a_filter_is_part_of_the_address(browser: Browser, page: Any) -> None:
     show(browser, page, "rollouts")
     browser.run("document.getElementById('node').focus()")

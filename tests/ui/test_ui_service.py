@@ -155,6 +155,18 @@ def test_a_rollout_has_its_text_rewards_and_log_probs(client: TestClient, ui_run
     assert row["completion"][1][2] == pytest.approx(-0.01)
 
 
+def test_the_newest_accepted_answers_are_shown_with_the_ends_of_prompt_and_answer(
+    client: TestClient, ui_run: UiRun
+) -> None:
+    found = client.get("/api/samples").json()
+    assert found["verdict"]["sha256"] == ui_run.accepted.sha256
+    [sample] = found["samples"]  # the file has two answers to one problem
+    assert (sample["row"], sample["prompt"]) == (0, "12+34=")
+    assert sample["answer"].startswith("<2+4+0=6>46")
+    assert sample["given"][0] == 1.0
+    assert found["problem"] == ""
+
+
 def test_a_rejected_file_says_why_and_can_be_read_all_the_same(client: TestClient, ui_run: UiRun) -> None:
     found = client.get(f"/api/files/{CHEAT}/{ui_run.rejected.sha256}").json()
     assert found["verdict"]["reason"] == "computation"

@@ -1,8 +1,8 @@
 """Two runs laid over each other: `comparison.html` and `comparison.json`. Called by `shoal report A B`.
 
-In: for each run its name, its configuration if it is known, and the metrics of its steps. Out: curves of both in one plot each, a table of their ends,
-and the settings in which they differ. The page is self-contained, as the report's. Reads one small document a step of each run: 300 steps of two
-runs are 600 objects.
+In: for each run its name, its configuration if it is known, and the metrics of its steps. Out: one plot a figure with a curve of each run, a table of
+their ends, and the settings in which they differ. The page is self-contained, as the report's. Reads one small document a step of each run: 300
+steps of two runs are 600 objects.
 """
 
 import json
