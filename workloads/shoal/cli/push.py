@@ -81,8 +81,9 @@ def _upload(
 ) -> str:
     """One commit with all files; returns its address."""
     os.environ.setdefault(PROGRESS_VARIABLE, "1")  # bars are drawn over our lines
+    from httpx2 import HTTPError  # what the library itself speaks by
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(token=token)
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
