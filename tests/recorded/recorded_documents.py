@@ -108,6 +108,7 @@ from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
 from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
@@ -223,6 +224,11 @@ DOCUMENTS: dict[str, Contract] = {
     "step-metrics": sample(StepMetrics),
     "version-open": sample(VersionOpen),
     "public-run": sample(PublicRun),
+    "trackers": Trackers(
+        wandb=WandbTracker(project="sums", entity="lab", mode="Offline"),
+        trackio=TrackioTracker(project="sums", space="lab/sums"),
+        tensorboard=TensorBoardTracker(),
+    ),
     "run-config": sample(RunConfig),
     "roster": sample(Roster),
     "registered": sample(Registered),

@@ -112,9 +112,11 @@ class VariablesSource(SpecModel):
 class PodWithVariables(PodTemplate):
     """The same for a part that may have environment variables of yours."""
 
-    env: list[Variable] = Field([], max_length=64, description="Environment variables of the part's own container.")
-    env_from: list[VariablesSource] = Field(
-        [], max_length=16, description="Secrets and ConfigMaps whose keys become environment variables."
+    env: Annotated[list[Variable], Field(max_length=64)] | None = Field(
+        None, description="Environment variables of the part's own container; absent: none of yours."
+    )
+    env_from: Annotated[list[VariablesSource], Field(max_length=16)] | None = Field(
+        None, description="Secrets and ConfigMaps whose keys become environment variables; absent: none."
     )
 
 

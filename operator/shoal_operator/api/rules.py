@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="PodWithVariables",
-        expression="self.env.all(one, self.env.exists_one(other, other.name == one.name))",
+        expression="!has(self.env) || self.env.all(one, self.env.exists_one(other, other.name == one.name))",
         message="must have names that differ",
         field="env",
         good={"env": [{"name": "HF_TOKEN"}, {"name": "HF_ENDPOINT"}]},

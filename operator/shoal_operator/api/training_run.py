@@ -66,9 +66,9 @@ class TrainingRunSpec(RunSettings):
         description="Your PersistentVolumeClaim with the files that `path` fields and tasks of lm-evaluation-harness name. Prepare mounts it"
         " read-only at /shoal/data. Without effect on one machine, where paths are the machine's own.",
     )
-    prepare: PrepareTemplate = Field(
-        default_factory=PrepareTemplate,
-        description="The Job that fetches model and data sets: its hub token, endpoint, proxy and certificates.",
+    prepare: PrepareTemplate | None = Field(
+        None,
+        description="The Job that fetches model and data sets: its hub token, endpoint, proxy and certificates; absent: none of them.",
     )
     trainer: TrainerTemplate = Field(default_factory=TrainerTemplate, description="The trainer.")
     inference_pools: list[InferencePoolTemplate] = Field(

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shoal.contracts.recipe import StorageSpec
 from shoal_operator.api import TrainingRun
-from shoal_operator.api.pods import OutwardTemplate
+from shoal_operator.api.pods import OutwardTemplate, PrepareTemplate
 from shoal_operator.api.relay_server import RelayFields
 from shoal_operator.children import names
 from shoal_operator.children.islands import fellow_runs, group_of, island_count, serves_lighthouse
@@ -195,7 +195,7 @@ def _other_islands(run: TrainingRun) -> list[Object]:
 def _outward_ports(run: TrainingRun, component: str) -> set[int]:
     """Ports outside the run that a part may reach, whichever address: a policy knows no names."""
     if component == "prepare":
-        template: OutwardTemplate = run.spec.prepare
+        template: OutwardTemplate = run.spec.prepare or PrepareTemplate()
         asks = _asks_a_hub(run)
     elif component == "tracker" and run.spec.trackers is not None:
         template, asks = run.spec.trackers, run.spec.trackers.calls_out

@@ -166,10 +166,10 @@ class Container:
         if self.args:
             made["args"] = self.args
         # Ours come last and win: of one name Kubernetes takes the last, and `env` before `envFrom`.
-        given_env = self.variables or PodWithVariables()
-        made["env"] = [*_said(given_env.env), *environment(self.role)]
-        if given_env.env_from:
-            made["envFrom"] = _said(given_env.env_from)
+        variables = self.variables or PodWithVariables()
+        made["env"] = [*_said(variables.env or ()), *environment(self.role)]
+        if variables.env_from:
+            made["envFrom"] = _said(variables.env_from)
         if self.port is not None:
             made["ports"] = [{"name": self.name, "containerPort": self.port}]
         given = self.resources.model_dump(mode="json", exclude_none=True) if self.resources else {}

@@ -13,8 +13,7 @@ from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal_operator.api import TrainingRun
-from shoal_operator.api.pods import PodTemplate
-from shoal_operator.api.training_run import TrainingRunSpec
+from shoal_operator.api.pods import PodTemplate, PrepareTemplate
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
 from shoal_operator.children.islands import island_children, lighthouse_way_in
@@ -122,7 +121,7 @@ def _trainer_claims(run: TrainingRun) -> list[Object]:
 
 def _prepare(run: TrainingRun) -> Object:
     """The Job that makes the base model and the task table. It has no digest of the configuration: what it made is for good."""
-    name, trainer = run.metadata.name, run.spec.trainer
+    name, trainer, own = run.metadata.name, run.spec.trainer, run.spec.prepare or PrepareTemplate()
     container = Container(
         name="prepare",
         image=image_of("trainer", run.spec.images),
@@ -133,17 +132,17 @@ def _prepare(run: TrainingRun) -> Object:
             *role_and_store(name, None, run.spec.storage),
             *data_mounts(run.spec),
             *source_mounts(name, run.spec),
-            *outward_mounts(run.spec.prepare),
+            *outward_mounts(own),
         ),
         resources=trainer.resources,
-        variables=run.spec.prepare.pod_template,
+        variables=own.pod_template,
     )
     template = pod_template(
         name,
         "prepare",
         [container],
         grace_seconds=20,
-        placement=_prepare_placement(run.spec),
+        placement=_prepare_placement(own.pod_template, trainer.pod_template),
         images=run.spec.images,
         restart_policy="Never",
     )
@@ -157,7 +156,6 @@ def _prepare(run: TrainingRun) -> Object:
     )
 
 
-def _prepare_placement(spec: TrainingRunSpec) -> PodTemplate:
+def _prepare_placement(own: PodTemplate, trainer: PodTemplate) -> PodTemplate:
     """Where prepare runs: as its own template says, and where that says nothing, as the trainer, whose image it has."""
-    own, trainer = spec.prepare.pod_template, spec.trainer.pod_template
     return PodTemplate(**{name: getattr(own, name) or getattr(trainer, name) for name in PodTemplate.model_fields})

@@ -152,7 +152,7 @@ STEPS: list[Processor] = [
 """From what is said to the fields of its line."""
 
 
-class Line:
+class JsonLine:
     """Renders an event as its JSON line, without the secrets that the environment of the process holds."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def library_formatter() -> logging.Formatter:
     if not _of_process:  # in a process that a library started, which has no `start`
         every_line(role=os.environ.get("SHOAL_ROLE", "unnamed"), pod=pod_name())
     before: list[Processor] = [structlog.stdlib.add_logger_name, *STEPS]
-    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, Line()]
+    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, JsonLine()]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=last)
 
 
@@ -182,7 +182,7 @@ def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogg
     own = stream is None
     stream = stream if stream is not None else sys.stdout
     structlog.configure(
-        processors=[*STEPS, Line()],
+        processors=[*STEPS, JsonLine()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,

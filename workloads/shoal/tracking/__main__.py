@@ -13,7 +13,7 @@ from shoal import telemetry
 from shoal.contracts.run import home, load_run_config
 from shoal.contracts.trackers import Trackers
 from shoal.storage import StoreUnavailable, open_store
-from shoal.tracking.follower import Follower
+from shoal.tracking.follower import StepFollower
 from shoal.tracking.sinks import open_sink
 from shoal.transport.authorities import trust_also
 
@@ -39,7 +39,7 @@ def main() -> None:
     liveness = telemetry.Liveness(SILENT_SECONDS)
     telemetry.serve_health(PORT, liveness, lambda: None)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
-    follower = Follower(
+    follower = StepFollower(
         store, [partial(open_sink, trackers, name, config.run, home() / "tracks") for name in trackers.named]
     )
     log.info("tracker started", trackers=trackers.named)

@@ -8,14 +8,14 @@ from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound, Store, StoreUnavailable
 from shoal.telemetry import get_logger
-from shoal.tracking.points import Point, point
+from shoal.tracking.points import TrackedStep, point
 from shoal.tracking.sinks import Sink, TrackerFailed
 
 MOST_AT_ONCE = 256
 """Points in one batch: a run that is followed from its middle has thousands."""
 
 
-class Follower:
+class StepFollower:
     """Steps come in order, one document each: a look costs one request where there is nothing new, and one a new step.
 
     A tracker that fails is closed and opened again at the next look; the others go on meanwhile.
@@ -68,9 +68,9 @@ class Follower:
                 "a tracker was not closed", tracker=name, error=f"{type(error).__name__}: {error}"[:500]
             )
 
-    def _points(self, begin: int) -> list[Point]:
+    def _points(self, begin: int) -> list[TrackedStep]:
         """Points of steps from `begin` on, in order, without a gap."""
-        found: list[Point] = []
+        found: list[TrackedStep] = []
         while len(found) < MOST_AT_ONCE:
             key = keys.step_metrics(begin + len(found))
             try:

@@ -9,7 +9,7 @@ LEFT_OUT = frozenset({"step", "policy_version", "started_unix", "finished_unix"}
 
 
 @dataclass(frozen=True)
-class Point:
+class TrackedStep:
     """The numbers of one step. `unix` is when it ended."""
 
     step: int
@@ -17,7 +17,7 @@ class Point:
     values: dict[str, float]
 
 
-def point(metrics: StepMetrics) -> Point:
+def point(metrics: StepMetrics) -> TrackedStep:
     """`train/<field>` for every number of the report, `seconds/<phase>`, `value/<boundary>`. A step that was not trained has no means:
     they would be zeros that nobody measured."""
     values = {"train/rows": float(metrics.rows)}
@@ -31,4 +31,4 @@ def point(metrics: StepMetrics) -> Point:
         values["train/clip_ratio"] = metrics.clip_ratio
     values |= {f"seconds/{phase}": seconds for phase, seconds in metrics.phase_seconds.items()}
     values["seconds/step"] = metrics.finished_unix - metrics.started_unix
-    return Point(metrics.step, metrics.finished_unix, values)
+    return TrackedStep(metrics.step, metrics.finished_unix, values)

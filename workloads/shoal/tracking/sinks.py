@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.contracts.trackers import Trackers, TrackioTracker, WandbTracker
-from shoal.tracking.points import Point
+from shoal.tracking.points import TrackedStep
 
 NONE_YET = -1
 
@@ -28,7 +28,7 @@ class Sink(Protocol):
     def last_step(self) -> int:
         """The last step that it has for sure; -1: none."""
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[TrackedStep]) -> None:
         """Take points of later steps, in order. Raises TrackerFailed, after which the sink is closed and opened again."""
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class TensorBoardSink:
     def last_step(self) -> int:
         return self._last
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[TrackedStep]) -> None:
         for point in points:
             values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
             summary = self._summary(value=values)
@@ -105,7 +105,7 @@ class TrackioSink:
         opened.finish()
         return NONE_YET if last is None else int(last)
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[TrackedStep]) -> None:
         opened = self._open()
         for point in points:
             opened.log(point.values, step=point.step)
@@ -163,7 +163,7 @@ class WandbSink:
     def last_step(self) -> int:
         return self._last
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[TrackedStep]) -> None:
         for point in points:
             # Committed: a step is sent at once, not when the next one begins.
             self._run.log(point.values, step=point.step, commit=True)
