@@ -12,7 +12,7 @@ from shoal.contracts.algorithm import Algorithm, Clip, Dapo, Prime, VinePpo
 from shoal.contracts.answers import AnswerSample, FileAnswers, LearningProgress
 from shoal.contracts.base import Contract
 from shoal.contracts.compute import Compute
-from shoal.contracts.datasets import DatasetColumns, DatasetSource, GenerateSettings
+from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, GenerateSettings, RowFilter
 from shoal.contracts.evaluation import (
     Benchmark,
     BenchmarkTasks,
@@ -107,7 +107,7 @@ from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
-from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.tasks import ChatMessage, JudgedTasks, Refused, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
@@ -368,6 +368,22 @@ DOCUMENTS: dict[str, Contract] = {
     "filter-report": FilterReport(
         run=RUN, model_id="arithmetic-tiny", weights_digest=DIGEST, samples=2, min_correct=0.125, max_correct=0.5,
         tasks_digest_before=DIGEST, tasks_before=4, tasks_kept=2, outcomes={"kept": 2, "too hard": 1, "too easy": 1}, histogram=[1, 2, 1],
+    ),
+    "task-report": TaskReport(
+        rows=9, tasks=4, skipped={"has no answer": 3}, proven=4,
+        refused=[Refused(reason="the gold answer is no expression", count=2, first=["p1", "p7"])],
+    ),
+    "judged-tasks": JudgedTasks(flaws={"p1": "the gold answer is no expression"}, proven=4),
+    "run-config-dataset": samples.run_config(
+        tasks=TaskSource(
+            environment="math",
+            dataset=DatasetSource(
+                hugging_face="example/maths", revision="main", subset="main", row_limit=1000, shuffle_seed=3, max_refused_share=0.1,
+                columns=DatasetColumns(template="{question}", answer="solution", extract=AnswerExtraction(after="####")),
+                where=[RowFilter(column="level", one_of=["a"], none_of=["b"], at_least=1.0, at_most=5.0, matches="^a")],
+            ),
+            offline_filter=OfflineFilter(solve_rate="solve_rate_7b"),
+        )
     ),
     "dataset-card": DatasetCard(
         name="traces", run=RUN, licence="apache-2.0", model_id="arithmetic-tiny", weights_digest=DIGEST, environment="arithmetic",

@@ -13,10 +13,11 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, write_problem_counts, write_traces
+from shoal.contracts.tasks import Refused, TaskReport
 from shoal.errors import InputWrong
 from shoal.report.access import RunAccess
 from shoal.report.collect import ReportData
-from shoal.report.datasets import DamagedDataset, export_dataset, read_card, read_filter
+from shoal.report.datasets import DamagedDataset, export_dataset, read_card, read_filter, read_task_report
 from shoal.report.html import page
 from shoal.report.plots import all_plots
 from shoal.storage.store import Store, open_folder
@@ -80,6 +81,17 @@ def test_a_run_without_a_filter_has_neither(store: Store) -> None:
     assert notes == []
     assert all_plots(data()) == []
     assert "Offline filter" not in page(data(), [], [])
+
+
+def test_what_became_of_a_data_sets_rows_is_a_table_with_the_first_names(store: Store) -> None:
+    refused = Refused(reason="the gold answer is no expression", count=2, first=["p1", "<p7>"])
+    report = TaskReport(rows=9, tasks=4, skipped={"has no answer": 3}, refused=[refused], proven=4)
+    store.put(keys.TASK_REPORT, report.to_json())
+    found = data(tasks=read_task_report(store, []))
+    text = page(found, [], [])
+    assert "<td>refused: the gold answer is no expression</td><td class=n>2</td><td class=n>p1, &lt;p7&gt;</td>" in text
+    assert "<td>left out: has no answer</td><td class=n>3</td>" in text
+    assert found.to_json()["tasks"] == report.model_dump(mode="json")
 
 
 def test_a_filter_report_that_is_not_readable_is_a_note(store: Store) -> None:

@@ -30,9 +30,9 @@ LARGEST_INTEGER = (1 << 53) - 1
 """Of a number that every reader of JSON has exactly (RFC 7493, section 2.2); beyond it a document has no canonical form (RFC 8785) and no digest."""
 
 
-def is_none(value: object) -> bool:
-    """For `Field(exclude_if=...)`: a field that came later is not written while it says nothing, so that older bytes and readers stay as they are."""
-    return value is None
+def unset(value: object) -> bool:
+    """For `exclude_if` of a field that a release adds: a document that does not use it is written as before, and an earlier release reads it."""
+    return value is None or value == []
 
 
 class Contract(BaseModel):

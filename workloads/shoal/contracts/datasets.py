@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import SpecModel, unset
 
 Mode = Literal["Train", "Generate", "SFT"]
 """What a run is for: reinforcement learning, writing a data set of verified traces, or a supervised warm start."""
@@ -22,6 +22,7 @@ DatasetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,6
 ObjectPath = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*/?$", max_length=400)
 ]
+REFUSED_SHARE = 0.2
 Place = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
@@ -67,11 +68,14 @@ class DatasetColumns(SpecModel):
     )
     template: Annotated[str, StringConstraints(min_length=1, max_length=4000)] | None = Field(
         None,
+        exclude_if=unset,
         description="Text of the problem made of several columns: `{name}` stands for a column's value, `{{` for a brace.",
     )
     answer: ColumnName | None = Field(None, description="The final answer; rows without one are left out.")
     extract: AnswerExtraction | None = Field(
-        None, description="Where in the answer column the final answer stands; absent: the whole column is the answer."
+        None,
+        exclude_if=unset,
+        description="Where in the answer column the final answer stands; absent: the whole column is the answer.",
     )
     verification_info: ColumnName | None = Field(
         None, description="JSON object that the environment judges answers with, such as the tests of a program."
@@ -88,6 +92,7 @@ class DatasetSource(SpecModel):
     revision: Place | None = Field(None, description="Revision of the repository; required with huggingFace.")
     subset: ColumnName | None = Field(
         None,
+        exclude_if=unset,
         description="Subset (config) of a huggingFace data set or folder. Absent: its default, or its only one.",
     )
     split: ColumnName = Field(
@@ -111,18 +116,26 @@ class DatasetSource(SpecModel):
     columns: DatasetColumns | None = Field(
         None, description="Names of the columns, when the layout is not a known one."
     )
-    where: list[RowFilter] = Field([], max_length=16, description="Rows to keep; a row must pass all. Empty: all rows.")
+    where: list[RowFilter] = Field(
+        [], exclude_if=unset, max_length=16, description="Rows to keep; a row must pass all. Empty: all rows."
+    )
     row_limit: int | None = Field(
-        None, ge=1, le=1_000_000_000, description="Rows read at most, in the order of the files; absent: all."
+        None,
+        exclude_if=unset,
+        ge=1,
+        le=1_000_000_000,
+        description="Rows read at most, in the order of the files; absent: all.",
     )
     shuffle_seed: int | None = Field(
         None,
+        exclude_if=unset,
         ge=0,
         le=2_147_483_647,
         description="Order the tasks at random by this seed, before count is taken; absent: the order of the files.",
     )
     max_refused_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.2,
+        REFUSED_SHARE,
+        exclude_if=lambda share: share == REFUSED_SHARE,
         description="Prepare fails when a greater share of the tasks cannot be asked, or has a gold answer that cannot be judged.",
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.answers import LearningProgress
-from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex, is_none
+from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.contracts.hub import HubCommit
@@ -385,7 +385,7 @@ class RunProgress(Contract):
     )
     learning: LearningProgress | None = Field(
         default=None,
-        exclude_if=is_none,
+        exclude_if=unset,
         description="of a run of mode Train: whether the newest groups carry signal, and if not why",
     )
     trainer_phase: str = ""
@@ -401,6 +401,6 @@ class RunProgress(Contract):
     best_version: BestVersion | None = Field(default=None, description="None: no evaluation is complete")
     islands: IslandsProgress | None = Field(default=None, description="what the trainer says of its exchanges")
     commits: list[HubCommit] | None = Field(
-        default=None, exclude_if=is_none, max_length=64, description="of hub repositories, as prepare resolved them"
+        default=None, exclude_if=unset, max_length=64, description="of hub repositories, as prepare resolved them"
     )
     complete: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, TwoSidedGrpo
-from shoal.contracts.base import RunName, SpecModel
+from shoal.contracts.base import RunName, SpecModel, unset
 from shoal.contracts.datasets import ColumnName, DatasetSource
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.prompts import PromptSettings
@@ -273,6 +273,7 @@ class OfflineFilter(SpecModel):
     model: ModelSource | None = Field(None, description="Model that is sampled; absent: the run's base model.")
     solve_rate: ColumnName | None = Field(
         None,
+        exclude_if=unset,
         description="Column of the dataset with the share of right answers that some model gave, from 0 to 1. Given: it decides, nothing is sampled,"
         " and problems without a rate are dropped.",
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, is_none
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.hub import HubCommit
@@ -189,7 +189,7 @@ class Prepared(Contract):
     )
     commits: list[HubCommit] | None = Field(
         default=None,
-        exclude_if=is_none,
+        exclude_if=unset,
         max_length=64,
         description="of every repository that was read from a hub; None: there was none, or prepare was older",
     )

@@ -11,6 +11,7 @@ from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.tasks import TaskReport
 from shoal.contracts.vine import VineSettings
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.ledger.entries import EntryKind
@@ -84,6 +85,7 @@ class ReportData:
     phase_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     utilisation: dict[str, Series] = field(default_factory=dict)
     model: ModelPlace | None = None
+    tasks: TaskReport | None = None
     filtered: FilterReport | None = None
     dataset: DatasetCard | None = None
     evaluations: list[VersionEvaluation] = field(default_factory=list)
@@ -118,6 +120,7 @@ class ReportData:
             "busy_seconds": self.busy_seconds or None,
             "phase_seconds": self.phase_seconds or None,
             "ledger": self.ledger,
+            "tasks": self.tasks.model_dump(mode="json") if self.tasks else None,
             "offline_filter": self.filtered.model_dump(mode="json") if self.filtered else None,
             "dataset": self.dataset.model_dump(mode="json") if self.dataset else None,
             "evaluations": [without_problems(each) for each in self.evaluations] or None,

@@ -6,12 +6,15 @@
 import hashlib
 import shutil
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from shoal.contracts import keys
+from shoal.contracts.base import Contract
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.sft_data import DatasetCard
+from shoal.contracts.tasks import TaskReport
 from shoal.report.access import RunAccess
 from shoal.storage import NotFound, Store
 
@@ -24,12 +27,24 @@ class DamagedDataset(ValueError):
 
 def read_filter(store: Store, notes: list[str]) -> FilterReport | None:
     """`filter.json` of a run; None without an offline filter. One that is not readable is a note."""
+    return _read(store, keys.FILTER_REPORT, FilterReport, notes)
+
+
+def read_task_report(store: Store, notes: list[str]) -> TaskReport | None:
+    """`tasks.json` of a run; None where its tasks come from no data set. One that is not readable is a note."""
+    return _read(store, keys.TASK_REPORT, TaskReport, notes)
+
+
+Document = TypeVar("Document", bound=Contract)
+
+
+def _read(store: Store, key: str, kind: type[Document], notes: list[str]) -> Document | None:
     try:
-        return FilterReport.from_json(store.get(keys.FILTER_REPORT))
+        return kind.from_json(store.get(key))
     except NotFound:
         return None
     except ValidationError as error:
-        notes.append(f"{keys.FILTER_REPORT} is not readable and was left out: {error.error_count()} mistakes")
+        notes.append(f"{key} is not readable and was left out: {error.error_count()} mistakes")
         return None
 
 

@@ -15,7 +15,7 @@ from shoal.environments.base import BadEnvironment, load
 from shoal.report.access import RunAccess, open_run
 from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace, ReportData, collect
-from shoal.report.datasets import read_card, read_filter
+from shoal.report.datasets import read_card, read_filter, read_task_report
 from shoal.report.export import export_model
 from shoal.report.facts import StoreFacts, read_store
 from shoal.report.html import page
@@ -81,6 +81,7 @@ def report_of(
         model=model,
         vine=access.config.recipe.vine if access.config is not None else None,
     )
+    data.tasks = read_task_report(access.store, data.notes)
     data.filtered = read_filter(access.store, data.notes)
     data.dataset = read_card(access)
     longest = _longest(access)
