@@ -187,7 +187,9 @@ def test_a_step_in_which_nothing_differs_has_no_signal() -> None:
         for group in groups()
     ]
     assert all(not np.any(advantage) for _, advantage in value_advantages(given, recipe()))
-    assert all(not np.any(each) for each in whitened([np.zeros(3)], [replace(groups()[0].samples[0], mask=np.zeros(3, dtype=np.bool_))]))  # fmt: skip
+    sample = groups()[0].samples[0]
+    none_sampled = replace(sample, mask=np.zeros_like(sample.mask))
+    assert all(not np.any(each) for each in whitened([np.zeros(len(sample.mask))], [none_sampled]))
 
 
 def test_a_completion_alone_in_its_group_is_refused() -> None:

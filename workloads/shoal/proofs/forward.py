@@ -24,7 +24,6 @@ class Decoded:
     states: Float32
 
 
-@torch.inference_mode()
 def decode(
     model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, seed: int, batch: int, temperature: float = 1.0
 ) -> Iterator[list[Decoded]]:
@@ -39,6 +38,7 @@ def decode(
             yield _decode_batch(model, group[start : start + batch], max_tokens, generator, temperature)
 
 
+@torch.inference_mode()
 def _decode_batch(
     model: Any, prompts: list[list[int]], max_tokens: int, generator: torch.Generator, temperature: float
 ) -> list[Decoded]:

@@ -104,7 +104,7 @@ class StepPlan:
         return sum(batch.token_count for batch in self.optimizer_batches)
 
 
-Scored = tuple[Sample, float | Float[np.ndarray, " completion"]]
+Scored = tuple[Sample, float | Float[np.ndarray, " _"]]
 """A sample with its advantage: one for all of its tokens, or one for each token of the completion."""
 AdvantageEstimator = Callable[[Sequence[RolloutGroup], Recipe, int | None], list[Scored]]
 """All samples of a step in their order, each with its advantage. The number is the most tokens that a completion may have."""
