@@ -99,7 +99,7 @@ def test_only_the_codec_tells_kinds_of_work_apart_by_their_numbers() -> None:
             if any(
                 isinstance(each, ast.Constant) and each.value in (FIRST_SLICE, FIRST_SLICE - 1) for each in operands
             ):
-                found.append(f"{relative(path)}:{node.lineno}")  # type: ignore[attr-defined]
+                found.append(f"{relative(path)}:{node.lineno}")
     assert not found, f"ask shoal.contracts.work what a number stands for: {found}"
 
 
@@ -158,15 +158,15 @@ def test_test_files_have_names_of_their_own() -> None:
 
 
 def project() -> dict[str, object]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def wanted() -> list[Requirement]:
     """Every requirement of the project and of its extras, but for those of other environments with locks of their own: oracle, images for GPUs."""
     described = project()
-    extras: dict[str, list[str]] = described["optional-dependencies"]  # type: ignore[assignment]
+    extras: dict[str, list[str]] = described["optional-dependencies"]
     extras = {name: lines for name, lines in extras.items() if name not in ("oracle", "cuda")}
-    lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]  # type: ignore[misc]
+    lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]
     return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal"]
 
 

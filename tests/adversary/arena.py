@@ -167,7 +167,7 @@ class Arena(Stack):
         for part in ("config", "secrets", "tmp", "run"):
             (home / part).mkdir(parents=True)
         (home / "config" / "run.json").write_bytes(self.config.to_json())
-        (home / "secrets" / "role.pem").write_bytes(self.role_keys[role].to_pem())  # type: ignore[index]
+        (home / "secrets" / "role.pem").write_bytes(self.role_keys[role].to_pem())
         (home / "store").symlink_to(self.folder / "store")
         return home
 

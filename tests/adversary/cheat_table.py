@@ -320,7 +320,7 @@ FILES = [
         bomb.does,
         bomb.reason,
         bomb.evidence,
-        lambda entry, scene, bomb=bomb: bomb.build(cheats.as_mine(scene.stranger, entry)),  # type: ignore[misc]
+        lambda entry, scene, bomb=bomb: bomb.build(cheats.as_mine(scene.stranger, entry)),
         ask=nothing,
     )
     for bomb in BOMBS

@@ -36,7 +36,7 @@ def shared(tmp_path: Path) -> Path:
 def test_no_link_that_a_worker_put_there_is_written_through(shared: Path, key: Path, name: str) -> None:
     (shared / name).symlink_to(key)
     session, work = SimpleNamespace(status=lambda: STATUS), SimpleNamespace(parts=list)  # all that `status` asks
-    follower = Follower(session, work, threading.Event(), shared / "status.json")  # type: ignore[arg-type]  # no whole session is needed
+    follower = Follower(session, work, threading.Event(), shared / "status.json")  # no whole session is needed
     follower._write(follower.status())
     assert key.read_bytes() == KEY
     assert not (shared / "status.json").is_symlink()

@@ -26,7 +26,7 @@ class Published:
         self._outbox = folder / "outbox"
         self._outbox.mkdir()
         self._keys = run_keys
-        self._config = run_keys.config(**changes)  # type: ignore[arg-type]
+        self._config = run_keys.config(**changes)
 
     def publish(self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True) -> None:
         folder = self._outbox / keys.version_name(version)

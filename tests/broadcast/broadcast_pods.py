@@ -116,7 +116,7 @@ class OriginPod(Pod):
 
     def __init__(self, home: Path, address: str, run_keys: Keys, orchestrator: str, **changes: object) -> None:
         super().__init__(home, address)
-        self.config = run_keys.config(address, orchestrator, **changes)  # type: ignore[arg-type]
+        self.config = run_keys.config(address, orchestrator, **changes)
         self.configure(self.config, run_keys.trainer)
         (home / "store").mkdir(exist_ok=True)
         (home / "outbox").mkdir(exist_ok=True)
@@ -223,5 +223,5 @@ class Pods:
 
     def stop(self) -> None:
         for made in self._made:
-            made.close() if isinstance(made, OddRelay) else made.stop()  # type: ignore[union-attr]
+            made.close() if isinstance(made, OddRelay) else made.stop()
         self.announcements.close()

@@ -79,18 +79,18 @@ def tell_scores_at_the_end() -> None:
     def ask_once(reader: ProgressReader) -> None:
         reader._newest = (time.monotonic(), last)
 
-    ProgressReader.start = lambda reader: setattr(reader, "_newest", (time.monotonic(), first))  # type: ignore[method-assign]
-    ProgressReader.ask_once = ask_once  # type: ignore[method-assign]
+    ProgressReader.start = lambda reader: setattr(reader, "_newest", (time.monotonic(), first))
+    ProgressReader.ask_once = ask_once
 
 
 def main() -> int:
     runs_dir, behaviour = Path(sys.argv[1]), sys.argv[2]
-    module.open_local_run = lambda manifest, where: SmallRun(where, behaviour)  # type: ignore[assignment]
+    module.open_local_run = lambda manifest, where: SmallRun(where, behaviour)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if behaviour == "scored":
         tell_scores_at_the_end()
     fresh = "--fresh" in sys.argv
-    return module.up(SimpleNamespace(name="demo"), runs_dir, console, live=False, fresh=fresh)  # type: ignore[arg-type]
+    return module.up(SimpleNamespace(name="demo"), runs_dir, console, live=False, fresh=fresh)
 
 
 if __name__ == "__main__":

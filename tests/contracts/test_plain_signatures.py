@@ -32,13 +32,13 @@ def check(headers: dict[str, str], method: str = "POST", url: str = URL, body: b
 
 
 @pytest.fixture
-def library_only(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def library_only(monkeypatch: pytest.MonkeyPatch):
     """The same checks without the short way."""
 
     def judge(*arguments: object, **named: object) -> SignedBy | str:
         with monkeypatch.context() as patch:
             patch.setattr(http_signatures, "_verify_plain", lambda *_: None)
-            return check(*arguments, **named)  # type: ignore[arg-type]
+            return check(*arguments, **named)
 
     return judge
 
@@ -49,7 +49,7 @@ def test_what_we_sign_takes_the_short_way() -> None:
     assert found == SignedBy(key=NODE_KEY.public, nonce=NONCE, created_unix=NOW)
 
 
-def test_the_short_way_and_the_library_agree(library_only) -> None:  # type: ignore[no-untyped-def]
+def test_the_short_way_and_the_library_agree(library_only) -> None:
     good = signed()
     label = good["Signature-Input"].replace("shoal=", "other=")
     cases: list[tuple[dict[str, str], dict[str, object]]] = [
@@ -73,7 +73,7 @@ def test_the_short_way_and_the_library_agree(library_only) -> None:  # type: ign
     ]
     answers = []
     for headers, changes in cases:
-        ours, theirs = check(headers, **changes), library_only(headers, **changes)  # type: ignore[arg-type]
+        ours, theirs = check(headers, **changes), library_only(headers, **changes)
         assert ours == theirs, (headers, changes)
         answers.append(ours)
     # The unchanged request, the same in lower case, and one under another label, which nobody signs.
@@ -115,7 +115,7 @@ def test_the_clock_is_looked_at_on_the_short_way_too() -> None:
         verify_request(method="POST", url=URL, headers=signed(), body=BODY, now_unix=NOW + 3600)
 
 
-def test_the_library_takes_what_we_sign(library_only) -> None:  # type: ignore[no-untyped-def]
+def test_the_library_takes_what_we_sign(library_only) -> None:
     assert library_only(signed()) == SignedBy(key=NODE_KEY.public, nonce=NONCE, created_unix=NOW)
 
 

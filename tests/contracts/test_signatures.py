@@ -266,7 +266,7 @@ class TestSignedRequests:
         digest = base64.b64encode(hashlib.sha256(BODY).digest()).decode()
         message = _Message("POST", URL, {"content-digest": f"sha-256=:{digest}:"})
         keys = _Keys()
-        keys.resolve_private_key = lambda _: NODE_KEY.cryptography_key  # type: ignore[method-assign]
+        keys.resolve_private_key = lambda _: NODE_KEY.cryptography_key
         HTTPMessageSigner(signature_algorithm=ED25519, key_resolver=keys).sign(
             message, key_id=NODE_KEY.public, created=datetime.datetime.fromtimestamp(NOW, tz=datetime.UTC), nonce=NONCE,
             label="shoal", tag=SIGNATURE_TAG, covered_component_ids=("@method", "@target-uri"),

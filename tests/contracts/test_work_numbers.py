@@ -32,7 +32,7 @@ def terms(name: str, tasks: int, groups: int, target_length: int | None = None) 
 
 
 def codec(*benchmarks: BenchmarkTerms, mode: str = "Train") -> WorkCodec:
-    return WorkCodec(mode, SHAPE, task_count=10, async_level=2, benchmarks=benchmarks)  # type: ignore[arg-type]
+    return WorkCodec(mode, SHAPE, task_count=10, async_level=2, benchmarks=benchmarks)
 
 
 sizes = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=4)

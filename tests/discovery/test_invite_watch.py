@@ -65,7 +65,7 @@ def test_a_redis_that_goes_away_is_told_to_all_who_wait(redis_server: Redis) -> 
         async def gone(*names: object) -> None:
             raise redis.exceptions.ConnectionError("no Redis there")
 
-        client.mget = gone  # type: ignore[method-assign]
+        client.mget = gone
         found = await asyncio.gather(*polls, return_exceptions=True)
         await client.aclose()
         return list(found)

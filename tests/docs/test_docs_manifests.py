@@ -87,7 +87,7 @@ def harness_task(document: dict[str, Any]) -> None:
         [asked] = environment.tasks(1, 0)
     assert environment.prompt(asked, None) == "12+34=\n"
     answers = (environment.gold(asked), "<2+4+0=6,1+3+0=4>46", "<2+4+0=6,1+3+0=4>47")
-    assert [environment.score(asked, each).task_reward for each in answers] == [1.0, 1.0, 0.0]  # type: ignore[union-attr]
+    assert [environment.score(asked, each).task_reward for each in answers] == [1.0, 1.0, 0.0]
 
 
 def manifest(given: dict[str, Any]) -> dict[str, Any]:

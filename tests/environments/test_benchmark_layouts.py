@@ -110,7 +110,7 @@ def test_gpqa_is_read_from_its_csv_with_choices_in_an_order_that_is_always_the_s
     assert (task.problem_id, other.problem_id) == ("rec06pnAkLOr2t2mp", "rec2")
     judge = load("math")
     scores = [judge.score(task, rf"\boxed{{{each}}}") for each in "ABCD"]
-    assert [each for each, found in zip("ABCD", scores, strict=True) if found.task_reward == 1.0] == [letter]  # type: ignore[union-attr]
+    assert [each for each, found in zip("ABCD", scores, strict=True) if found.task_reward == 1.0] == [letter]
 
 
 def test_choices_of_many_questions_have_the_right_one_at_every_place() -> None:

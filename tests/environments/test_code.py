@@ -42,7 +42,7 @@ RIGHT = "def double(n): return 2 * n\nif __name__ == '__main__':\n    import sys
 def test_every_gold_program_scores_one_and_every_broken_one_zero() -> None:
     for one in TASKS:
         assert ENVIRONMENT.score(one, ENVIRONMENT.gold(one)) == Score(1.0, "all 4 tests pass")
-        assert ENVIRONMENT.score(one, ENVIRONMENT.broken(one)).task_reward == 0.0  # type: ignore[union-attr]
+        assert ENVIRONMENT.score(one, ENVIRONMENT.broken(one)).task_reward == 0.0
 
 
 def test_all_tests_must_pass() -> None:
@@ -196,7 +196,7 @@ def test_the_program_is_the_last_block_after_the_thoughts(completion: str, progr
 
 
 def test_no_program_scores_zero() -> None:
-    assert ENVIRONMENT.score(DOUBLE, "print(2)").task_reward == 0.0  # type: ignore[union-attr]
+    assert ENVIRONMENT.score(DOUBLE, "print(2)").task_reward == 0.0
 
 
 @pytest.mark.parametrize(

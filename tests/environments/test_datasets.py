@@ -116,7 +116,7 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("write", [parquet, jsonl])
-def test_intellect_2_gives_math_and_code_that_our_environments_judge(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+def test_intellect_2_gives_math_and_code_that_our_environments_judge(tmp_path: Path, write) -> None:
     done = import_files([write(tmp_path / f"train.{write.__name__}", INTELLECT_2)])
     math, code = done.tasks
     assert (done.layout, done.rows, done.skipped) == ("intellect-2", 2, {})
@@ -152,7 +152,7 @@ def test_deepscaler_problems_get_an_id_from_their_text(tmp_path: Path) -> None:
     assert done.layout == "deepscaler"
     assert done.skipped == {"is there already (the same problem)": 1}
     assert done.tasks[0].problem_id.startswith("math-")
-    assert Math().score(done.tasks[0], r"\boxed{42}").task_reward == 1.0  # type: ignore[union-attr]
+    assert Math().score(done.tasks[0], r"\boxed{42}").task_reward == 1.0
 
 
 GSM8K = [{"question": "2 + 3?", "answer": "Two and three are <<2+3=5>>5.\n#### 5"}]
@@ -265,7 +265,7 @@ def test_any_other_data_set_is_read_by_its_columns(tmp_path: Path) -> None:
     done = import_files([jsonl(tmp_path / "x.jsonl", rows)], columns)
     assert done.skipped == {"has no answer": 1}
     assert done.tasks[0].verification_info == {"answer": "2"}
-    assert done.tasks[0].prompt[0].content == "1+1?"  # type: ignore[union-attr]
+    assert done.tasks[0].prompt[0].content == "1+1?"
     assert done.tasks[0].metadata == {"level": "easy"}
 
 

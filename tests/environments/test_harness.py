@@ -125,7 +125,7 @@ def test_several_targets_are_right_each(tmp_path: Path) -> None:
     )  # fmt: skip
     environment = Harness(name.removeprefix("lm-eval:"))
     (task,) = environment.tasks(1, 0)
-    rewards = [environment.score(task, answer).task_reward for answer in ("red", "blue", "green", "red blue")]  # type: ignore[union-attr]
+    rewards = [environment.score(task, answer).task_reward for answer in ("red", "blue", "green", "red blue")]
     assert rewards == [1.0, 1.0, 0.0, 0.0]
 
 

@@ -77,7 +77,7 @@ def test_a_question_that_raises_costs_the_pool_no_process(lone: HarnessJudge) ->
     pool = lone._judges
     for _ in range(3):  # one more than there are processes
         with pytest.raises(TypeError, match="unhashable"):
-            pool.ask([TERMS, "1"], loads=["not hashable"])  # type: ignore[arg-type]
+            pool.ask([TERMS, "1"], loads=["not hashable"])
         assert pool._free.qsize() == 2
     assert isinstance(pool.ask([{1, 2}, "1"]), NoReply)
     assert lone.value(TERMS, "1") == 1.0

@@ -70,7 +70,7 @@ class Model:
                 reason = "length"
             else:
                 continue
-            return Completion(tokens, [-0.5] * end, reason, bytes([len(self.asked)]))  # type: ignore[arg-type]
+            return Completion(tokens, [-0.5] * end, reason, bytes([len(self.asked)]))
         raise AssertionError("the stretch has no end")
 
 
@@ -163,7 +163,7 @@ def completion(*parts: tuple[list[int], bool], reason: str = "stop") -> Completi
     """What a dishonest worker writes: parts of (tokens, sampled)."""
     tokens = [token for part, _ in parts for token in part]
     mask = [sampled for part, sampled in parts for _ in part]
-    return Completion(tokens, [0.0] * len(tokens), reason, b"", mask)  # type: ignore[arg-type]
+    return Completion(tokens, [0.0] * len(tokens), reason, b"", mask)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_what_the_calculator_does_not_take_is_said(expression: str, problem: str
         return
     with pytest.raises(CannotCalculate, match=problem):
         calculate(expression)
-    assert ENVIRONMENT.observe(TASK, f"<calc>{expression}</calc>").startswith("<result>error: ")  # type: ignore[union-attr]
+    assert ENVIRONMENT.observe(TASK, f"<calc>{expression}</calc>").startswith("<result>error: ")
 
 
 @given(st.text(alphabet="0123456789+-*/%(). e<calx>", max_size=60))
@@ -329,9 +329,9 @@ def test_any_call_gets_an_output_and_always_the_same(expression: str) -> None:
 
 def test_gold_scores_one_and_broken_zero() -> None:
     for task in ENVIRONMENT.tasks(50, seed=3):
-        assert ENVIRONMENT.score(task, ENVIRONMENT.gold(task)).task_reward == 1.0  # type: ignore[union-attr]
-        assert ENVIRONMENT.score(task, ENVIRONMENT.broken(task)).task_reward == 0.0  # type: ignore[union-attr]
-    assert ENVIRONMENT.score(TASK, "42").task_reward == 0.0  # type: ignore[union-attr]
+        assert ENVIRONMENT.score(task, ENVIRONMENT.gold(task)).task_reward == 1.0
+        assert ENVIRONMENT.score(task, ENVIRONMENT.broken(task)).task_reward == 0.0
+    assert ENVIRONMENT.score(TASK, "42").task_reward == 0.0
     assert ENVIRONMENT.tasks(50, seed=3) != ENVIRONMENT.tasks(50, seed=4)
 
 

@@ -32,7 +32,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seed_of(out: Path) -> dict[str, list[float | None]]:
-    return json.loads((out / "reproduction.json").read_text())["arms"]["default"]["seeds"]["1"]  # type: ignore[no-any-return]
+    return json.loads((out / "reproduction.json").read_text())["arms"]["default"]["seeds"]["1"]
 
 
 def test_an_arm_runs_with_the_trainers_own_functions_and_an_exact_async_level(quick: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_padded_addition_is_right_whenever_its_unpadded_twin_is() -> None:
     environment = Arithmetic()
     task = environment.tasks(1, 3)[0]
     left, right = (int(number) for number in str(task.prompt).removesuffix("=").split("+"))
-    text = padded_addition(left, right, Chance())  # type: ignore[arg-type]
+    text = padded_addition(left, right, Chance())
     assert environment.score(task, text) == Score(1.0, "the sum is right")
     assert text.count(",") == 3
 

@@ -49,8 +49,8 @@ def test_a_shared_layer_is_in_the_archive_once_and_every_image_names_it(packer: 
     lines = packer.pack(tmp_path / "layout", archive)
     with tarfile.open(archive) as tar:
         members = tar.getnames()
-        manifest = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
-        layers = [tar.extractfile(path).read() for path in manifest[0]["Layers"]]  # type: ignore[union-attr]
+        manifest = json.load(tar.extractfile("manifest.json"))
+        layers = [tar.extractfile(path).read() for path in manifest[0]["Layers"]]
     assert len(members) == len(set(members)) == 1 + 2 + 2
     assert layers == [base, own]
     assert [image["RepoTags"] for image in manifest] == [["shoal/trainer:1"], ["shoal/worker:1"]]

@@ -73,4 +73,4 @@ def test_the_run_s_own_environment_is_needed_and_the_refusal_names_the_extra() -
 @pytest.mark.usefixtures("without_harness")
 def test_a_validator_without_a_benchmark_s_environment_says_which_extra_it_wants() -> None:
     with pytest.raises(WrongSetupError, match=EXTRA + r".*; a validator needs every environment of the run"):
-        _pinned(None, HARNESS)  # type: ignore[arg-type]  # the environment is looked at before the store
+        _pinned(None, HARNESS)  # the environment is looked at before the store

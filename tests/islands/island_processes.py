@@ -118,7 +118,7 @@ class Fleet:
 
     def start(self, *names: str) -> None:
         for name in names:
-            self._fork(name, lambda name=name: train(name, self.folder, self.port, self.count))  # type: ignore[misc]
+            self._fork(name, lambda name=name: train(name, self.folder, self.port, self.count))
 
     def start_sharded(self, name: str, world: int) -> None:
         """An island of several ranks; each writes a file of its own."""
@@ -127,7 +127,7 @@ class Fleet:
         for rank in range(world):
             self._fork(
                 f"{name}.{rank}", lambda rank=rank: train(name, self.folder, self.port, self.count, rank, world, port)
-            )  # type: ignore[misc]
+            )
 
     def kill(self, name: str) -> None:
         os.kill(self.pids[name], signal.SIGKILL)

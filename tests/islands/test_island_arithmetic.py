@@ -105,7 +105,7 @@ def test_int8_takes_a_quarter_of_the_bytes_of_float32() -> None:
 
 def gram_of(vectors: list[torch.Tensor]) -> list[list[float]]:
     rows = torch.stack(vectors).double()
-    return (rows @ rows.T).tolist()  # type: ignore[no-any-return]
+    return (rows @ rows.T).tolist()
 
 
 def honest(count: int, size: int = 4000, noise: float = 1.0) -> list[torch.Tensor]:

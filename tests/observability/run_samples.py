@@ -116,7 +116,7 @@ def trainers_own() -> list[Metric]:
     """What the trainer's own code makes of a finished step."""
     from shoal.training import progress
 
-    telling = progress.ProgressReporter("arithmetic", None, None)  # type: ignore[arg-type]
+    telling = progress.ProgressReporter("arithmetic", None, None)
     telling.environment = "arithmetic"
     telling.begin(6)
     telling.finished(FINISHED)

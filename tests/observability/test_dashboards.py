@@ -76,7 +76,7 @@ def ask(server: Server, query: str) -> list[dict[str, Any]]:
         trust_env=False,
     ).json()
     assert answer["status"] == "success", answer
-    return answer["data"]["result"]  # type: ignore[no-any-return]
+    return answer["data"]["result"]
 
 
 def as_asked(query: str) -> str:

@@ -44,7 +44,7 @@ def told(name: str, **labels: str) -> float | None:
 def series(gauge: object) -> dict[str, float]:
     """Values of a gauge of nodes by node."""
     registry = CollectorRegistry()
-    registry.register(gauge)  # type: ignore[arg-type]
+    registry.register(gauge)
     return {sample.labels["node"]: sample.value for family in registry.collect() for sample in family.samples}
 
 

@@ -165,7 +165,7 @@ def test_heartbeats_without_end_are_refused_before_redis_sees_them(monkeypatch: 
         await Response("the long way")(scope, receive, send)
 
     state = SimpleNamespace(prefix="unused")
-    app = heartbeats.QuickHeartbeats(behind, state, SignatureGate(URL, AnyNonce()), None)  # type: ignore[arg-type]
+    app = heartbeats.QuickHeartbeats(behind, state, SignatureGate(URL, AnyNonce()), None)
     node = PrivateKey.generate()
     # A body that is no heartbeat is for the long way to refuse; the third is not even looked at.
     answers = [ask(app, heartbeats.PATH, node) for _ in range(3)]

@@ -191,7 +191,7 @@ def test_strangers_join_work_cheat_and_are_cut_off(run: OpenRun) -> None:
     for name, home in (("honest", honest), ("cheat", cheat)):
         nodes[name] = system.until(
             f"the {name} machine is a healthy member",
-            lambda home=home: (found := run.status(home)).get("state") == "Healthy" and found["node"],  # type: ignore[misc]
+            lambda home=home: (found := run.status(home)).get("state") == "Healthy" and found["node"],
             JOIN_SECONDS,
         )
     joined = time.time()

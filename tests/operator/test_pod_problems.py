@@ -241,7 +241,7 @@ def test_a_problem_of_one_island_is_not_said_of_the_others(cluster: MemoryCluste
     for name in names:
         cluster.objects.set_status("StatefulSet", name, {"replicas": 1, "readyReplicas": 0, "observedGeneration": 1})
     bad = pod("sums-island-1-0", containers=[container(waiting("ErrImagePull", "no such image"))])
-    bad["metadata"]["labels"] = cluster.objects.get("StatefulSet", names[0])["spec"]["template"]["metadata"]["labels"]  # type: ignore[index]
+    bad["metadata"]["labels"] = cluster.objects.get("StatefulSet", names[0])["spec"]["template"]["metadata"]["labels"]
     cluster.pods["sums-island-1-0"] = bad
     cluster.settle()
     told = cluster.objects.get("ConfigMap", "sums-parts")

@@ -90,7 +90,7 @@ def test_the_page_is_told_when_a_child_was_refused_and_starts_though_nobody_coul
         reconcile(cluster, "TrainingRun", "sums")
     assert told(cluster)["sums-redis"].message == "sums-redis does not exist"
     assert said(cluster, "Ready")["message"] == "no more pods for this team"
-    pod = cluster.get("Deployment", "sums-ui")["spec"]["template"]["spec"]  # type: ignore[index]
+    pod = cluster.get("Deployment", "sums-ui")["spec"]["template"]["spec"]
     [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "config"]
     assert [(each["configMap"]["name"], each["configMap"].get("optional", False)) for each in sources] == [
         ("sums-config", False),
@@ -152,11 +152,11 @@ def test_a_suspended_run_has_no_page_at_work_and_a_complete_one_has(cluster: Mem
     running(cluster)
     put(cluster, ui={}, suspend=True)
     cluster.settle()
-    assert cluster.get("Deployment", "sums-ui")["spec"]["replicas"] == 0  # type: ignore[index]
+    assert cluster.get("Deployment", "sums-ui")["spec"]["replicas"] == 0
     put(cluster, ui={})
     running(cluster, version=4)
     assert "Complete" in holds(cluster)
-    assert cluster.get("Deployment", "sums-ui")["spec"]["replicas"] == 1  # type: ignore[index]
+    assert cluster.get("Deployment", "sums-ui")["spec"]["replicas"] == 1
 
 
 def test_the_page_cannot_write_the_store_and_holds_no_key_of_a_role() -> None:

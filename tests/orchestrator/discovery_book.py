@@ -48,7 +48,7 @@ class Book:
         return self.inviter(time.monotonic).round()
 
     def inviter(self, clock: Callable[[], float] = lambda: 100.0) -> Inviter:
-        return Inviter(self._run.state, self, clock)  # type: ignore[arg-type]  # it is asked as discovery's client is
+        return Inviter(self._run.state, self, clock)  # it is asked as discovery's client is
 
 
 def known(run: Orchestrator, node: str) -> NodeRecord:

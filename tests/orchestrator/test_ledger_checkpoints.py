@@ -46,7 +46,7 @@ def writer(tmp_path: Path) -> LedgerWriter:
 
 def another(writer: LedgerWriter, store: object = None) -> LedgerWriter:
     """The same orchestrator, started anew."""
-    return LedgerWriter(store or writer.store, "tiny", writer.key)  # type: ignore[arg-type]
+    return LedgerWriter(store or writer.store, "tiny", writer.key)
 
 
 def fill(writer: LedgerWriter, size: int) -> None:

@@ -113,7 +113,7 @@ class _Prometheus(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answering() -> str:  # type: ignore[misc]
+def answering() -> str:
     ANSWERS.clear()
     server = HTTPServer(("127.0.0.1", 0), _Prometheus)
     threading.Thread(target=server.serve_forever, daemon=True).start()

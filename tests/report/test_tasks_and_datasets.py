@@ -72,7 +72,7 @@ def test_the_filters_histogram_is_a_plot_and_its_outcomes_a_table() -> None:
     text = page(found, [plot], [])
     assert "<h2>Offline filter</h2>" in text
     assert "<td>too hard</td><td class=n>5</td><td class=n>25.0 %</td>" in text
-    assert found.to_json()["offline_filter"]["histogram"] == [5, 4, 3, 2, 6]  # type: ignore[index]
+    assert found.to_json()["offline_filter"]["histogram"] == [5, 4, 3, 2, 6]
 
 
 def test_a_run_without_a_filter_has_neither(store: Store) -> None:
@@ -131,4 +131,4 @@ def test_other_modes_have_no_data_set(store: Store, tmp_path: Path) -> None:
 def test_generate_refuses_a_run_of_another_mode(tmp_path: Path) -> None:
     manifest = read_manifest(EXAMPLES / "arithmetic" / "trainingrun.yaml")
     with pytest.raises(InputWrong, match="mode is Train; `shoal generate` runs mode Generate, `shoal up` any mode"):
-        generate(manifest, tmp_path, None, live=False, fresh=False)  # type: ignore[arg-type]
+        generate(manifest, tmp_path, None, live=False, fresh=False)

@@ -187,7 +187,7 @@ def test_a_spelling_does_not_change_the_verdict_of_sympy(judge: MathJudge, spell
 
 @given(st.fractions(min_value=-1000, max_value=1000, max_denominator=1000), st.integers(1, 50))
 @settings(deadline=None)
-def test_a_fraction_is_equal_to_itself_expanded_and_to_no_other(value, factor: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_fraction_is_equal_to_itself_expanded_and_to_no_other(value, factor: int) -> None:
     gold = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     assert compare(gold, f"{value.numerator * factor}/{value.denominator * factor}") == _decided(True)
     other = value + 1

@@ -267,7 +267,7 @@ def test_the_code_environment_is_judged_by_runners_when_there_are_any(running: S
             found = code.score(task, code.gold(task))
             assert isinstance(found, Score)
             assert found.task_reward == 1.0
-            wrong = code.score(task, code.broken(task))  # type: ignore[attr-defined]
+            wrong = code.score(task, code.broken(task))
             assert isinstance(wrong, Score)
             assert wrong.task_reward == 0.0
     finally:

@@ -295,7 +295,7 @@ def test_a_closed_pool_says_so_and_leaves_no_process_and_no_folder() -> None:
 
 
 def test_the_best_isolation_that_works_is_chosen_and_says_why_not_a_better_one() -> None:
-    def only(kind: str):  # type: ignore[no-untyped-def]
+    def only(kind: str):
         return lambda isolation: None if isolation.kind == kind else "refused here"
 
     assert choose(only("bubblewrap"), "auto").kind == "bubblewrap"

@@ -21,7 +21,7 @@ KEY = keys.staging(NODE, LEASE)
 
 def folder_grant(**changes: object) -> UploadGrant:
     options = {"max_bytes": 1000, "expires_unix": NOW + 60.0, "run_secret": SECRET} | changes
-    return make_grant(run_config(), KEY, **options)  # type: ignore[arg-type]
+    return make_grant(run_config(), KEY, **options)
 
 
 def check(fields: dict[str, str], now_unix: float = NOW, run_secret: bytes = SECRET) -> tuple[str, int]:
@@ -80,7 +80,7 @@ def test_the_signature_of_a_grant_does_not_show_the_run_secret() -> None:
 
 def s3_grant(s3: S3, **changes: object) -> UploadGrant:
     options = {"max_bytes": 1000, "expires_unix": time.time() + 60, "run_secret": SECRET} | changes
-    return make_grant(s3.config(), KEY, **options)  # type: ignore[arg-type]
+    return make_grant(s3.config(), KEY, **options)
 
 
 def post(grant: UploadGrant, data: bytes, **changes: str) -> httpx.Response:

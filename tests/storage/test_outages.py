@@ -66,7 +66,7 @@ def test_a_store_that_stays_away_is_unavailable_not_empty_and_the_error_says_wha
     }.items():
         expected = rf"cannot {what}: the {place.kind} store did not answer for \d+ s; last error: \S+"
         with pytest.raises(StoreUnavailable, match=expected):
-            call()  # type: ignore[no-untyped-call]
+            call()
     place.bring_back()
     store = place.open()
     assert store.get("here") == b"data"

@@ -41,7 +41,7 @@ def manifest(version: int = 7, **changes: object) -> WeightsManifest:
         "run": RUN, "version": version, "model": "arithmetic-tiny", "sha256": hashlib.sha256(STREAM).hexdigest(),
         "open_digest": document_digest(record(version)), "shards": [hashlib.sha256(data).hexdigest() for data in shards()],
     } | changes  # fmt: skip
-    return WeightsManifest(**fields)  # type: ignore[arg-type]
+    return WeightsManifest(**fields)
 
 
 def publish(store: Store, version: int = 7, key: PrivateKey = TRAINER_KEY, *, seal: bool = True) -> None:

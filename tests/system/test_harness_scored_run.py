@@ -107,7 +107,7 @@ def test_versions_are_scored_on_a_harness_task_with_data_of_the_admins_own(tmp_p
         assert average.low <= average.value <= average.high
         assert average.high - average.low < 0.9
         assert len(made.scores.problems) == ASKED
-    assert any(made.scores.avg_at_k.value > 0 for made in found.values()), "the tiny model is right now and then"  # type: ignore[union-attr]
+    assert any(made.scores.avg_at_k.value > 0 for made in found.values()), "the tiny model is right now and then"
     assert not [entry for entry in ledger if entry.kind == "rejected"], "validators score as workers do"
     assert [entry for entry in ledger if entry.kind == "accepted" and (entry.step or 0) >= FIRST_SLICE]
 

@@ -66,7 +66,7 @@ def test_each_of_two_runs_is_killed_and_both_go_on_with_the_same_shared_state(tm
             system.start()
             system.until(
                 "it has its key",
-                lambda system=system: live(system).get("status", {}).get("islandPublicKey"),  # type: ignore[misc]
+                lambda system=system: live(system).get("status", {}).get("islandPublicKey"),
             )
         members = {name: str(live(system)["status"]["islandPublicKey"]) for name, system in systems.items()}
         tell(north, members)

@@ -28,7 +28,7 @@ def seconds() -> object:
     return metrics.SWAP_SECONDS
 
 
-def test_who_accepts_openmetrics_gets_it_with_exemplars(seconds) -> None:  # type: ignore[no-untyped-def]
+def test_who_accepts_openmetrics_gets_it_with_exemplars(seconds) -> None:
     seconds.observe(0.05, exemplar={"version": "7"})
     body, content_type = render_metrics(ACCEPTS_BOTH)
     assert content_type.startswith("application/openmetrics-text")
@@ -37,7 +37,7 @@ def test_who_accepts_openmetrics_gets_it_with_exemplars(seconds) -> None:  # typ
 
 
 @pytest.mark.parametrize("accept", [None, "", "*/*", "text/html", "application/openmetrics-text;version=abc"])
-def test_others_get_prometheus_text_without_them(seconds, accept: str | None) -> None:  # type: ignore[no-untyped-def]
+def test_others_get_prometheus_text_without_them(seconds, accept: str | None) -> None:
     seconds.observe(0.05, exemplar={"version": "7"})
     body, content_type = render_metrics(accept)
     assert content_type.startswith("text/plain")

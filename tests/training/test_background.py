@@ -69,7 +69,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 class CountingReader(Reader):
     """A reader that says how often rows were read."""
 
-    def rows(self, batch):  # type: ignore[no-untyped-def]
+    def rows(self, batch):
         READS.append(batch.step)
         return super().rows(batch)
 

@@ -131,7 +131,7 @@ def test_nothing_is_read_while_nobody_looks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(watching, "SNAPSHOT_SECONDS", 0.01)
     run = UiRun(tmp_path)
     asked: list[int] = []
-    watch = RunWatch(run.source, lambda: asked.append(1) or run.snapshot)  # type: ignore[func-returns-value]
+    watch = RunWatch(run.source, lambda: asked.append(1) or run.snapshot)
     watch.start()
     before = len(asked)
     time.sleep(0.3)
@@ -146,7 +146,7 @@ def test_a_reader_reads_again_what_is_new_or_changed_and_nothing_else(tmp_path: 
     assert [each.reward for each in reader.read().steps] == [0.1]
     read: list[str] = []
     get = run.store.get
-    run.store.get = lambda key: read.append(key) or get(key)  # type: ignore[method-assign,func-returns-value]
+    run.store.get = lambda key: read.append(key) or get(key)
     assert [each.reward for each in reader.read().steps] == [0.1]
     assert read == []
     run.store.put(keys.step_metrics(0), step_metrics(0, reward=0.25).to_json())

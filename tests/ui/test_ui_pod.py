@@ -36,7 +36,7 @@ def state(name: str = "demo-relay", **changes: object) -> PartState:
         "component": "RelayServer", "name": name, "ready": True, "pods_ready": 2, "pods_desired": 2, "reason": "PodsReady",
         "message": "2 of 2 pods are ready",
     }  # fmt: skip
-    return PartState(**(values | changes))  # type: ignore[arg-type]
+    return PartState(**(values | changes))
 
 
 def tell(home: Path, *parts: PartState, run: str = "demo") -> None:

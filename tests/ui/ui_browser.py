@@ -75,7 +75,7 @@ class Browser:
             message = json.loads(self._socket.recv(timeout=max(0.1, deadline - time.monotonic())))
             if message.get("id") == self._number:
                 assert "error" not in message, message
-                return message["result"]  # type: ignore[no-any-return]
+                return message["result"]
             self.events.append(message)
 
     def run(self, script: str) -> Any:

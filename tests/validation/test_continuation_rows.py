@@ -42,7 +42,7 @@ class VineCourt:
 
     def score(self, task: object, tokens: Sequence[int]) -> float | None:
         text = completion_text(self.facts.tokenizer, tokens, self.facts.eos_token_ids)
-        found = self.facts.environment.score(task, text)  # type: ignore[arg-type]
+        found = self.facts.environment.score(task, text)
         return found.task_reward if isinstance(found, Score) else None
 
     def judge(self, rows: list[Rollout], job: ValidationJob = JOB) -> Verdict:

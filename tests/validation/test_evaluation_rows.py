@@ -64,7 +64,7 @@ class Bench:
 
         def score(task: object, tokens: Sequence[int]) -> float | None:
             text = completion_text(facts.tokenizer, tokens, facts.eos_token_ids)
-            found = facts.environment.score(task, text)  # type: ignore[arg-type]
+            found = facts.environment.score(task, text)
             return found.task_reward if isinstance(found, Score) else None
 
         return assemble(self.planned, answers or self.answers, LEASE, as_run(PUBLIC, TERMS), version, score)

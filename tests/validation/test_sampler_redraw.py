@@ -114,7 +114,7 @@ def test_after_a_tool_the_next_stretch_is_drawn_with_a_seed_of_its_own() -> None
 
 def test_a_sampler_that_nobody_knows_is_an_error_of_ours() -> None:
     with pytest.raises(ValueError, match="sampler is 'dice'; allowed: vllm-cpu"):
-        samplers.row_keys("dice", 1, [True])  # type: ignore[arg-type]
+        samplers.row_keys("dice", 1, [True])
 
 
 # Cheats with the right weights and perfect proofs, one row in a file.

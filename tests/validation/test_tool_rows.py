@@ -50,7 +50,7 @@ def bench(made: ToolScenario, tmp_path_factory: pytest.TempPathFactory) -> Court
         validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
     )
     policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model))
-    return Court(made, facts, policies, tmp_path_factory.mktemp("bench"))  # type: ignore[arg-type]
+    return Court(made, facts, policies, tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def test_a_request_that_is_not_on_the_list_of_permissions_is_never_sent(
     api: ApiServer, hostile: ScriptedApi, verb: str, resource: object, subresource: str | None
 ) -> None:
     with pytest.raises(PermissionError, match=r"is not in engine/permissions\.py"):
-        api.call(verb, resource, "a", "c", subresource=subresource)  # type: ignore[arg-type]
+        api.call(verb, resource, "a", "c", subresource=subresource)
     assert hostile.asked == []
 
 
@@ -154,7 +154,7 @@ def test_the_token_of_the_moment_is_sent(hostile: ScriptedApi) -> None:
     sent: list[str] = []
     api = ApiServer(configuration)
     real = api._headers
-    api._headers = lambda: sent.append(real()["Authorization"]) or {}  # type: ignore[method-assign,func-returns-value]
+    api._headers = lambda: sent.append(real()["Authorization"]) or {}
     hostile.script(PATH, FOUND)
     api.call("get", MAP, "a", "c")
     api.call("get", MAP, "a", "c")

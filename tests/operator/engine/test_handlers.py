@@ -28,7 +28,7 @@ def manager() -> Manager:
 
 @pytest.fixture
 def registry(manager: Manager, hostile: ScriptedApi) -> kopf.OperatorRegistry:
-    return handlers.registry(manager, hostile.configuration)  # type: ignore[arg-type]
+    return handlers.registry(manager, hostile.configuration)
 
 
 def test_there_are_event_handlers_of_our_four_kinds_and_no_others(registry: kopf.OperatorRegistry) -> None:
@@ -53,7 +53,7 @@ def test_kopf_writes_nothing_and_does_not_give_up() -> None:
 
 
 async def _call(handler: object, **arguments: object) -> None:
-    await handler.fn(**arguments)  # type: ignore[attr-defined]
+    await handler.fn(**arguments)
 
 
 @pytest.mark.parametrize(("type_", "event"), [(None, "LISTED"), ("MODIFIED", "MODIFIED"), ("DELETED", "DELETED")])

@@ -33,7 +33,7 @@ class Rig:
         """Answer lists and watches in order; the last of each for ever."""
 
         def answer(asked: object) -> Answer:
-            queue = watches if asked.query.get("watch") else lists  # type: ignore[attr-defined]
+            queue = watches if asked.query.get("watch") else lists
             return queue.pop(0) if len(queue) > 1 else queue[0]
 
         self.hostile.script(PATH, answer)

@@ -108,7 +108,7 @@ def test_of_two_that_take_the_lease_at_once_one_leads(hostile: ScriptedApi) -> N
         one.holder.step()
         return found
 
-    two.holder._read = read_then_be_overtaken  # type: ignore[method-assign]
+    two.holder._read = read_then_be_overtaken
     two.holder.step()
     assert (one.holder.leads(), two.holder.leads()) == (True, False)
     assert store.holder == "a"

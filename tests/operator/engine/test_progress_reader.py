@@ -119,9 +119,9 @@ def test_a_defect_in_reading_one_answer_does_not_end_the_asking(rig: Rig) -> Non
     def defect(url: str) -> RunProgress | None:
         raise RuntimeError("a defect")
 
-    rig.reader._fetch = defect  # type: ignore[method-assign]
+    rig.reader._fetch = defect
     assert rig.ask() is None
-    rig.reader._fetch = real  # type: ignore[method-assign]
+    rig.reader._fetch = real
     rig.now += FRESH_SECONDS + 1
     rig.ask()
     wait_until("the run to be queued", lambda: rig.queued == [KEY])

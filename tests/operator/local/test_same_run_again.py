@@ -27,7 +27,7 @@ def started_once(tmp_path: Path) -> Path:
 
 def write(folder: Path, **spec: object) -> Path:
     path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(MANIFEST | {"spec": MANIFEST["spec"] | spec}))  # type: ignore[operator]
+    path.write_text(yaml.safe_dump(MANIFEST | {"spec": MANIFEST["spec"] | spec}))
     return path
 
 

@@ -110,7 +110,7 @@ def test_a_node_cannot_speak_for_another(stack: Stack, member: Node) -> None:
         ("/v1/uploads", UploadRequest(node=member.id, lease="0" * 32, size=1, sha256="0" * 64)),
         ("/v1/submissions", SubmissionNotice(node=member.id, lease="0" * 32, size=1, sha256="0" * 64, groups=1)),
     ):
-        answer = refused(lambda path=path, body=body: other.orchestrator.call("POST", path, body))  # type: ignore[misc]
+        answer = refused(lambda path=path, body=body: other.orchestrator.call("POST", path, body))
         assert (answer.problem.status, answer.code) == (403, "signer-not-the-node"), path
 
 
@@ -127,7 +127,7 @@ def test_roles_are_kept_apart(stack: Stack, member: Node) -> None:
         (stack.trainer, "/v1/claims", ClaimRequest(validator="v"), "validator"),
     ]
     for client, path, body, role in calls:
-        answer = refused(lambda client=client, path=path, body=body: client.call("POST", path, body))  # type: ignore[misc]
+        answer = refused(lambda client=client, path=path, body=body: client.call("POST", path, body))
         assert (answer.problem.status, answer.code) == (403, "wrong-role"), path
         assert f"for the {role} of this run" in answer.detail
 
@@ -162,7 +162,7 @@ def test_a_stranger_gets_nothing(stack: Stack) -> None:
         lambda: stranger.lease(0),
         lambda: stranger.orchestrator.call("GET", "/v1/public"),
     ):
-        answer = refused(action)  # type: ignore[arg-type]
+        answer = refused(action)
         assert (answer.problem.status, answer.code) == (403, "not-admitted")
         assert "register at discovery" in answer.detail
 
@@ -181,7 +181,7 @@ def test_invites_that_do_not_admit(stack: Stack) -> None:
         ({"expires_unix": 1}, good, "invite expired"),
     ):
         invite = Invite.model_validate({**fields, **changes})
-        answer = refused(lambda invite=invite, key=key: node.beat(sign(invite, key)))  # type: ignore[misc]
+        answer = refused(lambda invite=invite, key=key: node.beat(sign(invite, key)))
         assert (answer.problem.status, answer.code) == (403, "invite-not-valid")
         assert words in answer.detail
 
@@ -349,7 +349,7 @@ def test_a_verdict_must_be_the_validators_and_fit_its_file(stack: Stack, members
         ({"sha256": "0" * 64}, "no-such-file-queued"),
     ):
         wrong = verdict_on(job).model_copy(update=changes)
-        assert refused(lambda wrong=wrong: stack.judge(wrong)).code == code  # type: ignore[misc]
+        assert refused(lambda wrong=wrong: stack.judge(wrong)).code == code
     short = verdict_on(job)
     short = short.model_copy(update={"rows": 1, "rewards": short.rewards[:1]})
     assert refused(lambda: stack.judge(short)).code == "wrong-rows"

@@ -274,10 +274,10 @@ def test_the_agents_side_computes_what_the_orchestrator_takes(run: Orchestrator)
         def call(self, method: str, path: str, body: object, reply: type, **_: float) -> object:
             assert method == "POST"
             if path == "/v1/challenges":
-                return capability_check.give(run.state, body)  # type: ignore[arg-type]
+                return capability_check.give(run.state, body)
             assert path == "/v1/challenge-answers"
-            return capability_check.receive(run.state, body)  # type: ignore[arg-type]
+            return capability_check.receive(run.state, body)
 
-    assert show(Direct(), node).gflops > 0  # type: ignore[arg-type]
+    assert show(Direct(), node).gflops > 0
     assert run.beat(node, invite) == "Healthy"
     assert invite.document.run == RUN

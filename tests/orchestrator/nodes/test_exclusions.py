@@ -14,7 +14,7 @@ from shoal.transport import Refused, SignedClient
 
 
 def _ask(stack: Stack, role: str) -> Exclusions | None:
-    client = SignedClient(stack.addresses.orchestrator, stack.role_keys[role])  # type: ignore[index]
+    client = SignedClient(stack.addresses.orchestrator, stack.role_keys[role])
     return client.call("GET", "/v1/exclusions", None, Exclusions)
 
 

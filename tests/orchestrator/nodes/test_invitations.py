@@ -197,7 +197,7 @@ def test_a_node_that_comes_at_once_is_known_by_its_new_invite(run: Orchestrator,
             states.append(run.beat(node, book.invites[node]))
         return answer
 
-    book.call = and_come  # type: ignore[method-assign]
+    book.call = and_come
     book.register(node, "easy")
     assert book.round() == 1
     assert states == ["Healthy"]

@@ -94,7 +94,7 @@ def test_a_flood_of_registrations_keeps_no_round_from_its_end(
     def flooded(method: str, *rest: object, **named: object) -> object:
         for key in keys:
             book.register(key, "closed")
-        return ask(method, *rest, **named)  # type: ignore[arg-type]  # whatever it was given
+        return ask(method, *rest, **named)  # whatever it was given
 
     book.seen = run.clock.now
     with monkeypatch.context() as flood:

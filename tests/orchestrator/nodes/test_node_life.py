@@ -60,7 +60,7 @@ def test_every_event_in_every_state_leads_where_the_table_says(run: Orchestrator
     registry = NodeRegistry(run.redis, "table", frozenset())
     for before, *cells in rows:
         for event, cell in zip(EVENTS, cells, strict=True):
-            record = NodeRecord(node=PrivateKey.generate().public, state=before)  # type: ignore[arg-type]
+            record = NodeRecord(node=PrivateKey.generate().public, state=before)
             registry.put(record)
             registry.change(record, event)
             found = registry.get(record.node)
@@ -194,7 +194,7 @@ def test_two_orchestrators_never_give_one_number_twice(run: Orchestrator) -> Non
     nodes, other = [run.join() for _ in range(3)], second(run)
     for node in nodes:
         wanted = LeaseRequest(node=node, step=0)
-        both(*[lambda s=state, w=wanted: handout.lease_for(s, w) for state in (run.state, other) * 2])  # type: ignore[misc]
+        both(*[lambda s=state, w=wanted: handout.lease_for(s, w) for state in (run.state, other) * 2])
     found = [(lease.lease.node, lease.lease.step, lease.lease.submission) for lease in run.state.leases.all()]
     assert found
     assert len(found) == len(set(found))
@@ -208,7 +208,7 @@ def test_two_orchestrators_settle_each_file_once_whoever_hears_of_it(run: Orches
         job = run.claimed()
         handout.claim(other, ClaimRequest(validator="validator-1"))
         signed = sign(verdict_on(job), run.role_keys["validator"])
-        both(*[lambda s=state, v=signed: verdicts.receive(s, v) for state in (run.state, other) * 2])  # type: ignore[misc]
+        both(*[lambda s=state, v=signed: verdicts.receive(s, v) for state in (run.state, other) * 2])
         run.clock.now += 2  # what the other has claimed meanwhile comes free
     run.state.ledger.catch_up()
     settled = Counter(e.digest for e in ledger(run.store) if e.kind in ("accepted", "rejected"))

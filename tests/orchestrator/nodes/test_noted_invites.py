@@ -191,7 +191,7 @@ def test_an_invite_that_could_not_be_left_is_no_place_taken_twice(
     def refuse(method: str, *rest: object, **named: object) -> object:
         if method == "PUT":
             raise Refused(ProblemDocument(title="Not registered", status=404, detail="gone"))
-        return leave(method, *rest, **named)  # type: ignore[arg-type]  # whatever it was given
+        return leave(method, *rest, **named)  # whatever it was given
 
     with monkeypatch.context() as lost:
         lost.setattr(book, "call", refuse)

@@ -106,7 +106,7 @@ def test_a_renewal_that_read_the_job_before_a_reject_does_not_write_it_back(run:
         return found
 
     queue = run.state.queue
-    queue._redis.hget = then_rejected  # type: ignore[method-assign]
+    queue._redis.hget = then_rejected
     assert not queue.renew("first", node, digest, run.clock.now + 60)
     waiting = queue.get(node, digest)
     assert waiting is not None

@@ -155,7 +155,7 @@ def test_the_reward_models_loss_and_its_gradient_are_those_of_the_formula() -> N
     loss.look(logprobs)
     assert float(loss.sums[0]) / 5 == pytest.approx(reference.loss(rows, 0.3), rel=1e-12)
     live = logprobs.clone().requires_grad_()
-    sum(loss(here, live[here], live[here]) for here in (slice(0, 13), slice(13, 40))).backward()  # type: ignore[union-attr]
+    sum(loss(here, live[here], live[here]) for here in (slice(0, 13), slice(13, 40))).backward()
     again = logprobs.clone().requires_grad_()
     score = torch.stack([0.3 * (again - base)[packed.owners == one].sum() for one in (0, 1, 2, 4, 5)])
     kept = outcomes[[0, 1, 2, 4, 5]]

@@ -89,7 +89,7 @@ class Diary(Extension):
         self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
     ) -> StepPlan:
         self.calls.append("before_updates")
-        (self.learner.model.weight - 1.0).square().sum().backward()  # type: ignore[operator, union-attr]
+        (self.learner.model.weight - 1.0).square().sum().backward()
         self.learner.optimizer.step()
         return plan
 
@@ -101,7 +101,7 @@ class Diary(Extension):
         self.calls.append(f"after_updates {step}")
 
     def measured(self, groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-        return {"value_by_boundary": [float(self.count), float(self.learner.model.weight.detach())]}  # type: ignore[operator, union-attr]
+        return {"value_by_boundary": [float(self.count), float(self.learner.model.weight.detach())]}
 
     def after_step(self, version: int) -> int:
         self.calls.append(f"after_step {version}")
