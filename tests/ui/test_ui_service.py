@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_documents import step_metrics
+from run_documents import progress, step_metrics
 from starlette.testclient import TestClient
 from ui_run import CHEAT, COMPLETION, HONEST, MARKUP, UNKNOWN_TOKEN, UiRun
 
 from ledger_samples import altered, fact
 from shoal.contracts import keys
+from shoal.contracts.answers import LearningProgress
 from shoal.contracts.compute import compute_of
 from shoal.contracts.signed import sign
 from shoal.crypto.canonical import document_digest
@@ -47,6 +49,16 @@ def test_live_figures_are_those_of_the_live_view(client: TestClient) -> None:
     assert live["headline"] == "step 7/10, version 7, trainer: wait"
     assert [each["state"] for each in live["parts"]] == ["ready", "failed", "ready"]
     assert dict(live["figures"])["nodes"] == "2 Healthy"
+
+
+def test_a_run_that_cannot_learn_says_so_on_the_page(ui_run: UiRun) -> None:
+    known = LearningProgress(groups=32, cut=1.0, decided=True, reason="AnswersCutOff", message=f"none {MARKUP}\x1b")
+    snapshot = replace(ui_run.snapshot, progress=progress(steps_total=10, learning=known))
+    watch = RunWatch(ui_run.source, lambda: snapshot)
+    watch.read_once()
+    live = TestClient(make_app(watch, access_for("127.0.0.1", None)), base_url=HERE).get("/api/live").json()
+    assert live["cannot_learn"] == f"none {MARKUP}\\x1b"
+    assert live["answers"].startswith("0.0 % right, 100.0 % cut off")
 
 
 def test_steps_come_as_columns_and_only_those_that_are_new(client: TestClient) -> None:
