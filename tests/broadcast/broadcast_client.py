@@ -1,6 +1,7 @@
 """A published version and a client of it, in one process: the publisher's and the client's own code, without their loops."""
 
 import random
+import ssl
 from pathlib import Path
 
 from broadcast_peers import OddRelay
@@ -40,10 +41,10 @@ class Published:
 class Client:
     """A client's folder and one transfer into it."""
 
-    def __init__(self, root: Path, run_keys: Keys) -> None:
+    def __init__(self, root: Path, run_keys: Keys, tls: ssl.SSLContext | None = None) -> None:
         self.trainer_key = run_keys.trainer.public
         self.weights = WeightsFolder(root, RUN, self.trainer_key)
-        self._downloader = Downloader(run_keys.token)
+        self._downloader = Downloader(run_keys.token, tls=tls)
         self.transfer: Transfer | None = None
         self.sources: Sources | None = None
 

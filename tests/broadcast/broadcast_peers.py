@@ -5,6 +5,7 @@ Who takes announcements (the orchestrator), who tells a client about relays (the
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
+from broadcast_certificates import Authority
 from broadcast_run import Keys
 
 from servers import Loopback
@@ -135,10 +137,21 @@ class OddRelay:
     """
 
     def __init__(
-        self, www: Path, loopback: Loopback, twist: Callable[[str, bytes], bytes | None] | None = None
+        self,
+        www: Path,
+        loopback: Loopback,
+        twist: Callable[[str, bytes], bytes | None] | None = None,
+        authority: Authority | None = None,
     ) -> None:
+        """With `authority` it speaks HTTPS only, with a certificate of it."""
         self.twist = twist or (lambda _, body: body)
         self.cut_after: int | None = None
+        self.rubbish_after: int | None = None
+        """After so many bytes of every shard come bytes that are no TLS."""
+        self.hangs_after: int | None = None
+        """After so many bytes of every shard nothing comes; the connection stays open."""
+        self.too_long_by = 0
+        """Bytes that every shard is said to be longer, and is."""
         self.endless: str | None = None
         self.rate: int | None = None
         """Bytes a second of every shard."""
@@ -174,6 +187,8 @@ class OddRelay:
                 if wanted is not None:
                     self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
                 rest = (body or b"")[start:]
+                if path.endswith(".bin"):
+                    rest += bytes(outer.too_long_by)
                 self.send_header("Content-Length", str(len(rest)))
                 self.end_headers()
                 if outer.cut_after is not None and path.endswith(".bin") and len(rest) > outer.cut_after:
@@ -181,6 +196,13 @@ class OddRelay:
                     self.wfile.flush()
                     self.connection.shutdown(socket.SHUT_RDWR)
                     self.close_connection = True
+                elif outer.rubbish_after is not None and path.endswith(".bin"):
+                    self.wfile.write(rest[: outer.rubbish_after])
+                    socket.socket.sendall(self.connection, rest[outer.rubbish_after :])
+                    self.close_connection = True
+                elif outer.hangs_after is not None and path.endswith(".bin"):
+                    self.wfile.write(rest[: outer.hangs_after])
+                    outer._ended.wait(60)
                 elif outer.rate is not None and path.endswith(".bin"):
                     self._slowly(rest, outer.rate)
                 else:
@@ -225,6 +247,13 @@ class OddRelay:
         self._server = ThreadingHTTPServer((address, 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://{address}:{self._server.server_port}"
+        if authority is not None:
+            folder = www.parent / f"tls-{self._server.server_port}"
+            authority.issue(folder, address)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.url = self.url.replace("http", "https")
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
