@@ -13,8 +13,8 @@ import threading
 import kopf
 from kubernetes.client import Configuration
 
+from shoal.retries import Backoff
 from shoal_operator import handlers
-from shoal_operator.engine.backoff import Backoff
 from shoal_operator.engine.manager import Manager, Options
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from shoal.contracts.run import AgentState, JoinOffer, OpenPool
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import InputWrong
+from shoal.retries import Backoff
 from shoal.transport import Unavailable
 
 
@@ -182,6 +183,7 @@ def test_a_url_where_nobody_answers_is_told_with_how_long_and_that_it_goes_on(
     loopback: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_join, "SAY_AGAIN_SECONDS", 1.0)
+    monkeypatch.setattr(node_join, "PAUSES", Backoff(1.2, 1.2, lambda: 0.0))
     said: list[str] = []
     with pytest.raises(Unavailable):
         ask(f"http://{loopback.address()}:9", None, said.append, give_up_seconds=2.5)

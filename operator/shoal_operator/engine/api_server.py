@@ -16,8 +16,8 @@ import urllib3
 from kubernetes.client import Configuration
 from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 
+from shoal.retries import Backoff, retry_after_seconds, retrying
 from shoal_operator.engine import permissions
-from shoal_operator.engine.backoff import delay_seconds, retry_after_seconds
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.engine.connection import authorization, ssl_context
 from shoal_operator.engine.kinds import Resource
@@ -32,6 +32,7 @@ LAST_SECONDS = 0.1
 BUDGET_SECONDS = 15.0
 """For a call with all its retries. Beyond it the work queue's own backoff is the better place to wait."""
 
+PAUSES = Backoff(0.1, 3.0)
 RETRIED = frozenset({429, 500, 502, 503, 504})
 LASTING = frozenset({400, 403, 413, 422})
 """Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
@@ -121,30 +122,30 @@ class ApiServer:
         data = None if body is None else orjson.dumps(body)
         what = f"{verb} {resource.kind} {namespace or '(all namespaces)'}/{name or ''}".rstrip("/")
         end = self._clock() + budget_seconds
-        attempt = 0
-        while True:
+
+        def once() -> Object:
             if fenced and verb not in READS and not self.may_write():
                 raise NotLeader(f"{what}: not sent, as another replica may lead by now")
-            try:
-                return self._once(
-                    METHODS[verb],
-                    url,
-                    what,
-                    data,
-                    content_type,
-                    max(LAST_SECONDS, min(ANSWER_SECONDS, end - self._clock())),
-                )
-            except ApiError as error:
-                # A create that was perhaps done is not sent twice; 429 says that it was not done.
-                again = error.status == 429 or (verb != "create" and error.status in {0, *RETRIED})
-                wait = (
-                    error.retry_after if error.retry_after is not None else delay_seconds(attempt, first=0.1, cap=3.0)
-                )
-                if not again or self._clock() + wait >= end:
-                    raise
-            attempt += 1
-            if self._stopping.wait(wait):
+            seconds = max(LAST_SECONDS, min(ANSWER_SECONDS, end - self._clock()))
+            return self._once(METHODS[verb], url, what, data, content_type, seconds)
+
+        def may_pass(error: BaseException) -> bool:
+            # A create that was perhaps done is not sent twice; 429 says that it was not done.
+            if not isinstance(error, ApiError) or isinstance(error, NotLeader):
+                return False
+            return error.status == 429 or (verb != "create" and error.status in {0, *RETRIED})
+
+        def pause(seconds: float) -> None:
+            if self._stopping.wait(seconds):
                 raise ApiError(f"{what}: given up, as the operator stops")
+
+        return retrying(
+            may_pass,
+            PAUSES,
+            deadline_seconds=budget_seconds,
+            asked=lambda error: error.retry_after if isinstance(error, ApiError) else None,
+            pause=pause,
+        )(once)
 
     def stream(
         self, resource: Resource, namespace: str | None, query: Mapping[str, str | int], silence_seconds: float

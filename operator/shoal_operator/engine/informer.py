@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 import orjson
 
+from shoal.retries import Backoff
 from shoal_operator.engine.api_server import ApiError, ApiServer, Silence, Stream
-from shoal_operator.engine.backoff import Backoff
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.kinds import Key, Resource

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal_operator.engine.backoff import delay_seconds
+from shoal.retries import Backoff
 from shoal_operator.engine.kinds import Key
 
 FIRST_RETRY_SECONDS = 0.25
@@ -49,7 +49,8 @@ class WorkQueue:
         clock: Callable[[], float] = time.monotonic,
         random_: Callable[[], float] = random.random,
     ) -> None:
-        self._clock, self._random, self._observer = clock, random_, observer
+        self._clock, self._observer = clock, observer
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random_)
         self._changed = threading.Condition()
         self._ready: OrderedDict[Key, float] = OrderedDict()  # since when
         self._working: dict[Key, float] = {}  # since when
@@ -111,9 +112,8 @@ class WorkQueue:
     def failed(self, key: Key) -> float:
         """Have the key worked on again, later with each failure in a row; returns the seconds until then."""
         with self._changed:
-            attempt = self._failures.get(key, 0)
-            self._failures[key] = attempt + 1
-        wait = delay_seconds(attempt, first=FIRST_RETRY_SECONDS, cap=MAX_RETRY_SECONDS, random_=self._random)
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+        wait = self._backoff.after(failures)
         if self._observer is not None:
             self._observer.retried(key)
         self.add_after(key, wait)

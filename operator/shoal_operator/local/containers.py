@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.retries import doubled
 from shoal_operator.local.expand import command_line
 from shoal_operator.local.probes import Probe, ProbeState, check, parse_probe
 from shoal_operator.local.processes import ProcessTable, group_alive, signal_group
@@ -30,7 +31,7 @@ def restart_pause(quick_failures: int) -> float:
     """Seconds before the next start, after so many ends in a row without a minute of health between them."""
     if quick_failures <= 1:
         return 0.0
-    return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (quick_failures - 2)))
+    return doubled(quick_failures - 2, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True)

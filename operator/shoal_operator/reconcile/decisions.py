@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from shoal.retries import doubled
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import hash_of, job_message, job_state
 from shoal_operator.engine.cluster import Object
@@ -161,7 +162,7 @@ def _after_failure(
 
 def pause_seconds(failures: int) -> float:
     """How long the next attempt waits after so many that made nothing."""
-    return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 30)))
+    return doubled(failures - 1, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 
 def failed_at(job: Object) -> datetime | None:

@@ -6,7 +6,6 @@ repeated, so a lost connection, an expired grant or a restarted orchestrator onl
 
 import hashlib
 import os
-import random
 import ssl
 import stat
 import time
@@ -23,15 +22,16 @@ from shoal.contracts.protocol import (
     UploadGrant,
     UploadRequest,
 )
+from shoal.retries import Backoff, retrying
 from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.client import reason_of
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
 
 CHUNK_BYTES = 1 << 20
 CALL_SECONDS = 60.0  # one question to the orchestrator; hashing a gigabyte in the store lies within
 HAND_IN_SECONDS = 280.0  # less than the 300 s that the worker waits
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 5.0
+PAUSES = Backoff(0.2, 5.0)
 UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # between bytes, not for the whole file
 
 
@@ -51,38 +51,42 @@ def hand_in(
         sha256, size = digest(file)
         request = UploadRequest(node=node, lease=submission.lease, size=size, sha256=sha256)
         notice = SubmissionNotice(node=node, lease=submission.lease, size=size, sha256=sha256, groups=submission.groups)
-        pause = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                grant = _ask_grant(client, request)
-                if grant is not None:
-                    if neighbourhood is not None:
-                        neighbourhood.check(grant.url)
-                    post_form(grant, file, client.tls)
-                receipt = client.call(
-                    "POST",
-                    "/v1/submissions",
-                    notice,
-                    SubmissionReceipt,
-                    deadline_seconds=CALL_SECONDS,
-                    timeout_seconds=CALL_SECONDS,
-                )
-                if receipt is not None:
-                    return receipt
-                reason = "no receipt"
-            except (httpx.HTTPError, UploadFailedError, ForbiddenUrl) as error:
-                reason = f"{type(error).__name__}: {error}"
-            except Refused as refused:
-                if refused.code != ProblemCode.NOTHING_UPLOADED:
-                    raise
-                reason = str(refused)
-            if time.monotonic() + pause > deadline:
-                raise Unavailable(
-                    f"could not upload {submission.file} in {HAND_IN_SECONDS:.0f} s; last: {reason[:300]}"
-                )
-            get_logger().info("upload will be tried again", file=submission.file, reason=reason[:300])
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+        def once() -> SubmissionReceipt:
+            grant = _ask_grant(client, request)
+            if grant is not None:
+                if neighbourhood is not None:
+                    neighbourhood.check(grant.url)
+                post_form(grant, file, client.tls)
+            receipt = client.call(
+                "POST",
+                "/v1/submissions",
+                notice,
+                SubmissionReceipt,
+                deadline_seconds=CALL_SECONDS,
+                timeout_seconds=CALL_SECONDS,
+            )
+            if receipt is None:
+                raise UploadFailedError("no receipt")
+            return receipt
+
+        log = get_logger()
+        return retrying(
+            _may_pass,
+            PAUSES,
+            deadline_seconds=deadline - time.monotonic(),
+            give_up=lambda error, waited: Unavailable(
+                f"could not upload {submission.file} in {waited:.0f} s; last: {reason_of(error)}"
+            ),
+            say=lambda error, _: log.info("upload will be tried again", file=submission.file, reason=reason_of(error)),
+        )(once)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another grant and another try may help."""
+    if isinstance(error, Refused):
+        return error.code == ProblemCode.NOTHING_UPLOADED
+    return isinstance(error, httpx.HTTPError | UploadFailedError | ForbiddenUrl)
 
 
 class UploadFailedError(Exception):

@@ -30,14 +30,14 @@ from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, 
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
+from shoal.retries import Backoff
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.neighbourhood import Neighbourhood
 
 INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
 DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop starts over and says so
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 15.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 """Pauses between failed attempts to join double up to this: a run that comes back finds its nodes within seconds, and is not flooded."""
 CHALLENGE_PAUSE_SECONDS = 120.0  # what is too slow now is seldom fast enough soon, and each try costs the run a check
 SETTLING_SECONDS = 1.0  # between heartbeats until the node has all that it needs to begin
@@ -184,17 +184,17 @@ class Session:
 
     def run(self, stop: threading.Event) -> None:
         """Join and stay joined until `stop` is set."""
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while not stop.is_set():
+            wait = FIRST_PAUSE_SECONDS
             try:
                 invite = self._join(stop)
-                pause = FIRST_PAUSE_SECONDS
+                backoff.reset()
                 self._stay(stop, invite)
                 return
             except MustJoinError as error:
                 get_logger().info("joining again", reason=str(error))
                 self._wait_for(f"a new invite: {error}")
-                wait = FIRST_PAUSE_SECONDS
             except ExcludedError as error:
                 self._exclude(error)
                 while not stop.wait(1.0):
@@ -207,11 +207,9 @@ class Session:
             except Exception as error:  # whatever a peer did, the node keeps trying, slower each time
                 get_logger().warning("cannot join yet", error=f"{type(error).__name__}: {str(error)[:300]}")
                 self._wait_for(f"another try to join: {str(error)[:300]}")
-                wait, pause = pause, min(pause * 2, LONGEST_PAUSE_SECONDS)
-            else:
-                wait = FIRST_PAUSE_SECONDS
+                wait = backoff.next()
             self.liveness.progress()
-            stop.wait(wait * random.uniform(0.5, 1.0))
+            stop.wait(wait * random.uniform(0.8, 1.2))
 
     def _join(self, stop: threading.Event) -> Signed[Invite]:
         """Register and wait for a good invite."""

@@ -17,6 +17,7 @@ from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.retries import doubled
 
 Piece = TypeVar("Piece")
 
@@ -36,8 +37,12 @@ class Documents:
         self._sources = sources
         self._downloader = downloader
         self._log = telemetry.get_logger().bind(version=wanted.version)
-        self.pause = POLL_SECONDS
+        self._failures = 0
+
+    @property
+    def pause(self) -> float:
         """Seconds to wait before asking again for what was not there."""
+        return doubled(self._failures, POLL_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def opening(self) -> Signed[VersionOpen] | None:
         """`open.json`; None when nobody has it now."""
@@ -84,7 +89,7 @@ class Documents:
             tried.add(source)
             try:
                 piece = read(self._downloader.document(source, keys.version(self._wanted.version) + name, max_bytes))
-                self.pause = POLL_SECONDS
+                self._failures = 0
                 return piece
             except (NotYet, Denied):
                 continue
@@ -93,5 +98,5 @@ class Documents:
             except (SourceFailed, BadPiece) as error:
                 failed = True
                 self.blame({source}, error)
-        self.pause = min(self.pause * 2, LONGEST_PAUSE_SECONDS) if failed else POLL_SECONDS
+        self._failures = self._failures + 1 if failed else 0
         return None

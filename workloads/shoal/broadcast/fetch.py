@@ -285,18 +285,13 @@ def main() -> None:
     fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness, trusted_authorities(home()))
     telemetry.serve_health(FETCH_PORT, liveness, fetcher.not_ready)
     log.info("fetch started", held=weights.held())
-    pause = TURN_SECONDS
-    while not telemetry.STOP.is_set():
+
+    def turn() -> float:
         liveness.progress()
-        try:
-            fetcher.turn()
-            pause = TURN_SECONDS
-        except (Unavailable, Refused, OSError) as error:
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            log.warning(
-                "cannot fetch now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}"
-            )
-        telemetry.STOP.wait(pause * random.uniform(0.8, 1.2))
+        fetcher.turn()
+        return TURN_SECONDS
+
+    telemetry.until_stopped("fetch", turn, (Unavailable, Refused, OSError), TURN_SECONDS, LONGEST_PAUSE_SECONDS)
     log.info("fetch stopped")
 
 

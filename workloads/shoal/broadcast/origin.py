@@ -216,18 +216,14 @@ def main() -> None:
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())
-    pause = TURN_SECONDS
-    while not telemetry.STOP.is_set():
+
+    def turn() -> float:
         liveness.progress()
-        try:
-            publisher.turn()
-            pause = TURN_SECONDS
-        except (StoreUnavailable, Unavailable, Refused, OSError) as error:
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-            log.warning(
-                "cannot go on now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}"
-            )
-        telemetry.STOP.wait(pause)
+        publisher.turn()
+        return TURN_SECONDS
+
+    failures = (StoreUnavailable, Unavailable, Refused, OSError)
+    telemetry.until_stopped("publish", turn, failures, TURN_SECONDS, LONGEST_PAUSE_SECONDS)
     log.info("publisher stopped")
 
 

@@ -221,15 +221,13 @@ def main() -> None:
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(RELAY_PORT, liveness, relay.not_ready, {"/auth": gate.answer})
     log.info("relay started", held=tree.held(), pid=os.getpid())
-    pause = TURN_SECONDS
-    while not telemetry.STOP.is_set():
+
+    def turn() -> float:
         beat()
-        try:
-            pause = 0.0 if relay.turn() else TURN_SECONDS
-        except (SourceFailed, Denied, NotYet, OSError) as error:
-            pause = min(max(pause, TURN_SECONDS) * 2, LONGEST_PAUSE_SECONDS)
-            log.warning("cannot sync now, trying again", pause_seconds=pause, reason=f"{type(error).__name__}: {error}")
-        telemetry.STOP.wait(pause * random.uniform(0.8, 1.2))
+        return 0.0 if relay.turn() else TURN_SECONDS
+
+    failures = (SourceFailed, Denied, NotYet, OSError)
+    telemetry.until_stopped("sync", turn, failures, TURN_SECONDS, LONGEST_PAUSE_SECONDS)
     log.info("relay stopped")
 
 

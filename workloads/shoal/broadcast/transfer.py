@@ -25,6 +25,7 @@ from shoal.broadcast.sources import Sources
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.retries import Backoff
 
 Piece = TypeVar("Piece")
 
@@ -215,7 +216,7 @@ class Transfer:
 
     def _work(self, record: VersionOpen) -> None:
         """A thread: take the lowest shard that is wanted, fetch it, put it back when nobody has it; hedge when none is left."""
-        pause = POLL_SECONDS
+        backoff = Backoff(POLL_SECONDS, LONGEST_PAUSE_SECONDS)
         while not self._over.is_set():
             index, idle = self._next()
             try:
@@ -233,8 +234,9 @@ class Transfer:
                 return
             self._landed(index, result)
             if result is Round.FAILED:
-                self._over.wait(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS) if result is Round.FAILED else POLL_SECONDS
+                self._over.wait(backoff.next())
+            else:
+                backoff.reset()
 
     def _next(self) -> tuple[int | None, bool]:
         """The lowest shard that is wanted and may be there, else None and whether all others are in flight."""

@@ -11,7 +11,6 @@ import ipaddress
 import os
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +31,14 @@ from shoal.contracts.signed import BadSignature
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
 from shoal.report.ledger_sources import checked_key
+from shoal.retries import Backoff, retrying
 from shoal.text import plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.whole_file import replace_file
 
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+PAUSES = Backoff(1.0, 30.0)
 ASK_SECONDS = 10.0
 SAY_AGAIN_SECONDS = 30.0
 FOLDERS = ("config", "key", "log", "run", "secrets", "tmp", "weights")
@@ -107,13 +106,11 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise InputWrong(f"{url!r} is no URL of a discovery service, such as https://discovery.example.org")
     client = SignedClient(url, tls=tls)
-    pause, said, began = FIRST_PAUSE_SECONDS, float("-inf"), time.monotonic()
-    while True:
+    said = float("-inf")
+
+    def once() -> JoinOffer:
         try:
             offer = client.call("GET", "/v1/join", reply=JoinOffer, deadline_seconds=0.0, timeout_seconds=ASK_SECONDS)
-            if offer is None:
-                raise InputWrong(f"{url} answered without an offer: is it the discovery service of a run?")
-            return offer
         except Refused as refused:
             raise InputWrong(
                 f"{url} is no discovery service of a run that takes strangers' machines: {plain(str(refused), 300)}"
@@ -123,18 +120,20 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
                 raise InputWrong(
                     f"the certificate of {url} is not trusted: give the PEM of its authority with --ca-file FILE"
                 ) from None
-            if time.monotonic() - began > give_up_seconds:
-                raise
-            if time.monotonic() - said > SAY_AGAIN_SECONDS:
-                reason = away.reason
-                so_far = time.monotonic() - began
-                waited = f"has not answered for {so_far:.0f} s" if said > began else "does not answer"
-                say(
-                    f"{url} {waited} ({plain(reason, 300)}): tries again until Ctrl-C; is it the run's discovery service?"
-                )
-                said = time.monotonic()
-        time.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            raise
+        if offer is None:
+            raise InputWrong(f"{url} answered without an offer: is it the discovery service of a run?")
+        return offer
+
+    def tell(error: BaseException, so_far: float) -> None:
+        nonlocal said
+        if so_far - said > SAY_AGAIN_SECONDS:
+            waited = "does not answer" if said < 0 else f"has not answered for {so_far:.0f} s"
+            reason = plain(error.reason if isinstance(error, Unavailable) else str(error), 300)
+            say(f"{url} {waited} ({reason}): tries again until Ctrl-C; is it the run's discovery service?")
+            said = so_far
+
+    return retrying((Unavailable,), PAUSES, deadline_seconds=give_up_seconds, say=tell)(once)
 
 
 def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:

@@ -16,6 +16,7 @@ from subprocess import Popen
 
 from shoal.contracts.protocol import LEAVE_SECONDS, MAX_LOG_CHARACTERS, Assignment
 from shoal.contracts.run import PartStatus
+from shoal.retries import doubled
 from shoal.telemetry import get_logger
 from shoal_operator.local.processes import ProcessTable, group_alive, signal_group
 
@@ -42,7 +43,7 @@ PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_
 
 def restart_pause(quick_failures: int) -> float:
     """Seconds before the next start after so many failures in a row, none of which ran for `HEALTHY_AFTER_SECONDS`."""
-    return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(max(quick_failures - 1, 0), 16)))
+    return doubled(quick_failures - 1, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 
 def environment(given: Mapping[str, str], home: Path, bind: str, role: str, pod: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ deadline, and is content when the bucket is there. Exit codes: 0 the bucket is t
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,9 +14,11 @@ import urllib3
 from minio import Minio
 from minio.error import MinioException, S3Error
 
+from shoal.retries import Backoff, retrying
+
 DEADLINE_SECONDS = 240.0
 """A volume that must be bound and attached takes the first minutes."""
-PAUSE_SECONDS = 2.0
+PAUSES = Backoff(1.0, 4.0)
 REQUEST_SECONDS = 10.0
 FINAL_CODES = (
     "AccessDenied",
@@ -25,8 +26,9 @@ FINAL_CODES = (
     "SignatureDoesNotMatch",
     "InvalidBucketName",
     "BucketAlreadyExists",
+    "BucketAlreadyOwnedByYou",
 )
-"""Answers that another try does not change. `BucketAlreadyExists`: it is somebody else's."""
+"""Answers that another try does not change. `BucketAlreadyExists`: it is somebody else's; `...OwnedByYou`: it is there."""
 
 
 class NoBucket(RuntimeError):
@@ -46,26 +48,33 @@ def make_bucket(endpoint: str, access_key: str, secret_key: str, bucket: str, de
         # The store is inside the cluster: proxies of the environment do not know it, and tries are counted here.
         http_client=urllib3.PoolManager(timeout=REQUEST_SECONDS, retries=False),
     )
-    deadline = time.monotonic() + deadline_seconds
-    while True:
-        try:
-            client.make_bucket(bucket_name=bucket)
-        except S3Error as error:
-            if error.code == "BucketAlreadyOwnedByYou":
-                return False
-            problem = f"{error.code}: {error.message}"
-            if error.code in FINAL_CODES:
-                raise NoBucket(f"bucket {bucket}: {problem}") from error
-        except ValueError as error:
-            raise NoBucket(f"bucket {bucket}: {error}") from error
-        except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:
-            problem = str(error)
-        else:
-            return True
-        if time.monotonic() + PAUSE_SECONDS > deadline:
-            raise NoBucket(f"bucket {bucket}: {endpoint} did not take it within {deadline_seconds:.0f} s: {problem}")
-        print(f"waiting for {endpoint}: {problem}", flush=True)
-        time.sleep(PAUSE_SECONDS)
+    patient = retrying(
+        _may_pass,
+        PAUSES,
+        deadline_seconds=deadline_seconds,
+        give_up=lambda error, _: NoBucket(
+            f"{endpoint} did not take it within {deadline_seconds:.0f} s: {_short(error)}"
+        ),
+        say=lambda error, _: print(f"waiting for {endpoint}: {_short(error)}", flush=True),
+    )
+    try:
+        patient(client.make_bucket, bucket_name=bucket)
+    except (S3Error, ValueError, NoBucket) as error:
+        if isinstance(error, S3Error) and error.code == "BucketAlreadyOwnedByYou":
+            return False
+        raise NoBucket(f"bucket {bucket}: {_short(error)}") from error
+    return True
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another try may help."""
+    if isinstance(error, S3Error):
+        return error.code not in FINAL_CODES
+    return isinstance(error, MinioException | urllib3.exceptions.HTTPError | OSError)
+
+
+def _short(error: BaseException) -> str:
+    return f"{error.code}: {error.message}" if isinstance(error, S3Error) else str(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,9 +6,7 @@ retries. A store that is away (network, 5xx, a folder that vanished) is asked ag
 """
 
 import hashlib
-import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +21,7 @@ from obstore.store import LocalStore, S3Store
 from shoal.contracts import keys
 from shoal.contracts.recipe import S3Storage
 from shoal.contracts.run import RunConfig, home
+from shoal.retries import Backoff, retrying
 
 Answer = TypeVar("Answer")
 
@@ -30,8 +29,7 @@ KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]
 S3_CODE = re.compile(r"<Code>(\w+)</Code>")
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+PAUSES = Backoff(0.1, 5.0)
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
 
@@ -222,34 +220,36 @@ class Store:
     def _call(self, what: str, key: str, action: Callable[[str], Answer]) -> Answer:
         """Run `action` on the full key, again and again while the store is away, until the deadline."""
         full = self._full(key)
-        started = time.monotonic()
-        pause = FIRST_PAUSE_SECONDS
-        while True:
+
+        def once() -> Answer:
             try:
                 # A put would create a folder that somebody moved away, and its objects would be lost when it came back.
                 if self._root is not None and not self._root.is_dir():
                     raise OSError(f"the store's folder {self._root.name!r} is not there")
                 return action(full)
-            except (NotFoundError, FileNotFoundError) as error:
-                problem: Exception | None = self._why_not_there(error)
+            except (BaseError, OSError) as error:
+                absent = isinstance(error, NotFoundError | FileNotFoundError)
+                problem = self._why_not_there(error) if absent else error
                 if problem is None:
                     raise NotFound(key) from error
-            except (BaseError, OSError) as error:
-                problem = error
-            if isinstance(problem, PermissionDeniedError | UnauthenticatedError) or "403 Forbidden" in str(problem):
-                code = S3_CODE.search(str(problem))
-                reason = f" ({code[1]})" if code else ""
-                raise StoreUnavailable(f"cannot {what}: the store refuses our credentials{reason}") from problem
-            waited = time.monotonic() - started
-            if waited + pause > self._deadline_seconds:
-                raise StoreUnavailable(
-                    f"cannot {what}: the {self.kind} store did not answer for {waited:.0f} s; last error: {_short(problem)}"
-                ) from problem
-            structlog.get_logger().warning(
-                "store away, waiting", what=what, waited_seconds=round(waited, 1), error=_short(problem)
-            )
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                if isinstance(problem, PermissionDeniedError | UnauthenticatedError) or "403 Forbidden" in str(problem):
+                    code = S3_CODE.search(str(problem))
+                    reason = f" ({code[1]})" if code else ""
+                    raise StoreUnavailable(f"cannot {what}: the store refuses our credentials{reason}") from problem
+                raise problem from None
+
+        log = structlog.get_logger()
+        return retrying(
+            (BaseError, OSError),
+            PAUSES,
+            deadline_seconds=self._deadline_seconds,
+            give_up=lambda error, waited: StoreUnavailable(
+                f"cannot {what}: the {self.kind} store did not answer for {waited:.0f} s; last error: {_short(error)}"
+            ),
+            say=lambda error, waited: log.warning(
+                "store away, waiting", what=what, waited_seconds=round(waited, 1), error=_short(error)
+            ),
+        )(once)
 
     def _why_not_there(self, error: Exception) -> Exception | None:
         """What is wrong with the store when an object is missing only because the store is; None when the object alone is missing."""
@@ -327,5 +327,5 @@ def read_credentials() -> tuple[str, str]:
     return (folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip()
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -3,7 +3,7 @@
 from shoal.telemetry.health import OPENMETRICS, Liveness, metrics_kind, render_metrics, serve_health
 from shoal.telemetry.logs import every_line, get_logger, start
 from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
-from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, wait_for
+from shoal.telemetry.waiting import STOP, Deadline, Stopped, install_signals, until_stopped, wait_for
 
 __all__ = [
     "BUSY_SECONDS",
@@ -21,5 +21,6 @@ __all__ = [
     "serve_health",
     "start",
     "unmeasured",
+    "until_stopped",
     "wait_for",
 ]

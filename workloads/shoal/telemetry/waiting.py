@@ -3,6 +3,7 @@
 A silent hang is what users of such systems complain about most: here every wait is logged when it becomes long, is a metric, and ends.
 """
 
+import random
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import structlog
 
+from shoal.retries import Backoff
 from shoal.telemetry.health import Liveness
 from shoal.telemetry.metrics import WAITING
 
@@ -73,3 +75,27 @@ def wait_for(
                 raise Stopped(f"asked to stop while waiting for {what}")
     finally:
         WAITING.labels(what).set(0)
+
+
+def until_stopped(
+    what: str,
+    turn: Callable[[], float],
+    failures: tuple[type[BaseException], ...],
+    first_seconds: float,
+    longest_seconds: float,
+) -> None:
+    """Call `turn` until `STOP` is set; it returns the seconds until the next turn.
+
+    After one of `failures`, which is logged with `what`, the wait grows from `first_seconds` to `longest_seconds`. Other errors go through. Waits
+    differ by a fifth, so that processes that began together do not ask together.
+    """
+    backoff = Backoff(first_seconds, longest_seconds)
+    while not STOP.is_set():
+        try:
+            pause = turn()
+            backoff.reset()
+        except failures as error:
+            pause = backoff.next()
+            reason = f"{type(error).__name__}: {error}"
+            structlog.get_logger().warning("a turn failed, trying again", what=what, pause_seconds=pause, reason=reason)
+        STOP.wait(pause * random.uniform(0.8, 1.2))

@@ -5,8 +5,6 @@ It signs each try anew (a nonce is never used twice), ignores proxy variables, f
 is always safe. A 4xx is an answer: `Refused`, with the server's words.
 """
 
-import math
-import random
 import secrets
 import ssl
 import time
@@ -24,11 +22,11 @@ from shoal.contracts.base import Contract
 from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
+from shoal.retries import Backoff, retry_after_seconds, retrying
 
 Reply = TypeVar("Reply", bound=Contract)
 
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+PAUSES = Backoff(0.1, 5.0)
 SKEW_SECONDS = 30.0
 """A clock that differs from the server's by more is put right for signatures, whose window is a minute."""
 MOST_SKEW_SECONDS = 900.0
@@ -40,12 +38,14 @@ MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; ev
 class Refused(RuntimeError):
     """The server understood and said no (4xx). Callers decide by `code` (`contracts.problems.ProblemCode`, or one newer than it, or empty)."""
 
-    def __init__(self, problem: ProblemDocument) -> None:
+    def __init__(self, problem: ProblemDocument, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds that the server asked to wait."""
         words = f"{problem.status} {problem.title}"
         super().__init__(f"{words}: {problem.detail}" if problem.detail else words)
         self.problem = problem
         self.code = problem.code
         self.detail = problem.detail
+        self.retry_after = retry_after
 
 
 class Unavailable(RuntimeError):
@@ -140,33 +140,29 @@ class SignedClient:
         `send_seconds` bounds the sending of a body as a whole, where `timeout_seconds` is for each wait of a try: then raises `NotSentInTime`.
         """
         url = self._base_url + path
-        started = time.monotonic()
-        pause = FIRST_PAUSE_SECONDS
         followed = False  # once a request: a server whose clock keeps moving is refusing us
-        while True:
-            retry_after: float | None = None
-            try:
+
+        def once() -> httpx.Response:
+            nonlocal followed
+            response = self._try(method, url, content, timeout_seconds, send_seconds, content_type)
+            if response.status_code == 401 and not followed and self._follow_clock(response):
+                followed = True
                 response = self._try(method, url, content, timeout_seconds, send_seconds, content_type)
-                if response.status_code < 300:
-                    return response
-                if response.status_code == 401 and not followed and self._follow_clock(response):
-                    followed = True
-                    if time.monotonic() - started <= deadline_seconds:
-                        continue
-                refused = Refused(_problem(response))
-                if response.status_code < 500 and response.status_code != 429:
-                    raise refused
-                retry_after = _retry_after(response)
-                reason = str(refused)
-            except httpx.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
-            waited = time.monotonic() - started
-            wait = retry_after if retry_after is not None else pause * random.uniform(0.5, 1.0)
-            if waited + wait > deadline_seconds:
-                raise Unavailable(f"{method} {url}: no answer for {waited:.0f} s; last: {reason[:300]}", reason[:300])
-            structlog.get_logger().debug("retrying", method=method, url=url, reason=reason[:300])
-            time.sleep(wait)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            if response.status_code < 300:
+                return response
+            raise Refused(_problem(response), retry_after_seconds(response.headers.get("retry-after")))
+
+        log = structlog.get_logger()
+        return retrying(
+            _may_pass,
+            PAUSES,
+            deadline_seconds=deadline_seconds,
+            give_up=lambda error, waited: Unavailable(
+                f"{method} {url}: no answer for {waited:.0f} s; last: {reason_of(error)}", reason_of(error)
+            ),
+            say=lambda error, _: log.debug("retrying", method=method, url=url, reason=reason_of(error)),
+            asked=lambda error: error.retry_after if isinstance(error, Refused) else None,
+        )(once)
 
     def _try(
         self,
@@ -246,13 +242,16 @@ def _peer(response: httpx.Response) -> str:
     return str(address[0]) if isinstance(address, tuple) else ""
 
 
-def _retry_after(response: httpx.Response) -> float | None:
-    """The pause that the server asks for, up to a minute; None where it names no number of seconds."""
-    try:
-        seconds = float(response.headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
-    return min(seconds, 60.0) if math.isfinite(seconds) and seconds >= 0.0 else None
+def _may_pass(error: BaseException) -> bool:
+    """Whether another try may help."""
+    if isinstance(error, Refused):
+        return error.problem.status >= 500 or error.problem.status == 429
+    return isinstance(error, httpx.HTTPError)
+
+
+def reason_of(error: BaseException) -> str:
+    """In words, at most 300 characters of them."""
+    return (str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")[:300]
 
 
 def _problem(response: httpx.Response) -> ProblemDocument:

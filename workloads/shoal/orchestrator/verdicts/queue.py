@@ -17,6 +17,7 @@ from shoal.contracts.protocol import ShortText
 from shoal.contracts.verdicts import RejectReason
 from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import SubmissionRecord
+from shoal.retries import doubled
 
 LOOK_AHEAD = 64
 """Files looked at at once for a claim: those that this validator may not have are passed over."""
@@ -72,7 +73,7 @@ class Job(Contract):
 
 def backoff_seconds(inconclusive: int) -> float:
     """Pause before the next check after so many inconclusive ones."""
-    return min(FIRST_BACKOFF_SECONDS * 2.0 ** max(0, inconclusive - 1), LONGEST_BACKOFF_SECONDS)
+    return doubled(inconclusive - 1, FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
 
 
 def suits(job: Job, validator: str, now_unix: float) -> bool:

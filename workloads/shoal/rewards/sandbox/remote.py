@@ -5,16 +5,17 @@ another is, until a deadline. A runner that dies with a program in it is no verd
 fails for good is `SandboxFailed`, by which nobody's score is zero. Made by `pool.use_runners`.
 """
 
+import itertools
 import json
 import random
 import threading
-import time
 from collections.abc import Sequence
 
 import httpx
 from pydantic import ValidationError
 
 from shoal.contracts.programs import MAX_OUTCOME_BYTES, ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
+from shoal.retries import Backoff, retrying
 from shoal.rewards.sandbox.process import MOST_WALLS, START_SECONDS
 from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
 
@@ -24,8 +25,12 @@ PATIENCE_SECONDS = 120.0
 """How long runners may be busy or away, on top of the program's own time."""
 MOST_LOSSES = 3
 """A program whose runner was lost so many times is not asked about again: it may be the cause."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
+PAUSES = Backoff(0.05, 2.0)
 CONNECT_SECONDS = 5.0
+
+
+class _Away(Exception):
+    """A runner did not take the program; another one may, or this one later."""
 
 
 class RunnerPool:
@@ -80,16 +85,16 @@ class RunnerPool:
     def _run(self, program: Program, given_up: threading.Event) -> Outcome:
         body = request_of(program)
         longest = MOST_WALLS * program.limits.wall_seconds + START_SECONDS
-        until = time.monotonic() + longest + self._patience
-        place = random.randrange(len(self._urls))
-        pause, losses, problem = FIRST_PAUSE_SECONDS, 0, "none was asked"
-        while time.monotonic() < until:
-            url = self._urls[place % len(self._urls)]
-            place += 1
+        places = itertools.count(random.randrange(len(self._urls)))
+        losses = 0
+
+        def once() -> Outcome:
+            nonlocal losses
+            url = self._urls[next(places) % len(self._urls)]
             try:
                 status, answer = self._ask(url, body, longest + self._patience)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-                problem = f"{url} cannot be reached ({error or type(error).__name__})"
+                raise _Away(f"{url} cannot be reached ({error or type(error).__name__})") from error
             except httpx.HTTPError as error:
                 losses += 1
                 problem = f"{url} was lost with the program in it ({error or type(error).__name__})"
@@ -97,17 +102,25 @@ class RunnerPool:
                     raise SandboxFailed(
                         f"a runner was lost {losses} times with this program in it; the last: {problem}"
                     ) from error
-            else:
-                if status == 200:
-                    return _outcome_of(url, answer)
-                said = answer[:300].decode(errors="replace")
-                if status < 500 and status != 429:
-                    raise SandboxFailed(f"runner {url} refuses the program with {status}: {said}")
-                problem = f"{url} answers {status}: {said}"
-            if given_up.wait(pause * random.uniform(0.5, 1.5)):
-                break
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        raise SandboxFailed(f"no runner took the program within {longest + self._patience:.0f} s: {problem}")
+                raise _Away(problem) from error
+            if status == 200:
+                return _outcome_of(url, answer)
+            said = answer[:300].decode(errors="replace")
+            if status < 500 and status != 429:
+                raise SandboxFailed(f"runner {url} refuses the program with {status}: {said}")
+            raise _Away(f"{url} answers {status}: {said}")
+
+        def pause(seconds: float) -> None:
+            if given_up.wait(seconds):
+                raise SandboxFailed("another program of the batch failed")
+
+        return retrying(
+            (_Away,),
+            PAUSES,
+            deadline_seconds=longest + self._patience,
+            give_up=lambda error, waited: SandboxFailed(f"no runner took the program within {waited:.0f} s: {error}"),
+            pause=pause,
+        )(once)
 
     def _ask(self, url: str, body: bytes, seconds: float) -> tuple[int, bytes]:
         """Status and body of one try; a body that is too long reads as a lost runner."""
