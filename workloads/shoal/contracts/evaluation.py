@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, Sha256Hex, SpecModel
+from shoal.contracts.base import Contract, Sha256Hex, SpecModel, unset
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.recipe import LengthReward, Sampling
@@ -71,18 +71,27 @@ class Benchmark(SpecModel):
     )
     top_p: float | None = Field(
         None,
+        exclude_if=unset,
         gt=0.0,
         le=1.0,
         description="Sample from the likeliest tokens that have this probability together; absent: all.",
     )
     top_k: int | None = Field(
-        None, ge=1, le=1_000_000, description="Sample from this many of the likeliest tokens; absent: all."
+        None,
+        exclude_if=unset,
+        ge=1,
+        le=1_000_000,
+        description="Sample from this many of the likeliest tokens; absent: all.",
     )
     min_p: float | None = Field(
-        None, gt=0.0, lt=1.0, description="Leave out tokens less likely than this share of the likeliest; absent: none."
+        None,
+        exclude_if=unset,
+        gt=0.0,
+        lt=1.0,
+        description="Leave out tokens less likely than this share of the likeliest; absent: none.",
     )
     prompt: PromptSettings | None = Field(
-        None, description="How prompts are made; absent: as those of the run's tasks."
+        None, exclude_if=unset, description="How prompts are made; absent: as those of the run's tasks."
     )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=1_048_576, description="Longest answer in tokens; absent: sampling.maxCompletionTokens."
@@ -138,8 +147,12 @@ class BenchmarkTerms(Contract):
     samples: int = Field(ge=1, le=256)
     sampling: Sampling
     target_length: int | None = None
-    truncation: Truncation | None = None
-    prompt: PromptTerms | None = Field(default=None, description="how prompts are made; None: the environment's text")
+    truncation: Truncation | None = Field(
+        default=None, exclude_if=unset, description="what the sampler leaves out; None: nothing"
+    )
+    prompt: PromptTerms | None = Field(
+        default=None, exclude_if=unset, description="how prompts are made; None: the environment's text"
+    )
 
     @property
     def slices(self) -> int:

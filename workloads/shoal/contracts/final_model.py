@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.base import Contract, RunName, Sha256Hex, unset
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.weights import FileName, VersionNumber
 
@@ -38,7 +38,9 @@ class ModelOrigin(Contract):
         default_factory=list, max_length=64, description="lengths that its prompts asked for; none: it asked for none"
     )
     max_completion_tokens: int | None = Field(default=None, ge=1, description="none: of a run without rollouts")
-    prompt: PromptTerms | None = Field(default=None, description="how prompts were made; none: the environment's text")
+    prompt: PromptTerms | None = Field(
+        default=None, exclude_if=unset, description="how prompts were made; none: the environment's text"
+    )
 
 
 def read_origin(folder: Path) -> ModelOrigin | None:

@@ -299,7 +299,7 @@ class TaskSource(SpecModel):
         None, description="Sample every problem first, and keep those of middling difficulty only; absent: keep all."
     )
     prompt: PromptSettings | None = Field(
-        None, description="How prompts are made; absent: by the tokenizer's template."
+        None, exclude_if=unset, description="How prompts are made; absent: by the tokenizer's template."
     )
 
     @property

@@ -147,8 +147,12 @@ class PublicRun(Contract):
     vine: VineSettings | None = Field(
         default=None, description="algorithm vineppo: the continuations that files of steps hold"
     )
-    prompt: PromptTerms | None = Field(default=None, description="how prompts are made; None: the environment's text")
-    truncation: Truncation | None = Field(default=None, description="of a benchmark that stands in the run's place")
+    prompt: PromptTerms | None = Field(
+        default=None, exclude_if=unset, description="how prompts are made; None: the environment's text"
+    )
+    truncation: Truncation | None = Field(
+        default=None, exclude_if=unset, description="of a benchmark that stands in the run's place"
+    )
 
     @property
     def rows_each(self) -> int:
@@ -179,13 +183,20 @@ class Prepared(Contract):
         description="in the order of the manifest; their slices do not change any more",
     )
     prompt: PromptTerms | None = Field(
-        default=None, description="how prompts are made; None, as before release 0.3.0: the environment's text"
+        default=None,
+        exclude_if=unset,
+        description="how prompts are made; None, as before release 0.3.0: the environment's text",
     )
     example_prompt: str | None = Field(
-        default=None, max_length=20_000, description="the first task as the model sees it, its beginning"
+        default=None,
+        exclude_if=unset,
+        max_length=20_000,
+        description="the first task as the model sees it, its beginning",
     )
     tasks_digest_found: Sha256Hex | None = Field(
-        default=None, description="of the tasks, with those that were left out for their prompts; None: none were"
+        default=None,
+        exclude_if=unset,
+        description="of the tasks, with those that were left out for their prompts; None: none were",
     )
     commits: list[HubCommit] | None = Field(
         default=None,

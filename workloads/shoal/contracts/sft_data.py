@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.base import Contract, RunName, Sha256Hex, unset
 from shoal.contracts.datasets import DatasetName, GenerateSettings
 from shoal.contracts.filtering import ProblemCount
 from shoal.contracts.weights import FileName
@@ -133,7 +133,7 @@ class DatasetCard(Contract):
     environment_digest: Sha256Hex
     tasks_digest: Sha256Hex
     tasks_digest_found: Sha256Hex | None = Field(
-        default=None, description="with the tasks whose prompts could not be made; None: all could"
+        default=None, exclude_if=unset, description="with the tasks whose prompts could not be made; None: all could"
     )
     task_count: int = Field(ge=1)
     samples_per_problem: int = Field(ge=1)

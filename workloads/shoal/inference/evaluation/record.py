@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from shoal import environments
-from shoal.contracts.base import Contract, Sha256Hex
+from shoal.contracts.base import Contract, Sha256Hex, left_out
 from shoal.contracts.evaluation import Truncation
 from shoal.environments import BadEnvironment
 from shoal.evaluation.scores import Estimate, Scores, scores
@@ -35,7 +35,9 @@ class Evaluation(Contract):
     tasks: int = Field(ge=1)
     samples: int = Field(ge=1)
     temperature: float = Field(ge=0.0)
-    truncation: Truncation | None = Field(default=None, description="what the sampler left out; none: nothing")
+    truncation: Truncation | None = Field(
+        default=None, exclude_if=left_out, description="what the sampler left out; none: nothing"
+    )
     max_tokens: int = Field(ge=1)
     targets: list[int] = Field(
         description="lengths that prompts asked for, one a task in turn; none: none was asked for"
