@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_samples import COMPUTE, ledger_samples, terms_by
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
-from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress
+from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, Truncation
 from shoal.contracts.final_model import FinalModel, ModelOrigin
 from shoal.contracts.islands import (
     CertificateLink,
@@ -24,6 +24,7 @@ from shoal.contracts.islands import (
     IslandTerms,
 )
 from shoal.contracts.pools import PoolTerms
+from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import (
     CalibrationSize,
     Control,
@@ -236,6 +237,16 @@ BENCHMARK = BenchmarkTerms(
     name="sums", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=64, samples=4,
     sampling=Sampling(temperature=0.6), target_length=4000,
 )  # fmt: skip
+PROMPT_TERMS = PromptTerms(
+    template="Chat", system="You are terse.", assistant_prefix="<think>\n", template_arguments={"enable_thinking": True},
+    tokenizer_digest=DIGEST,
+)  # fmt: skip
+TRUNCATION = Truncation(min_p=0.05, top_k=20, top_p=0.95)
+BENCHMARK_CHAT = BENCHMARK.model_copy(update={"prompt": PROMPT_TERMS, "truncation": TRUNCATION})
+PREPARED_CHAT = Prepared(
+    run=RUN, model_id="chat-tiny", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST, task_count=4096,
+    prompt=PROMPT_TERMS, example_prompt="<|user|>12+34=", tasks_digest_found=DIGEST,
+)  # fmt: skip
 EVALUATION = VersionEvaluation(
     run=RUN, version=6, benchmark=BENCHMARK, slices_done=16, tasks_asked=1, nodes=2, unix=NOW + 0.5,
     scores=scores([AnsweredTask("add-12-34", [Answer(1.0, 20, False), Answer(0.0, 32, True)])], 2),
@@ -366,6 +377,8 @@ DOCUMENTS: list[Contract] = [
         run=RUN, model_id="arithmetic-tiny", environment="arithmetic", environment_digest=DIGEST, tasks_digest=DIGEST,
         task_count=4096, base_pass_rate=0.31,
     ),
+    PREPARED_CHAT, PROMPT_TERMS, TRUNCATION, BENCHMARK_CHAT,
+    PromptSettings(template="Chat", system="You are terse.", assistant_prefix="<think>\n", template_arguments={"enable_thinking": True}),
     BENCHMARK, EVALUATION, BestVersion(version=6, benchmark="sums", value=0.62),
     EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, low=0.5, high=0.73, ended=True),
     Verdict(

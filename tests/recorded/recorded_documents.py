@@ -37,6 +37,7 @@ from shoal.contracts.islands import (
 )
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
+from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile, ProofTerms
 from shoal.contracts.protocol import (
     Assignment,
@@ -299,8 +300,13 @@ DOCUMENTS: dict[str, Contract] = {
     "chat-message": sample(ChatMessage),
     "task": sample(Task),
     "task-2": sample(Task, 1),
-    "prepared": sample(Prepared),
-    "benchmark-terms": sample(BenchmarkTerms),
+    "prepared": sample(Prepared, 0),
+    "prepared-chat": samples.PREPARED_CHAT,
+    "prompt-terms": samples.PROMPT_TERMS,
+    "prompt-settings": sample(PromptSettings),
+    "truncation": samples.TRUNCATION,
+    "benchmark-terms-chat": samples.BENCHMARK_CHAT,
+    "benchmark-terms": samples.BENCHMARK,
     "version-evaluation": sample(VersionEvaluation),
     "best-version": sample(BestVersion),
     "evaluation-progress": sample(EvaluationProgress),
