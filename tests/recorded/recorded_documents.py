@@ -16,7 +16,6 @@ from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSo
 from shoal.contracts.evaluation import (
     Benchmark,
     BenchmarkTasks,
-    BenchmarkTerms,
     BestVersion,
     EvaluationProgress,
     EvaluationSettings,
