@@ -112,7 +112,7 @@ def test_a_raw_prompt_is_the_environments_text_with_its_control_tokens() -> None
     wanted = tokenizer("qwen3").encode(f"{prompt}\n{INSTRUCTION}\n\n<think>\n", add_special_tokens=False)
     assert tokens("qwen3", prompt, raw) == wanted
     before = prompt_tokens(tokenizer("qwen3"), ENVIRONMENT, task(prompt), None, None)
-    assert before == wanted[: len(before)]  # the runs before release 0.3.0: no terms, the same text
+    assert before == wanted[: len(before)]  # runs without terms: the same text
     assert 151644 in before
 
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
 from shoal.inference.checkpoint import read_checkpoint
-from shoal.inference.completions import Completion, Request
+from shoal.inference.completions import Completion
 from shoal.inference.engine import Engine, GenerationStoppedError
 from shoal.inference.rollouts import plan_continuations
 
@@ -59,7 +59,7 @@ def completion_json(completion: Completion) -> dict[str, Any]:
 def generate(engine: Engine, command: dict[str, Any]) -> Any:
     steps = count()
     limit = command.get("stop_after", float("inf"))
-    requests = [Request(**request) for request in command["requests"]]
+    requests = [tiny_policy.request_of(request) for request in command["requests"]]
     try:
         made = engine.generate(requests, lambda: "the test says so" if next(steps) >= limit else None)
         return [completion_json(completion) for completion in made]

@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from shoal.contracts.evaluation import Truncation
 from shoal.contracts.proof_profile import CalibrationSize, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
@@ -160,7 +161,14 @@ class EngineRun:
 
 
 def request_json(request: Request) -> dict[str, Any]:
-    return asdict(request) | {"prompt_tokens": list(request.prompt_tokens)}
+    left_out = request.truncation.model_dump() if request.truncation is not None else None
+    return asdict(request) | {"prompt_tokens": list(request.prompt_tokens), "truncation": left_out}
+
+
+def request_of(written: dict[str, Any]) -> Request:
+    """The request that `request_json` wrote."""
+    left_out = written["truncation"]
+    return Request(**(written | {"truncation": Truncation(**left_out) if left_out is not None else None}))
 
 
 def _completion(item: dict[str, Any]) -> Completion:

@@ -185,7 +185,7 @@ class Prepared(Contract):
     prompt: PromptTerms | None = Field(
         default=None,
         exclude_if=unset,
-        description="how prompts are made; None, as before release 0.3.0: the environment's text",
+        description="how prompts are made; None, as it was before: the environment's text",
     )
     example_prompt: str | None = Field(
         default=None,
