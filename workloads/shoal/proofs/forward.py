@@ -84,5 +84,6 @@ def prefill(model: Any, sequences: Sequence[Decoded], batch: int) -> list[Float3
 
 
 def _ends(model: Any) -> list[int]:
-    found = model.config.eos_token_id
+    settings = getattr(model, "generation_config", None)  # as it stops when it is served
+    found = getattr(settings, "eos_token_id", None) or model.config.eos_token_id
     return [] if found is None else [found] if isinstance(found, int) else list(found)
