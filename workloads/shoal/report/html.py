@@ -108,7 +108,7 @@ def _tasks(data: ReportData) -> str:
         rows = [("tasks", count(read.tasks), ""), ("with a proven gold answer", count(read.proven), "")]
         rows += [(f"refused: {each.reason}", count(each.count), ", ".join(each.first)) for each in read.refused]
         rows += [(f"left out: {why}", count(times), "") for why, times in read.skipped.items()]
-        pieces += ["<h2>Tasks</h2>", _table(("rows of the data set", "number", "the first"), rows)]
+        pieces += ["<h2>Tasks</h2>", table(("rows of the data set", "number", "the first"), rows)]
     if (found := data.filtered) is not None:
         rows = [(what, count(times), percent(times / found.tasks_before)) for what, times in found.outcomes.items()]
         pieces += ["<h2>Offline filter</h2>", table(("problems", "number", "share"), rows)]

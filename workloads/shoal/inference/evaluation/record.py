@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from shoal import environments
-from shoal.contracts.base import Contract, Sha256Hex, left_out
+from shoal.contracts.base import Contract, Sha256Hex, unset
 from shoal.contracts.evaluation import Truncation
 from shoal.environments import BadEnvironment
 from shoal.evaluation.scores import Estimate, Scores, scores
@@ -36,7 +36,7 @@ class Evaluation(Contract):
     samples: int = Field(ge=1)
     temperature: float = Field(ge=0.0)
     truncation: Truncation | None = Field(
-        default=None, exclude_if=left_out, description="what the sampler left out; none: nothing"
+        default=None, exclude_if=unset, description="what the sampler left out; none: nothing"
     )
     max_tokens: int = Field(ge=1)
     targets: list[int] = Field(
