@@ -107,7 +107,7 @@ from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
-from shoal.contracts.tasks import ChatMessage, JudgedTasks, Refused, Task, TaskReport
+from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
@@ -376,7 +376,7 @@ DOCUMENTS: dict[str, Contract] = {
     ),
     "task-report": TaskReport(
         rows=9, tasks=4, skipped={"has no answer": 3}, proven=4,
-        refused=[Refused(reason="the gold answer is no expression", count=2, first=["p1", "p7"])],
+        refused=[RefusedTasks(reason="the gold answer is no expression", count=2, first=["p1", "p7"])],
     ),
     "judged-tasks": JudgedTasks(flaws={"p1": "the gold answer is no expression"}, proven=4),
     "run-config-dataset": samples.run_config(

@@ -35,7 +35,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ManifestRequest:
     """What the person gave. `environment`: None to take the data set's usual one."""
 
     model: str
@@ -64,7 +64,7 @@ class _Source:
     note: str = ""
 
 
-def first_manifest(asked: Asked) -> FirstManifest:
+def first_manifest(asked: ManifestRequest) -> FirstManifest:
     """Write the manifest. Raises InputWrong for a model whose size cannot be told, or for tasks that are not there."""
     model, shape, shape_note = _model(asked)
     tasks, task_notes = _tasks(asked)
@@ -96,7 +96,7 @@ def _check(text: str, name: str) -> None:
         raise InputWrong(*str(error).splitlines()) from None
 
 
-def _model(asked: Asked) -> tuple[_Source, ModelShape, str]:
+def _model(asked: ManifestRequest) -> tuple[_Source, ModelShape, str]:
     """The model as the manifest names it, its shape, and what was guessed of it."""
     given = _parameters(asked.parameters)
     folder = Path(asked.model).expanduser()
@@ -166,7 +166,7 @@ def _parameters(given: str | None) -> int | None:
     return found
 
 
-def _tasks(asked: Asked) -> tuple[str, list[str]]:
+def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
     """`spec.tasks`, and notes. A data set is judged as mathematics unless another environment is named."""
     from shoal.environments.base import installed
 
@@ -218,7 +218,13 @@ def _quoted(text: str) -> str:
 
 
 def _text(
-    asked: Asked, name: str, model: _Source, tasks: str, shape: ModelShape, made: Division, notes: Sequence[str]
+    asked: ManifestRequest,
+    name: str,
+    model: _Source,
+    tasks: str,
+    shape: ModelShape,
+    made: Division,
+    notes: Sequence[str],
 ) -> str:
     """The manifest. Each setting has its reason beside it; what is not set has its default (docs/reference.md)."""
     settings = made.settings

@@ -109,9 +109,9 @@ def init(
 
     Exit codes: 0 written, also if notes on standard error say what does not fit, 2 the input is wrong.
     """
-    from shoal.cli.first_manifest import Asked, first_manifest, write
+    from shoal.cli.first_manifest import ManifestRequest, first_manifest, write
 
-    made = first_manifest(Asked(model, dataset, gpus, gpu_memory, parameters, environment, name))
+    made = first_manifest(ManifestRequest(model, dataset, gpus, gpu_memory, parameters, environment, name))
     for note in made.notes:
         typer.echo(f"note: {note}", err=True)
     if output is None:

@@ -46,7 +46,7 @@ class Task(Contract):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-class Refused(Contract):
+class RefusedTasks(Contract):
     """Tasks of a data set that cannot be used, for one reason."""
 
     reason: str
@@ -62,7 +62,7 @@ class TaskReport(Contract):
     rows: int = Field(ge=0, description="rows read")
     tasks: int = Field(ge=0, description="tasks kept, before the offline filter")
     skipped: dict[str, int] = Field(default_factory=dict, description="rows that are no tasks, by reason")
-    refused: list[Refused] = Field(
+    refused: list[RefusedTasks] = Field(
         default_factory=list, description="rows and tasks at fault, the most frequent reason first"
     )
     proven: int = Field(ge=0, description="tasks whose gold answer was judged against an equivalent one")

@@ -77,7 +77,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         folder = _of_run(config, config.model.run, folder)
     else:
         folder = _download(config, folder)
-    asked = Asked(config, folder)
+    asked = PromptMaker(config, folder)
     terms, tasks = asked.of("spec.tasks", config.tasks.prompt, found, environment, config.length_reward)
     _check_count(config, tasks)
     pinned = [asked.benchmark(*each) for each in scored]
@@ -193,7 +193,7 @@ def _benchmark_tasks(
     return found
 
 
-class Asked:
+class PromptMaker:
     """How the run's tasks and benchmarks become prompts for its base model, whose checkpoint is in `folder`."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:

@@ -13,7 +13,7 @@ from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
 from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
-from shoal.contracts.tasks import Refused, Task, TaskReport
+from shoal.contracts.tasks import RefusedTasks, Task, TaskReport
 from shoal.environments import hub
 from shoal.environments.base import Environment, known_count
 from shoal.environments.datasets import (
@@ -68,7 +68,7 @@ class Found:
             tasks=len(self.tasks),
             skipped=self.skipped,
             refused=[
-                Refused(reason=reason, count=count, first=self.refused.first[reason])
+                RefusedTasks(reason=reason, count=count, first=self.refused.first[reason])
                 for reason, count in self.refused.counts.most_common()
             ],
             proven=self.proven,
