@@ -26,7 +26,8 @@ SHAPED = [
     "shoal.training",
     "shoal.validation.checks.token_sampling",
     "shoal.validation.prefill",
-    "shoal.validation.samplers",
+    "shoal.validation.truncation",
+    "shoal.sampling.gumbel",
 ]
 """Modules whose annotations of arrays, and all others of theirs, are held in this process: a call or a dataclass that does not fit them fails."""
 jaxtyping.install_import_hook(SHAPED, "array_types.checked")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.trust [honest|whole-runs|power|cost|mutated|adversaries|merge ...]`: measures and writes `benchmarks/results/trust.json`.
+"""`python -m benchmarks.trust [PART ...]`: measures and writes `benchmarks/results/trust.json`; parts are `PARTS` and `merge`.
 
 Each part takes three to seven minutes on a quiet core, `whole-runs` twice that on two, and replaces its own results, and its tables in
 docs/adversaries.md; without a name all are measured. `merge` measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.trust.page import write_page
 RESULTS = Path(__file__).parents[1] / "results"
 RESULT = RESULTS / "trust.json"
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("honest", "whole-runs", "power", "cost", "mutated", "adversaries")
+PARTS = ("rule", "adaptive", "honest", "whole-runs", "power", "cost", "mutated", "adversaries")
 FROM_OTHERS: Mapping[str, Sequence[str]] = {
     "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
     "inference.json": ("proof_overhead", "swap_seconds", "first_token_after_version_seconds"),
@@ -43,15 +43,25 @@ def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
         path = results / name
         found = json.loads(path.read_text()) if path.exists() else {}
         figures |= {figure: found.get(figure) for figure in wanted}
-    cost, suite = parts.get("cost"), parts.get("adversaries")
+    cost, suite, rule = parts.get("cost"), parts.get("adversaries"), parts.get("rule")
+    adaptive = {
+        dtype: each for dtype, each in parts.get("adaptive", {}).items() if isinstance(each, dict) and "cheap" in each
+    }
     files, rejected = (
         sum(parts.get(part, {}).get(name, 0) for part in ("honest", "whole-runs"))
         for name in ("files", "rejected_files")
     )
     return figures | {
+        "gpu_rule_tokens_equal": rule["tokens_equal"] if rule else None,
+        "gpu_rule_uniforms_equal": rule["uniforms_equal"] if rule else None,
         "verify_to_generate_compute": cost["generate_over_verify"]["good_standing"] if cost else None,
         "honest_false_reject_rate": rejected / files if files else None,
         "honest_false_reject_rate_upper_95": clopper_pearson(rejected, files)[1] if files else None,
+        "honest_files": files + sum(each["honest"]["files"] for each in adaptive.values()) or None,
+        **{
+            f"adaptive_{name}": {dtype: each[name] for dtype, each in adaptive.items()} or None
+            for name in ("cheap_token_share", "reward_shift_up", "reward_shift_down")
+        },
         "adversaries_total": suite["total"] if suite else None,
         "adversaries_rejected": suite["rejected"] if suite else None,
     }
@@ -103,13 +113,17 @@ def measure(part: str, home: Path) -> dict[str, Any]:
     """One part; `home` holds the models, which are made by the first part that wants them."""
     if part == "adversaries":
         return adversaries()
+    if part == "rule":
+        from benchmarks.trust import triton_rule
+
+        return triton_rule.measure()
     if part == "whole-runs":
         from benchmarks.trust import whole_runs
 
         return whole_runs.measure(home / "runs")
     import torch  # the other parts, and the others' results, need none of this
 
-    from benchmarks.trust import cost, honest, mutated, power
+    from benchmarks.trust import adaptive, cost, honest, mutated, power
     from benchmarks.trust.in_process import paper_config
     from benchmarks.trust.models import Made, make_models
 
@@ -117,7 +131,13 @@ def measure(part: str, home: Path) -> dict[str, Any]:
     made = Made(home / "base", home / "current", home / "stepped")
     if not made.stepped.exists():
         make_models(paper_config(), home)
-    measures = {"honest": honest.measure, "power": power.measure, "cost": cost.measure, "mutated": mutated.measure}
+    measures: Mapping[str, Callable[[Made, Path], dict[str, Any]]] = {
+        "adaptive": adaptive.measure,
+        "honest": honest.measure,
+        "power": power.measure,
+        "cost": cost.measure,
+        "mutated": mutated.measure,
+    }
     return measures[part](made, home)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from benchmarks.trust.demo_run import VersionPublisher, Workshop, demo_config
 from shoal import environments
 from shoal.contracts import keys
-from shoal.contracts.pools import Sampler
+from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.roster import ROLES
@@ -115,7 +115,7 @@ class PaperRun:
         return write_rollouts(rows, self.workshop.metadata(self.digest))
 
     def judge(
-        self, data: bytes, lease: Lease, *, accepted_files: int = 0, sampler: Sampler | None = "vllm-cpu"
+        self, data: bytes, lease: Lease, *, accepted_files: int = 0, sampler: Sampler | None = SAMPLER
     ) -> Verdict:
         """A validator's verdict on a file; a node without accepted files is on probation."""
         path = self._home / "upload.parquet"

@@ -116,7 +116,38 @@ def mutated_lines(part: Mapping[str, int]) -> list[str]:
     return ["| outcome | files |", "|---|---|", *(f"| {outcome} | {count} |" for outcome, count in ordered)]
 
 
-BLOCKS = {"honest": honest_lines, "whole-runs": run_lines, "power": power_lines, "cost": cost_lines}
+def adaptive_lines(part: Mapping[str, Any]) -> list[str]:
+    """A row for each type of serving: what a liar can choose, and honest files beside it."""
+    lines = [
+        "| served in | tokens not drawn: "
+        + ", ".join(next(iter(_dtypes(part).values()))["cheap"])
+        + " | reward up | reward down | bits a token | honest files rejected |",
+        "|---|---|---|---|---|---|",
+    ]
+    for dtype, each in _dtypes(part).items():
+        shares = ", ".join(f"{kind['share']:.2%}" for kind in each["cheap"].values())
+        honest = each["honest"]
+        lines.append(
+            f"| {dtype} | {shares} | +{each['reward_shift_up']:.3f} | {each['reward_shift_down']:.3f} | {each['free']['bits_a_token']:.4f}"
+            f" | {honest['rejected']} of {honest['files']} (at most {honest['false_reject_rate_upper_95']:.1%}) |"
+        )
+        if "free_on_a_gpu" in each:
+            gpu = each["free_on_a_gpu"]
+            lines.append(f"| {dtype}, a GPU's noise injected | | | | {gpu['bits_a_token']:.4f} | |")
+    return lines
+
+
+def _dtypes(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in part.items() if isinstance(each, Mapping) and "cheap" in each}
+
+
+BLOCKS = {
+    "adaptive": adaptive_lines,
+    "honest": honest_lines,
+    "whole-runs": run_lines,
+    "power": power_lines,
+    "cost": cost_lines,
+}
 
 
 def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:

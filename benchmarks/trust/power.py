@@ -17,7 +17,7 @@ from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
 from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
-from shoal.contracts.pools import Sampler
+from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.proof_profile import PROFILE_FILE, read_profile, thresholds_in_force
 
 FILES = 8
@@ -40,12 +40,12 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("probation, seeds redone", 0, "vllm-cpu", 1),
+    Setting("probation, seeds redone", 0, SAMPLER, 1),
     Setting("probation", 0, None, 1),
-    Setting("good standing, seeds redone", GOOD_STANDING, "vllm-cpu", LOOKS),
+    Setting("good standing, seeds redone", GOOD_STANDING, SAMPLER, LOOKS),
     Setting("good standing", GOOD_STANDING, None, LOOKS),
 )
-"""`seeds redone`: files of pools on CPUs. The others are what a pool on GPUs gets, whose noise nobody can redo."""
+"""`seeds redone`: what every pool gets whose sampler is a rule. The others are what distributions alone find, in a pool of `sampler: none`."""
 
 
 def measure(made: Made, home: Path, dtypes: Sequence[str] = ("float32", "bfloat16")) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import yaml
 
 from benchmarks.trust.interval import clopper_pearson
 from shoal.contracts import keys
+from shoal.contracts.pools import SAMPLER, PoolSampler
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import Store
@@ -26,16 +27,13 @@ EVERY_ROW = 100_000
 """`probationFiles`: no node of a run of minutes hands in as many."""
 RUN_SECONDS = 900.0
 STOP_SECONDS = 60.0
-RUNS: Mapping[str, Mapping[str, Any]] = {
-    "seeds redone": {"redraw": "Auto"},
-    "distributions alone": {"redraw": "Off"},
-}
-"""`spec.validator.validation` of each: with the sampler's choices drawn again, and as files of GPUs are checked."""
+RUNS: Mapping[str, PoolSampler] = {"seeds redone": SAMPLER, "distributions alone": "none"}
+"""`sampler` of the pools of each: with every token drawn again, and without."""
 
 
 def measure(home: Path) -> dict[str, Any]:
     """Some seven minutes a run on two quiet cores."""
-    rows = [one_run(name, settings, home / f"run-{number}") for number, (name, settings) in enumerate(RUNS.items())]
+    rows = [one_run(name, sampler, home / f"run-{number}") for number, (name, sampler) in enumerate(RUNS.items())]
     files, rejected = (sum(row[name] for row in rows) for name in ("files", "rejected"))
     return {
         "dtype": "float32",
@@ -47,11 +45,13 @@ def measure(home: Path) -> dict[str, Any]:
     }
 
 
-def one_run(name: str, settings: Mapping[str, Any], home: Path) -> dict[str, Any]:
+def one_run(name: str, sampler: PoolSampler, home: Path) -> dict[str, Any]:
     """One run to its end, or to its deadline: what was judged by then counts. Raises RuntimeError when nothing was."""
     manifest = yaml.safe_load(EXAMPLE.read_text())
     run = manifest["metadata"]["name"]
-    manifest["spec"]["validator"]["validation"] |= {"probationFiles": EVERY_ROW, **settings}
+    manifest["spec"]["validator"]["validation"] |= {"probationFiles": EVERY_ROW}
+    for pool in manifest["spec"]["inferencePools"]:
+        pool["sampler"] = sampler
     home.mkdir(parents=True)
     (home / "run.yaml").write_text(yaml.safe_dump(manifest))
     command = [str(Path(sys.executable).parent / "shoal"), "up", "-f", str(home / "run.yaml"), "--no-tty"]

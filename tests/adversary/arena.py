@@ -18,11 +18,11 @@ from benchmarks.trust.in_process import paper_config
 from benchmarks.trust.right_model import RightModel
 from transformers import AutoTokenizer
 
-from protocol_stack import RUN, Node, Stack, environment, ledger, post, sha
+from protocol_stack import RUN, SECRET, Node, Stack, environment, ledger, post, sha
 from servers import ROOT, Server, wait_until
 from shoal import environments
 from shoal.contracts import keys
-from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.pools import PoolTerms, membership_proof, pool_ticket
 from shoal.contracts.protocol import (
     Hardware,
     Lease,
@@ -50,11 +50,11 @@ BEAT_SECONDS = 8.0
 WAVE = 10
 """Leases held at once at first; all are handed in before the first expires, a minute later, or are asked for again, fewer at once."""
 JOINING = 6
-CPU_POOL, GPU_POOL = "pool", "gpu-pool"
-"""The sampler's choices are redone for files of the first; for those of the second there are the checks of distributions alone."""
+CPU_POOL, TRUSTED_POOL = "pool", "trusted-pool"
+"""Tokens of the first are drawn again; for those of the second, whose members have a ticket, there are the checks of distributions alone."""
 POOLS = [
     PoolTerms(name=CPU_POOL, open=True),
-    PoolTerms(name=GPU_POOL, open=True, requirements=Requirements(gpus=1)),
+    PoolTerms(name=TRUSTED_POOL, sampler="none"),
 ]
 
 
@@ -67,18 +67,18 @@ def demo_fields() -> dict[str, object]:
 
 @dataclass
 class Contender(Node):
-    """A node whose file may be anything. `pool` says what its engine runs on, by the run's configuration."""
+    """A node whose file may be anything. `pool` says by which rule its tokens are drawn, by the run's configuration."""
 
     pool: str = CPU_POOL
 
     def register(self) -> None:
-        gpus = 1 if self.pool == GPU_POOL else 0
         registration = Registration(
             node=self.id,
             run=RUN,
             pool=self.pool,
             software_version="test",
-            hardware=Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1, gpus=gpus),
+            hardware=Hardware(cpus=1, memory_bytes=1, disk_free_bytes=1, gpus=0),
+            proof=membership_proof(pool_ticket(SECRET, self.pool), self.id) if self.pool == TRUSTED_POOL else None,
         )
         self.discovery.call("POST", "/v1/nodes", registration, Registered)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import cheats
 import forging
-from arena import GPU_POOL
+from arena import TRUSTED_POOL
 from cheats import Cheat, eos, every, nothing, one, plainly, proven
 from parquet_bombs import BOMBS
 
@@ -91,40 +91,40 @@ TOKENS = [
     ),
 ]
 
-ON_GPUS = [
+NOT_REDRAWN = [
     Cheat(
-        "smaller-model-on-a-gpu",
-        "lets a smaller model write and proves it, where no sampler can be redone",
+        "smaller-model-not-redrawn",
+        "lets a smaller model write and proves it, where nobody draws again",
         "token_sampling",
         "tokens have a",
         proven(cheats.as_sampled),
         "shallow",
-        pool=GPU_POOL,
+        pool=TRUSTED_POOL,
     ),
     Cheat(
-        "early-stop-on-a-gpu",
-        "stops every completion after three tokens, where no sampler can be redone",
+        "early-stop-not-redrawn",
+        "stops every completion after three tokens, where nobody draws again",
         "token_sampling",
         "tokens have a probability below",
         proven(lambda entry, scene, row: forging.cut(row, 3, eos(entry))),
-        pool=GPU_POOL,
+        pool=TRUSTED_POOL,
     ),
     Cheat(
-        "some-early-stops-on-a-gpu",
+        "some-early-stops-not-redrawn",
         "ends one completion of six where an end is least unlikely",
         "termination",
         "checked completions end with a probability below",
         cheats.some_cut,
-        pool=GPU_POOL,
+        pool=TRUSTED_POOL,
     ),
     Cheat(
-        "greedy-on-a-gpu",
-        "takes the likeliest token every time, where no sampler can be redone",
+        "greedy-not-redrawn",
+        "takes the likeliest token every time, where nobody draws again",
         "token_sampling",
         "",
         proven(cheats.as_sampled),
         ask=cheats.greedy,
-        pool=GPU_POOL,
+        pool=TRUSTED_POOL,
     ),
 ]
 
@@ -327,4 +327,4 @@ FILES = [
 ]
 
 
-CHEATS: list[Cheat] = [*WEIGHTS, *TOKENS, *ON_GPUS, *SAMPLING, *CLAIMS, *PROOFS, *FILES]
+CHEATS: list[Cheat] = [*WEIGHTS, *TOKENS, *NOT_REDRAWN, *SAMPLING, *CLAIMS, *PROOFS, *FILES]

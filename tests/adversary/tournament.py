@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from arena import CPU_POOL, GPU_POOL, Arena, Contender, Entry, Outcome, generate
+from arena import CPU_POOL, TRUSTED_POOL, Arena, Contender, Entry, Outcome, generate
 from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
 from cheat_table import CHEATS
@@ -52,7 +52,7 @@ class Tournament:
         """Fill step 0 with honest files of version 0 and publish version 1. All keys are admitted before any beacon is known."""
         arena = self.arena
         arena.publish(0, arena.base)
-        honest = arena.admit([CPU_POOL, GPU_POOL] * (HONEST // 2))
+        honest = arena.admit([CPU_POOL, TRUSTED_POOL] * (HONEST // 2))
         self._liars = arena.admit([cheat.pool for cheat in CHEATS if not cheat.veteran])
         arena.open_workshop(honest[0])
         while not arena.ledger_has("batch-sealed"):

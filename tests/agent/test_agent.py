@@ -119,7 +119,7 @@ def test_an_agent_joins_and_hands_a_file_in(stack: Stack, new_pod: Callable[[Sta
 def test_an_agent_registers_anew_by_itself_when_its_pool_was_forgotten_with_redis(
     new_stack: Callable[..., Stack], new_pod: Callable[..., Pod]
 ) -> None:
-    stack = new_stack(pools=[PoolTerms(name="pool", open=True), PoolTerms(name="gpus", gpus=1)])
+    stack = new_stack(pools=[PoolTerms(name="pool", open=True), PoolTerms(name="own", sampler="none")])
     stack.announce(0)
     pod = new_pod(stack)
     wait_until("the agent to be a member", pod.is_healthy)
@@ -142,7 +142,7 @@ def test_an_agent_registers_anew_by_itself_when_its_pool_was_forgotten_with_redi
     assert pod.submit(held, "held.parquet").status == "queued"
     job = stack.claim()
     assert job is not None
-    assert job.sampler == "vllm-cpu"
+    assert job.sampler == "gumbel-murmur3-1"
 
 
 def test_a_file_is_handed_in_once_however_often_the_worker_asks(stack: Stack, new_pod: Callable[[Stack], Pod]) -> None:

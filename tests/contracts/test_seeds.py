@@ -181,21 +181,5 @@ def test_the_beacon_is_the_hmac_of_the_run_secret_and_its_commitment_hides_it() 
     assert commitment != value.hex()
 
 
-def test_the_first_stretch_of_a_row_has_the_rows_seed_and_later_ones_have_seeds_of_their_own() -> None:
-    row_seed = (1 << 62) + 12345
-    drawn = [draw.stretch_seed(row_seed, stretch) for stretch in range(9)]
-    assert drawn[0] == row_seed
-    said = hashlib.sha256(b"shoal/stretch/v1\0" + row_seed.to_bytes(8, "big") + (3).to_bytes(8, "big")).digest()
-    assert drawn[3] == int.from_bytes(said[:8], "big") // 2
-    assert len(set(drawn)) == 9
-    assert all(0 <= seed < 1 << 63 for seed in drawn)
-
-
-@pytest.mark.parametrize(("row_seed", "stretch"), [(-1, 0), (1 << 63, 1), (5, -1)])
-def test_a_stretch_of_no_row_has_no_seed(row_seed: int, stretch: int) -> None:
-    with pytest.raises(ValueError, match="a seed has 63 bits, a stretch counts from 0"):
-        draw.stretch_seed(row_seed, stretch)
-
-
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps([{"case": case, "groups": slow_draw(case)} for case in CASES], indent=1) + "\n")

@@ -14,7 +14,6 @@ from shoal.environments.tool import CannotCalculate, Tool, calculate
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.tool_episodes import ToolFailedError, play
-from shoal.sampling.draw import stretch_seed
 
 ENVIRONMENT = Tool()
 TASK = ENVIRONMENT.tasks(1, seed=2)[0]
@@ -103,7 +102,7 @@ def test_a_call_is_answered_and_the_model_goes_on() -> None:
     first, second = model.asked
     assert (first.prompt_tokens, first.seed, first.max_tokens) == ([*PROMPT], 77, LIMIT)
     assert second.prompt_tokens == [*PROMPT, *ids(call + result)]
-    assert (second.seed, second.max_tokens) == (stretch_seed(77, 1), LIMIT - len(call + result))
+    assert (second.seed, second.max_tokens) == (77, LIMIT - len(call + result))
 
 
 def test_rows_without_a_call_are_what_they_would_be_without_tools() -> None:

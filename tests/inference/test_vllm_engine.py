@@ -48,7 +48,7 @@ def test_more_sequences_than_fit_in_a_batch_keep_their_order_and_proofs(made: Sc
 
 def test_a_completion_ends_with_an_end_token_or_at_the_limit(made: Scenario) -> None:
     reasons = set()
-    for row, completion in zip(made.planned, made.old, strict=True):
+    for row, completion in zip(made.planned * 2, made.old + made.swapped, strict=True):
         reasons.add(completion.finish_reason)
         assert EOS not in completion.tokens[:-1]
         assert (completion.tokens[-1] == EOS) == (completion.finish_reason == "stop")

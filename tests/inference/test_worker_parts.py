@@ -8,12 +8,13 @@ import tiny_policy
 from safetensors.torch import load_file, save_file
 
 from shoal.contracts.proof_profile import PROFILE_FILE
+from shoal.contracts.run import PublicRun
 from shoal.contracts.signed import sign
 from shoal.contracts.weights import WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.environments.tokens import completion_text, eos_token_ids
+from shoal.inference.assignments import WrongRuleError, require_rule
 from shoal.inference.checkpoint import BadCheckpointError, check_tensor_parallel, read_checkpoint
-from shoal.inference.device import WrongEngineError, require_cpu_where_redrawn
 from shoal.inference.rollouts import plan_submission
 from shoal.inference.weights import newest_policy, versions_in
 from shoal.storage.checkpoint_files import MANIFEST_FILE
@@ -173,8 +174,7 @@ def test_the_text_of_a_completion_lacks_its_end_token_and_shows_others(tmp_path:
     assert completion_text(tokenizer, [1], frozenset({1})) == ""
 
 
-def test_a_gpu_engine_does_not_serve_a_pool_whose_tokens_are_drawn_again_as_on_a_cpu() -> None:
-    require_cpu_where_redrawn("cpus", ["cpus"], "cpu")
-    require_cpu_where_redrawn("gpus", ["cpus"], "cuda")
-    with pytest.raises(WrongEngineError, match="runs on cuda, and tokens of pool cpus are drawn again as on a CPU"):
-        require_cpu_where_redrawn("cpus", ["cpus"], "cuda")
+def test_a_worker_does_not_serve_a_run_whose_tokens_another_rule_draws() -> None:
+    require_rule("gumbel-murmur3-1")
+    with pytest.raises(WrongRuleError, match="draws tokens by rule vllm-cpu, this worker by gumbel-murmur3-1: install"):
+        require_rule(PublicRun.model_fields["sampler"].default)  # what an orchestrator of 0.2 says

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from protocol_stack import RUN
+from protocol_stack import RUN, SECRET
 from run_states import Orchestrator
+from shoal.contracts.pools import membership_proof, pool_ticket
 from shoal.contracts.protocol import Hardware, Invite, KnownNode, KnownNodes, Registration
 from shoal.contracts.signed import Signed
 from shoal.orchestrator.nodes.inviting import Inviter
@@ -14,7 +15,7 @@ MACHINE = Hardware(cpus=8, memory_bytes=64 << 30, disk_free_bytes=100 << 30)
 
 
 class Book:
-    """Discovery's place: registrations, and the invites that were left."""
+    """Discovery's place: registrations, and the invites that were left. Who registers for pool `own` is one of its pods."""
 
     def __init__(self, run: Orchestrator) -> None:
         self._run = run
@@ -41,7 +42,10 @@ class Book:
     def register(self, node: str, pool: str = "pool", address: str = "192.0.2.7") -> None:
         self.seen += 1.0
         self.answered.discard(node)
-        registration = Registration(node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE)
+        proof = membership_proof(pool_ticket(SECRET, pool), node) if pool == "own" else None
+        registration = Registration(
+            node=node, run=RUN, pool=pool, software_version="test", hardware=MACHINE, proof=proof
+        )
         self.rows[node] = KnownNode(registration=registration, address=address, seen_unix=self.seen)
 
     def round(self) -> int:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from shoal.contracts.proof_profile import ProofProfile
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.proof_profile import DRAWN_GAPS, ProofProfile
+from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 from shoal.proofs import CannotCalibrate, forgeries
-from shoal.proofs.calibration import Effort, Served, calibrate, thresholds_for
+from shoal.proofs.calibration import LEAST_GAPS, Effort, Served, calibrate, drawn_gaps, thresholds_for
 from shoal.proofs.chunks import by_file, distance, layout, points_of
 from shoal.proofs.forgeries import changes, other_weights
 from shoal.proofs.forward import decode, prefill
@@ -138,7 +138,7 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
         asked.append((len(prompts), max_tokens, list(masked)))
         mask = np.isin(np.arange(128), masked)
         return [
-            Served(each.prompt, each.completion, codec.encode(each.states, mask))
+            Served(each.prompt, each.completion, codec.encode(each.states, mask), 0)
             for group in decode(model, prompts, max_tokens, seed=5, batch=11)
             for each in group
         ]
@@ -151,11 +151,24 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
     if dtype == torch.float32:
         assert profile.thresholds.file_mean is None
         return
+    assert profile.thresholds.drawn_gaps == DRAWN_GAPS["bfloat16"], (
+        "what no seed drew is held to no more than the default"
+    )
     bound = profile.thresholds.file_mean
     assert bound is not None
     assert 0 < bound.bound < profile.thresholds.max_mantissa_error_mean / 3
     int4 = next(control for control in profile.controls if control.name == "int4")
     assert int4.files.events == 0  # every file is found, whether or not a chunk of it tells
+
+
+def test_the_budget_of_tokens_is_what_honest_ones_had_with_a_margin_between_the_least_and_the_default() -> None:
+    gaps = np.zeros(10_000, dtype=np.float32)
+    assert drawn_gaps(gaps, "bfloat16") == LEAST_GAPS["bfloat16"]
+    gaps[:100] = 0.04
+    assert drawn_gaps(gaps, "bfloat16") == DrawnGaps(share=0.013, mean=5e-4, deviation=0.005, largest=0.08)
+    assert drawn_gaps(gaps, "float32").largest == 0.08, "more than the default, if an engine needs it"
+    gaps[:] = 1.0
+    assert drawn_gaps(gaps, "bfloat16") == DRAWN_GAPS["bfloat16"]
 
 
 def test_an_engine_that_completes_nothing_is_named() -> None:

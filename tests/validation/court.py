@@ -37,11 +37,11 @@ JOB = ValidationJob(
     max_version=4,
     accepted_files=1000,
     on_probation=False,
-    sampler="vllm-cpu",
+    sampler="gumbel-murmur3-1",
 )
 """A file of a node that has earned trust, whose tokens can be drawn again."""
 STATISTICAL = JOB.model_copy(update={"sampler": None})
-"""The same of an engine whose sampler cannot be redone: what was sampled is for statistics to say."""
+"""The same of a pool whose tokens nobody draws again: what was sampled is for statistics to say."""
 METADATA = RolloutMetadata(
     model="tiny-model",
     weights_digest=DIGEST,

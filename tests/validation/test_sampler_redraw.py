@@ -10,9 +10,10 @@ from court import JOB, METADATA, STATISTICAL, Court
 from test_dishonest_files import proven, rejected, replace, sampled_anew
 from tiny_policy import EOS
 
+from shoal.contracts.pools import SAMPLER
+from shoal.contracts.proof_profile import DRAWN_GAPS
 from shoal.contracts.rollouts import Rollout
-from shoal.sampling.draw import stretch_seed
-from shoal.validation import samplers
+from shoal.sampling import gumbel
 from shoal.validation.checks import redraw
 from shoal.validation.facts import File
 from shoal.validation.prefill import Prefill, prefill, prefill_rows
@@ -21,29 +22,14 @@ ALL_ROWS = JOB.model_copy(update={"on_probation": True, "accepted_files": 0})
 WORD = (1 << 64) - 1
 
 
-def splitmix(state: int, steps: int) -> int:
-    """Output number `steps` of SplitMix64, one integer at a time."""
-    mixed = (state + steps * 0x9E3779B97F4A7C15) & WORD
-    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & WORD
-    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & WORD
-    return mixed ^ mixed >> 31
-
-
-def test_noise_is_splitmix64_of_key_and_token() -> None:
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # seed 1234567, Rosetta Code
-    assert [splitmix(1234567, step) for step in (1, 2, 3)] == published
-    keys, tokens = torch.tensor([0, 7, 2**31 - 1, 7]), torch.tensor([0, 257, 151_000, 1])
-    found = samplers.gumbel_noise(keys, tokens).tolist()
-    for key, token, noise in zip(keys.tolist(), tokens.tolist(), found, strict=True):
-        uniform = ((splitmix(splitmix(key, 0), token + 1) >> 11) + 0.5) / 2**53
-        assert noise == pytest.approx(-math.log(-math.log(uniform)), rel=1e-12)
+def draw_again(logprobs: torch.Tensor, seed: int) -> torch.Tensor:
+    """What `seed` draws at positions 0 to n-1."""
+    return gumbel.draw(logprobs, torch.full((len(logprobs),), seed), torch.arange(len(logprobs)))
 
 
 def test_tokens_drawn_again_follow_the_distribution() -> None:
     logprobs = torch.log_softmax(torch.linspace(-2, 2, 9), -1).repeat(40_000, 1)
-    keys = samplers.row_keys("vllm-cpu", 12345, [True] * 40_000)
-    _, drawn = samplers.redraw(logprobs, torch.zeros(40_000, dtype=torch.int64), keys)
-    shares = np.bincount(drawn, minlength=9) / 40_000
+    shares = np.bincount(draw_again(logprobs, 12345), minlength=9) / 40_000
     np.testing.assert_allclose(shares, logprobs[0].exp().numpy(), atol=0.01)
 
 
@@ -61,33 +47,31 @@ def peaked(positions: int) -> torch.Tensor:
 def test_no_token_is_too_improbable_to_be_drawn_again() -> None:
     """Who may put the runner-up in a rare token's place would choose an end there, or leave out what makes no sense."""
     positions = 60_000
-    keys = samplers.row_keys("vllm-cpu", 3, [True] * positions)
     logprobs = peaked(positions)
-    _, drawn = samplers.redraw(logprobs, torch.zeros(positions, dtype=torch.int64), keys)
-    rare = np.flatnonzero(drawn >= COMMON)
+    seeds, places = torch.full((positions,), 3), torch.arange(positions)
+    drawn = gumbel.draw(logprobs, seeds, places)
+    rare = torch.nonzero(drawn >= COMMON)[:, 0]
     expected = positions * RARE * math.exp(RARE_LOG_PROBABILITY)
     assert abs(len(rare) - expected) < 5 * math.sqrt(expected)
     # The runner-up among the common ones, claimed in each rare one's place.
-    places = torch.from_numpy(rare)
-    runners_up = samplers.redraw(logprobs[places, :COMMON], torch.zeros(len(rare), dtype=torch.int64), keys[rare])[1]
-    gaps, again = samplers.redraw(logprobs[places], torch.from_numpy(runners_up), keys[rare])
-    assert np.count_nonzero(gaps > samplers.TOLERANCE_NATS["float32"]) >= 0.9 * len(rare)
+    runners_up = gumbel.draw(logprobs[rare, :COMMON], seeds[rare], places[rare])
+    gaps, again = gumbel.redraw(logprobs[rare], runners_up, seeds[rare], places[rare])
+    assert torch.count_nonzero(gaps > 0.002) >= 0.9 * len(rare)
     assert (again == drawn[rare]).all()
 
 
 def test_what_is_drawn_does_not_depend_on_how_much_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, logprobs = samplers.row_keys("vllm-cpu", 4, [True] * 50), peaked(50)
-    chosen = torch.arange(50) % COMMON
-    whole = samplers.redraw(logprobs, chosen, keys)
+    arguments = (peaked(50), torch.arange(50) % COMMON, torch.full((50,), 4), torch.arange(50))
+    whole = gumbel.redraw(*arguments)
     for at_once in (1, 3 * (COMMON + RARE), 49 * (COMMON + RARE)):
-        monkeypatch.setattr(samplers, "AT_ONCE", at_once)
-        for found, expected in zip(samplers.redraw(logprobs, chosen, keys), whole, strict=True):
+        monkeypatch.setattr(gumbel, "AT_ONCE", at_once)
+        for found, expected in zip(gumbel.redraw(*arguments), whole, strict=True):
             assert found.tolist() == expected.tolist()
 
 
 def test_an_honest_engines_tokens_are_exactly_those_drawn_again(court: Court, honest: list[Rollout]) -> None:
     model, eos = court.made.model["old"], court.facts.eos_token_ids
-    for batch in prefill_rows(model, dict(enumerate(honest)), eos, "vllm-cpu"):
+    for batch in prefill_rows(model, dict(enumerate(honest)), eos, SAMPLER):
         for number, ours in batch.items():
             assert ours.gaps is not None
             assert ours.drawn is not None
@@ -99,22 +83,13 @@ def test_neither_an_abort_nor_a_swap_of_weights_before_it_changes_what_an_engine
     made, eos = court.made, court.facts.eos_token_ids
     for policy, completions in (("old", made.after_stop), ("new", made.swapped)):
         rows = dict(enumerate(court.rows(completions)))
-        for batch in prefill_rows(made.model[policy], rows, eos, "vllm-cpu"):
+        for batch in prefill_rows(made.model[policy], rows, eos, SAMPLER):
             assert max(float(ours.gaps.max()) for ours in batch.values() if ours.gaps is not None) < 1e-4
 
 
-def test_after_a_tool_the_next_stretch_is_drawn_with_a_seed_of_its_own() -> None:
-    mask = [True, True, False, True, True, True]
-    keys = samplers.row_keys("vllm-cpu", 99, mask)
-    first = samplers.row_keys("vllm-cpu", 99, [True, True])
-    second = samplers.row_keys("vllm-cpu", stretch_seed(99, 1), [True] * 3)
-    assert keys.tolist() == [*first.tolist(), *second.tolist()]
-    assert first.tolist() == samplers.row_keys("vllm-cpu", 99, [True] * 5).tolist()[:2]
-
-
-def test_a_sampler_that_nobody_knows_is_an_error_of_ours() -> None:
-    with pytest.raises(ValueError, match="sampler is 'dice'; allowed: vllm-cpu"):
-        samplers.row_keys("dice", 1, [True])
+def test_a_rule_that_nobody_has_is_an_error_of_ours(court: Court, honest: list[Rollout]) -> None:
+    with pytest.raises(ValueError, match="sampler is 'vllm-cpu'; allowed: gumbel-murmur3-1, or None"):
+        prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids, "vllm-cpu")
 
 
 # Cheats with the right weights and perfect proofs, one row in a file.
@@ -180,36 +155,61 @@ def test_tokens_of_another_model_with_the_right_models_proofs_are_found_in_one_r
     assert f"row {number}:" in found(court, one_row(court, honest, number, other[number]))
 
 
-# The tolerance
+# The budget
 
 
-def test_a_token_behind_by_no_more_than_rounding_is_let_pass(court: Court, honest: list[Rollout]) -> None:
-    ours = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids, "vllm-cpu")
+def budget_finding(court: Court, row: Rollout, gaps: np.ndarray, dtype: str, temperature: float = 1.0) -> str:
+    """What is found wrong with a file of one row whose tokens are behind by `gaps`; nothing: an empty text."""
+    ours = prefill(court.made.model["old"], row, court.facts.eos_token_ids, SAMPLER)
     assert ours.gaps is not None
-    file = File(JOB, honest, METADATA)
-
-    def finding(gap: float, dtype: str) -> object:
-        gaps = np.zeros_like(ours.gaps)
-        gaps[3] = gap
-        return redraw.check(file, {0: dataclasses.replace(ours, gaps=gaps)}, dtype)
-
-    for dtype, at_one in samplers.TOLERANCE_NATS.items():
-        tolerance = at_one / min(1.0, honest[0].temperature)
-        assert finding(0.99 * tolerance, dtype) is None
-        assert finding(1.01 * tolerance, dtype) is not None
+    longer = dataclasses.replace(ours, gaps=gaps, drawn=np.zeros(len(gaps), dtype=np.int64))
+    file = File(JOB, [dataclasses.replace(row, temperature=temperature)], METADATA)
+    budget = DRAWN_GAPS[dtype]
+    found = redraw.check(file, {0: longer}, budget) or redraw.check_budget(file, {0: longer}, budget, CHANCE)
+    return "" if found is None else found.evidence
 
 
-def test_a_low_temperature_divides_logits_and_so_what_rounding_may_do(court: Court, honest: list[Rollout]) -> None:
-    ours = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids, "vllm-cpu")
-    assert ours.gaps is not None
-    for temperature, allowed in ((0.25, 4.0), (1.0, 1.0), (2.0, 1.0)):
-        file = File(JOB, [dataclasses.replace(honest[0], temperature=temperature)], METADATA)
-        for share in (0.99, 1.01):
-            prefills = {0: dataclasses.replace(ours, gaps=np.full_like(ours.gaps, share * allowed))}
-            assert (redraw.check(file, prefills, "bfloat16") is None) == (share < 1)
+CHANCE = 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
+def test_one_token_is_not_behind_by_more_than_rounding(
+    court: Court, honest: list[Rollout], dtype: str, temperature: float
+) -> None:
+    """A temperature below 1 divides logits, and so what rounding does."""
+    row = next(row for row in honest if len(row.completion_tokens) >= 10)
+    allowed = DRAWN_GAPS[dtype].largest / min(1.0, temperature)
+    gaps = np.zeros(len(row.completion_tokens), dtype=np.float32)
+    gaps[3] = 0.99 * allowed
+    assert budget_finding(court, row, gaps, dtype, temperature) == ""
+    gaps[3] = 1.01 * allowed
+    assert "1 of" in budget_finding(court, row, gaps, dtype, temperature)
+
+
+def test_many_small_gaps_are_more_than_a_file_may_have(court: Court, honest: list[Rollout]) -> None:
+    """Each is one that an honest engine might have made; all together are chosen."""
+    budget, row = DRAWN_GAPS["bfloat16"], honest[0]
+    chance = np.random.default_rng(1)
+    gaps = np.where(chance.random(2000) < budget.share, 2 * budget.mean / budget.share * chance.random(2000), 0.0)
+    assert budget_finding(court, row, gaps.astype(np.float32), "bfloat16") == ""
+    often = np.where(chance.random(2000) < 2.5 * budget.share, 1e-3, 0.0).astype(np.float32)
+    assert "are not what their seeds draw" in budget_finding(court, row, often, "bfloat16")
+    far = np.where(chance.random(2000) < budget.share, 0.4, 0.0).astype(np.float32)
+    assert "nats together" in budget_finding(court, row, far, "bfloat16")
+
+
+def test_an_honest_file_is_beyond_its_budget_no_more_often_than_it_may() -> None:
+    """200 files for each chance: Bernstein's bound is wide, so that none is."""
+    budget, chance = DRAWN_GAPS["bfloat16"], np.random.default_rng(2)
+    for tokens in (50, 2000):
+        behind = chance.random((200, tokens)) < budget.share
+        sums = np.where(behind, 2 * budget.mean / budget.share * chance.random((200, tokens)), 0.0).sum(axis=1)
+        assert (sums <= redraw.sum_allowed(budget, tokens, 0.005)).all()
 
 
 def test_where_the_sampler_cannot_be_redone_nothing_is_said(court: Court, honest: list[Rollout]) -> None:
     ours: Prefill = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids)
     assert (ours.gaps, ours.drawn) == (None, None)
-    assert redraw.check(File(JOB, honest, METADATA), {0: ours}, "float32") is None
+    assert redraw.check(File(JOB, honest, METADATA), {0: ours}, DRAWN_GAPS["float32"]) is None
+    assert redraw.check_budget(File(JOB, honest, METADATA), {0: ours}, DRAWN_GAPS["float32"], CHANCE) is None

@@ -16,7 +16,6 @@ from shoal.environments import Unscorable
 from shoal.environments.episodes import Tools
 from shoal.environments.tool import Tool
 from shoal.toploc import codec
-from shoal.validation import samplers
 from shoal.validation.facts import Facts
 from shoal.validation.policies import LoadedPolicy
 from shoal.validation.prefill import prefill
@@ -209,12 +208,17 @@ def test_proofs_of_a_stretch_behind_a_call_are_verified_too(bench: Court, rows: 
     assert "does not fit version 3" in rejected(judge(bench, cheat), "computation")
 
 
-def test_each_stretch_is_drawn_again_with_its_own_seed(
-    bench: Court, rows: list[Rollout], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An honest file has passed this check above; where later stretches had the row's seed, it would not."""
-    monkeypatch.setattr(samplers, "stretch_seed", lambda row_seed, stretch: row_seed)
-    assert "tokens are not what seed" in rejected(judge(bench, rows), "redraw")
+def test_tokens_behind_a_tools_output_are_drawn_again_too(bench: Court, rows: list[Rollout]) -> None:
+    number = with_call(rows)
+    row, last = rows[number], sampled_stretches(rows[number].completion_mask)[-1]
+    tokens = list(row.completion_tokens)
+    tokens[last.start] = 2 + (tokens[last.start] + 7) % 200
+    parts = [([token], sampled) for token, sampled in zip(tokens, row.completion_mask, strict=True)]
+    cheat = [*rows[:number], proven(bench, row, parts), *rows[number + 1 :]]
+    every_row = LEASED.model_copy(update={"on_probation": True})
+    metadata = replace(METADATA, environment_digest=PUBLIC.environment_digest)
+    evidence = rejected(bench.judge(cheat, metadata=metadata, job=every_row), "redraw")
+    assert f"the first is token {last.start}: " in evidence
 
 
 def test_missing_proofs_of_a_stretch_are_rejected(bench: Court, rows: list[Rollout]) -> None:

@@ -11,9 +11,10 @@ from court import STATISTICAL, Court
 from test_evaluation_rows import SLICE_JOB, TASKS, Bench, planned_slice
 
 from shoal.contracts.evaluation import Truncation
+from shoal.contracts.pools import SAMPLER
 from shoal.validation.prefill import prefill_rows
-from shoal.validation.samplers import truncated
 from shoal.validation.setup import with_benchmarks
+from shoal.validation.truncation import truncated
 
 RULES = {
     "top-p": Truncation(top_p=0.7),
@@ -54,7 +55,7 @@ def test_an_honest_engines_truncated_answers_are_drawn_again_token_by_token(
     name: str, court: Court, benches: dict[str, Bench]
 ) -> None:
     rows, eos = benches[name].rows(), court.facts.eos_token_ids
-    for batch in prefill_rows(court.made.model["old"], dict(enumerate(rows)), eos, "vllm-cpu", RULES[name]):
+    for batch in prefill_rows(court.made.model["old"], dict(enumerate(rows)), eos, SAMPLER, RULES[name]):
         for number, ours in batch.items():
             assert ours.gaps is not None
             assert ours.drawn is not None

@@ -61,7 +61,7 @@ def test_a_forward_pass_in_tiles_equals_the_definition(
 ) -> None:
     model, row = court.made.model["old"], max(honest, key=lambda row: len(row.completion_tokens))
     monkeypatch.setattr(prefill_module, "TILE_ELEMENTS", 258 * 7)
-    found = prefill(model, row, frozenset({1, 5}), "vllm-cpu")
+    found = prefill(model, row, frozenset({1, 5}), "gumbel-murmur3-1")
     first, count = len(row.prompt_tokens) - 1, len(row.completion_tokens)
     with torch.no_grad():
         logits = model(torch.tensor([[*row.prompt_tokens, *row.completion_tokens]])).logits[0, first : first + count]
@@ -79,7 +79,7 @@ def test_a_forward_pass_in_tiles_equals_the_definition(
         other = torch.log_softmax(logits.double() / (row.temperature * share), -1).numpy()
         there = np.arange(count), list(row.completion_tokens)
         np.testing.assert_allclose(ratios, other[there] - logprobs[there], atol=1e-4)
-    whole = prefill(model, row, frozenset({1, 5}), "vllm-cpu")
+    whole = prefill(model, row, frozenset({1, 5}), "gumbel-murmur3-1")
     assert found.drawn is not None
     assert found.drawn.tolist() == list(row.completion_tokens)
     assert np.array_equal(found.gaps, whole.gaps)
@@ -89,13 +89,13 @@ def test_rows_in_a_batch_give_what_each_gives_alone(court: Court, honest: list[R
     model, eos = court.made.model["old"], court.facts.eos_token_ids
     batched: dict[int, Prefill] = {}
     sizes = []
-    for batch in prefill_rows(model, dict(enumerate(honest)), eos, "vllm-cpu"):
+    for batch in prefill_rows(model, dict(enumerate(honest)), eos, "gumbel-murmur3-1"):
         sizes.append(len(batch))
         batched |= batch
     assert max(sizes) > 10
     assert len({len(row.completion_tokens) for row in honest}) > 1
     for number, row in enumerate(honest):
-        alone = prefill(model, row, eos, "vllm-cpu")
+        alone = prefill(model, row, eos, "gumbel-murmur3-1")
         for field in dataclasses.fields(Prefill):
             np.testing.assert_allclose(
                 getattr(batched[number], field.name), getattr(alone, field.name), atol=1e-4, err_msg=field.name

@@ -17,6 +17,7 @@ from shoal_operator.api.evaluation_rules import EVALUATION_RULES
 from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
+from shoal_operator.api.pool_rules import POOL_RULES
 from shoal_operator.api.prime_rules import PRIME_RULES
 from shoal_operator.api.prompt_rules import PROMPT_RULES
 from shoal_operator.api.rule import Rule, immutable
@@ -341,6 +342,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *MODE_RULES,
     *EVALUATION_RULES,
+    *POOL_RULES,
     *PRIME_RULES,
     *PROMPT_RULES,
     *SFT_RULES,

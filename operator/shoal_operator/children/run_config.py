@@ -59,6 +59,7 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
         requirements=pool.requirements,
         admission=pool.admission,
         gpus=pool.gpu.count,
+        sampler=pool.sampler,
     )
 
 

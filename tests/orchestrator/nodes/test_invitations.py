@@ -9,9 +9,8 @@ from protocol_stack import verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.node_states import SILENT_SECONDS
-from shoal.contracts.pools import Admission, PoolTerms, Requirements
+from shoal.contracts.pools import SAMPLER, Admission, PoolTerms, Requirements
 from shoal.contracts.problems import Refusal
-from shoal.contracts.recipe import Validation
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes import membership, registry
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -19,7 +18,7 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 POOLS = [
     PoolTerms(name="pool", open=True, requirements=Requirements(gflops=500)),
     PoolTerms(name="easy", open=True),
-    PoolTerms(name="gpus", open=True, gpus=1),
+    PoolTerms(name="own", sampler="none"),
     PoolTerms(name="closed"),
     PoolTerms(name="few", open=True, admission=Admission(nodes_per_address=2)),
 ]
@@ -80,11 +79,11 @@ def test_a_member_changes_its_pool_only_when_it_has_left(run: Orchestrator, book
     assert known(run, node).pool == "easy", "an invite alone moves nobody"
 
 
-@pytest.mark.parametrize(("before", "after"), [("easy", "gpus"), ("gpus", "easy")])
+@pytest.mark.parametrize(("before", "after"), [("easy", "own"), ("own", "easy")])
 def test_files_and_leases_are_judged_by_the_pool_in_which_they_were_given(
     run: Orchestrator, book: Book, before: str, after: str
 ) -> None:
-    sampler = {"easy": "vllm-cpu", "gpus": None}
+    sampler = {"easy": SAMPLER, "own": None}
     node = member(run, book, before)
     run.announce(0)
     file, held = run.hand_in(node), run.lease(node)
@@ -126,17 +125,17 @@ def test_tokens_are_drawn_again_after_redis_was_lost_where_pools_differ(run: Orc
     for refused in (lambda: run.beat(node), lambda: run.lease(node)):
         with pytest.raises(Refusal, match="pool-forgotten: which pool this node is in was forgotten with Redis"):
             refused()
-    assert [record.drawn_by.sampler for record in run.state.leases.all() if record.drawn_by] == ["vllm-cpu"]
+    assert [record.drawn_by.sampler for record in run.state.leases.all() if record.drawn_by] == [SAMPLER]
     book.register(node, "easy")
     assert book.round() == 1
     assert run.beat(node, book.invites[node]) == "Healthy"
     assert known(run, node).pool == "easy"
     assert run.confirm(held, run.upload(held)).status == "queued", "what it held stands"
     new = run.hand_in(node)
-    assert {run.claimed().sampler for _ in range(2)} == {"vllm-cpu"}
+    assert {run.claimed().sampler for _ in range(2)} == {SAMPLER}
     run.restarted().redis.flushall()
     run.restarted()
-    assert {job.sha256: job.sampler for job in (run.claimed(), run.claimed())}[new] == "vllm-cpu"
+    assert {job.sha256: job.sampler for job in (run.claimed(), run.claimed())}[new] == SAMPLER
 
 
 def test_a_machine_counts_at_its_address_again_after_redis_was_lost(run: Orchestrator, book: Book) -> None:
@@ -152,18 +151,17 @@ def test_a_machine_counts_at_its_address_again_after_redis_was_lost(run: Orchest
 
 
 @pytest.mark.parametrize(
-    ("pools", "redraw", "again"),
+    ("pools", "again"),
     [
-        ([PoolTerms(name="pool"), PoolTerms(name="other")], "Auto", False),
-        ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Auto", True),
-        ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], "Off", False),
-        ([PoolTerms(name="pool", admission=Admission(nodes_per_address=1))], "Off", True),
+        ([PoolTerms(name="pool"), PoolTerms(name="gpus", gpus=1)], False),
+        ([PoolTerms(name="pool"), PoolTerms(name="own", sampler="none")], True),
+        ([PoolTerms(name="pool", admission=Admission(nodes_per_address=1))], True),
     ],
 )
 def test_nodes_register_anew_only_where_something_hangs_on_their_pool(
-    tmp_path: Path, redis_server: Redis, pools: list[PoolTerms], redraw: str, again: bool
+    tmp_path: Path, redis_server: Redis, pools: list[PoolTerms], again: bool
 ) -> None:
-    run = Orchestrator(tmp_path, redis_server.url, pools=pools, validation=Validation(redraw=redraw))
+    run = Orchestrator(tmp_path, redis_server.url, pools=pools)
     node = run.join()
     run.lose_redis()
     if again:

@@ -10,7 +10,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS
-from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.pools import SAMPLER, PoolTerms
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Heartbeat
 from shoal.contracts.recipe import Validation
@@ -20,10 +20,11 @@ from shoal.ledger.view import SEALED_STEPS
 from shoal.orchestrator import background
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.verdicts.verdicts import over
 from shoal.orchestrator.work import handout
 from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS, unjudged_files
-from shoal.orchestrator.work.records import SubmissionRecord
+from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.orchestrator.work.uploads import find_record
 
@@ -178,7 +179,7 @@ def test_a_job_after_a_statistical_reject_asks_for_every_row(run: Orchestrator, 
 
 def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orchestrator, node: str) -> None:
     file = run.hand_in(node)
-    assert run.claimed().sampler == "vllm-cpu"
+    assert run.claimed().sampler == SAMPLER
     record = find_record(run.state, node, file)
     assert record is not None
     noted, before_it_was_noted = record, record.model_copy(update={"drawn_by": None})
@@ -188,14 +189,22 @@ def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orches
         state.config = run.config.model_copy(update=changes)
         return handout.sampler_of(state, record)
 
-    cpu, gpu, other = PoolTerms(name="pool"), PoolTerms(name="pool", gpus=1), PoolTerms(name="other", gpus=8)
-    asked = PoolTerms(name="pool", requirements=Requirements(gpus=1))
-    assert (sampler(pools=[cpu, other]), sampler(pools=[gpu]), sampler(pools=[asked])) == ("vllm-cpu", None, None)
-    off = run.config.validation.model_copy(update={"redraw": "Off"})
-    assert sampler(validation=off) is None
-    assert (sampler(noted, pools=[gpu]), sampler(noted, validation=off)) == ("vllm-cpu", None), "as it was drawn"
+    cpu, gpu, other = PoolTerms(name="pool"), PoolTerms(name="pool", gpus=1), PoolTerms(name="other", sampler="none")
+    unchecked = PoolTerms(name="pool", sampler="none")
+    assert (sampler(pools=[cpu, other]), sampler(pools=[gpu]), sampler(pools=[unchecked])) == (SAMPLER, SAMPLER, None)
+    assert sampler(noted, pools=[unchecked]) == SAMPLER, "as it was drawn"
     run.lose_redis()  # and with it, which pool the node is in
-    assert (sampler(pools=[cpu]), sampler(pools=[cpu, other]), sampler(pools=[])) == ("vllm-cpu", None, None)
+    assert (sampler(pools=[cpu]), sampler(pools=[cpu, other]), sampler(pools=[])) == (SAMPLER, None, None)
+
+
+def test_a_file_that_an_earlier_release_drew_by_its_own_rule_expires_by_name(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    job = run.claimed()
+    record = find_record(run.state, job.node, job.sha256)
+    assert record is not None
+    old = record.model_copy(update={"drawn_by": DrawnBy(pool="pool", sampler="vllm-cpu")})
+    assert over(run.state, record) == ""
+    assert over(run.state, old).startswith("its tokens were drawn by rule vllm-cpu of an earlier release")
 
 
 def test_a_deterministic_reject_evicts_at_once_and_frees_the_nodes_leases(run: Orchestrator, node: str) -> None:

@@ -92,8 +92,8 @@ def _serve(
             raise CannotCalibrate(f"the engine ended with status {ended.returncode}: " + " | ".join(last))
         made = json.loads(output.read_bytes())
     return [
-        Served(list(prompt), tokens, bytes.fromhex(proofs))
-        for prompt, (tokens, proofs) in zip(prompts, made, strict=False)  # those that were begun in time
+        Served(list(prompt), tokens, bytes.fromhex(proofs), seed)
+        for prompt, (tokens, proofs, seed) in zip(prompts, made, strict=False)  # those that were begun in time
     ]
 
 
@@ -106,6 +106,7 @@ def lines(profile: ProofProfile) -> list[str]:
         f"thresholds: {limits.max_exponent_mismatches} mismatches of 128, mantissa error mean {limits.max_mantissa_error_mean:g}, "
         f"median {limits.max_mantissa_error_median:g}",
         *_of_file(limits),
+        *_of_tokens(limits),
         f"honest proofs, largest seen: {honest.max_mismatches}, {honest.max_mantissa_error_mean:.3g}, {honest.max_mantissa_error_median:g}",
         f"{'':28}  {'chunks':>24}  {'files':>24}",
         f"{'honest, rejected':28}  {_rate(honest.rejected_chunks):>24}  {_rate(honest.rejected_files):>24}",
@@ -122,6 +123,16 @@ def _of_file(limits: ProofThresholds) -> list[str]:
         return []
     mean = limits.file_mean
     return [f"mean over a file of many chunks: {mean.bound:g}, more over few; one chunk's deviation {mean.deviation:g}"]
+
+
+def _of_tokens(limits: ProofThresholds) -> list[str]:
+    if limits.drawn_gaps is None:
+        return []
+    gaps = limits.drawn_gaps
+    return [
+        f"tokens behind those that seeds draw: {gaps.share:.3%} of many, by {gaps.mean:.2g} nats a token (deviation {gaps.deviation:.2g}), "
+        f"one by {gaps.largest:g}"
+    ]
 
 
 def _rate(rate: ErrorRate) -> str:

@@ -13,18 +13,21 @@ nothing in the manifest is secret, and what travels is of no use to another node
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, SpecModel
 from shoal.contracts.recipe import ShortText
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.crypto.keys import PrivateKey
 
-Sampler = Literal["vllm-cpu"]
-"""Engines whose choice of a token can be redone from its seed on any machine. vLLM on a CPU (0.32, x86 and ARM) hashes seed and token; on a GPU its
-noise comes from the device's own generator."""
+Sampler = Literal["gumbel-murmur3-1", "vllm-cpu"]
+"""Rules by which a seed draws a token, by name and version. `vllm-cpu` was that of 0.2 on CPUs: documents name it, nothing draws by it any more."""
+SAMPLER: Final = "gumbel-murmur3-1"
+"""The rule of this release, on every device (`sampling.gumbel`)."""
+PoolSampler = Literal["gumbel-murmur3-1", "none"]
+SAMPLER_FIELD = "The rule by which seeds draw tokens, which validators draw again; none: no rule, and no check. Only a closed pool may have none."
 
 
 class EngineSettings(SpecModel):
@@ -107,13 +110,20 @@ class PoolTerms(Contract):
     open: bool = Field(default=False, description="strangers' machines may join")
     requirements: Requirements = Requirements()
     admission: Admission = Admission()
-    gpus: int = Field(default=0, ge=0, le=1024, description="of each engine; with none, it is vLLM on a CPU")
+    gpus: int = Field(default=0, ge=0, le=1024, description="of each engine")
+    sampler: PoolSampler = Field(default="gumbel-murmur3-1", description=SAMPLER_FIELD)
     group_size: int = Field(default=1, ge=1, le=64, description="not used; `run.json` of 0.2.0 has it")
 
+    @model_validator(mode="after")
+    def _checked_if_open(self) -> Self:
+        if self.open and self.sampler == "none":
+            raise ValueError(f"pool {self.name}: sampler is none in an open pool; allowed: {SAMPLER}, or open: false")
+        return self
+
     @property
-    def sampler(self) -> Sampler | None:
-        """What draws the tokens of this pool's nodes, as the run's admin has it; None where that cannot be redone."""
-        return "vllm-cpu" if self.gpus == 0 and self.requirements.gpus == 0 else None
+    def drawn_by(self) -> Sampler | None:
+        """What draws the tokens of this pool's nodes, as the run's admin has it; None where nobody can draw them again."""
+        return None if self.sampler == "none" else self.sampler
 
 
 def pool_ticket(run_secret: bytes, pool: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from shoal.contracts.base import Contract
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +134,21 @@ def thresholds_in_force(given: ProofThresholds | None, profile: ProofProfile | N
     if given is not None:
         return given
     return profile.thresholds if profile is not None else ProofThresholds()
+
+
+DRAWN_GAPS = {
+    "float32": DrawnGaps(share=1e-4, mean=1e-7, deviation=2e-5, largest=2e-3),
+    "bfloat16": DrawnGaps(share=0.04, mean=2e-3, deviation=0.02, largest=0.5),
+    "float16": DrawnGaps(share=0.006, mean=5e-5, deviation=0.003, largest=0.1),
+}
+"""By the dtype of the weights, where nothing was calibrated. float32: log-probabilities of vLLM and transformers differ by 5e-6 on a CPU, with a
+margin. bfloat16: logits between 16 and 32 are a multiple of 1/8, so that rounding on either side moves each by 0.036 nats (standard deviation,
+uniform); two such errors a logit. float16 has three bits more."""
+
+
+def drawn_gaps_in_force(thresholds: ProofThresholds, dtype: str) -> DrawnGaps:
+    """The thresholds' budget; where they have none, that of the dtype of the weights."""
+    return thresholds.drawn_gaps or DRAWN_GAPS[dtype]
 
 
 class ProofTerms(Contract):

@@ -337,7 +337,9 @@ class ValidationJob(Contract):
     second_opinion: bool = Field(
         default=False, description="a statistical check of another claim rejected this file: every row is to be checked"
     )
-    sampler: Sampler | None = Field(default=None, description="what draws this node's tokens; None: nothing to redo")
+    sampler: Sampler | None = Field(
+        default=None, description="the rule by which this node's tokens are drawn; None: nothing to draw again"
+    )
 
 
 class LocalSubmission(Contract):

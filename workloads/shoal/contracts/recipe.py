@@ -342,6 +342,17 @@ class FileMean(SpecModel):
     )
 
 
+class DrawnGaps(SpecModel):
+    """How far a file's tokens may be behind those that their seeds draw, in nats at temperature 1: rounding decides where two are nearly equal."""
+
+    share: Probability = Field(description="Greatest share of tokens that are behind at all, over many tokens.")
+    mean: float = Field(ge=0.0, le=1.0, description="Greatest mean over many tokens; a token that is drawn counts 0.")
+    deviation: float = Field(
+        ge=0.0, le=1.0, description="Standard deviation of one token. The bound is wider when a file has few tokens."
+    )
+    largest: float = Field(gt=0.0, le=2.0, description="The farthest that one token may be behind.")
+
+
 class ProofThresholds(SpecModel):
     """TOPLOC tolerances of one chunk; the published bf16 values are the upper bound (TOPLOC, section 4)."""
 
@@ -351,6 +362,10 @@ class ProofThresholds(SpecModel):
     file_mean: FileMean | None = Field(
         None,
         description="Bound on a whole file, as `shoal calibrate --engine` measures it; absent: chunks alone are judged.",
+    )
+    drawn_gaps: DrawnGaps | None = Field(
+        None,
+        description="Budget of a file's tokens, as `shoal calibrate --engine` measures it; absent: one that fits any engine of the data type.",
     )
 
 
@@ -408,5 +423,5 @@ class Validation(SpecModel):
     )
     redraw: Literal["Auto", "Off"] = Field(
         "Auto",
-        description="Whether validators repeat the sampler's draws from the seeds. Auto: for pools without GPUs, whose sampler is reproducible.",
+        description="Not used: `sampler` of each pool says it. Manifests of 0.2.0 may have this field.",
     )

@@ -115,7 +115,7 @@ class Rollout:
 
 
 def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
-    """The stretches of tokens that were sampled one after the other, in order; each was one request to the engine (`seeds.stretch_seed`)."""
+    """The stretches of tokens that were sampled one after the other, in order; each was one request to the engine."""
     found, start = [], 0
     for sampled, run in groupby(mask):
         end = start + sum(1 for _ in run)

@@ -14,7 +14,7 @@ from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
-from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
+from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
@@ -139,8 +139,9 @@ class PublicRun(Contract):
     sampling: Sampling
     length_reward: LengthReward | None
     redrawn_pools: list[RunName] = Field(
-        default_factory=list, max_length=10_000, description="whose tokens validators draw again: CPU engines only"
+        default_factory=list, max_length=10_000, description="not used; documents of 0.2.0 have it"
     )
+    sampler: Sampler = Field(default="vllm-cpu", description="the rule by which seeds draw tokens; absent: that of 0.2")
     benchmarks: list[BenchmarkTerms] = Field(
         default_factory=list, max_length=16, description="scored on versions as work of a second kind"
     )

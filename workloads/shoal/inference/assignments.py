@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 from shoal import environments
 from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
 from shoal.environments import BadEnvironment, Environment
 from shoal.telemetry import get_logger
+
+
+class WrongRuleError(RuntimeError):
+    """The run's tokens are drawn by a rule that this release does not have."""
 
 
 class WrongEnvironmentError(RuntimeError):
@@ -26,6 +31,14 @@ class WorkContext:
     public: PublicRun
     environment: Environment
     tasks: Sequence[Task]
+
+
+def require_rule(rule: Sampler) -> None:
+    """Raise `WrongRuleError` unless our engine draws by the run's rule: its files would be rejected and its node excluded, though nobody lied."""
+    if rule != SAMPLER:
+        raise WrongRuleError(
+            f"this run draws tokens by rule {rule}, this worker by {SAMPLER}: install the version of shoal that the run uses"
+        )
 
 
 def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContext:

@@ -30,8 +30,6 @@ MAX_SEQUENCES = 128
 
 
 DEFAULT_SETTINGS = EngineSettings()
-DEVICE: str = current_platform.device_type
-"""What this installation of vLLM computes on: `cpu`, `cuda`."""
 
 Pauses = Callable[[Sequence[int]], bool]
 """Does a sequence pause behind these tokens that it has sampled?"""
@@ -154,7 +152,7 @@ class Engine:
         left_out = request.truncation.model_dump() if request.truncation is not None else {}
         parameters = SamplingParams(
             temperature=request.temperature,
-            seed=request.seed,
+            extra_args={vllm_hooks.SEED: request.seed},
             max_tokens=request.max_tokens,
             logprobs=0,  # of the sampled token only
             stop_token_ids=self._eos,
@@ -210,7 +208,7 @@ def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int, settings:
         sequences = min(batch, settings.max_sequences or MAX_SEQUENCES)
         arguments |= {
             "max_num_seqs": sequences,
-            "enable_chunked_prefill": False,  # crashes on a CPU with a seed in a request
+            "enable_chunked_prefill": False,  # crashed on a CPU with a seed in a request; not tried since requests have none
             "max_num_batched_tokens": max(2048, length),
             "kv_cache_memory_bytes": kv_cache_bytes(checkpoint.config, checkpoint.dtype, length * sequences),
         }

@@ -1,8 +1,8 @@
 """`python -m shoal.inference.prove FOLDER REQUEST OUTPUT`: honest proofs of the workers' own engine, for calibration.
 
 In: a checkpoint's folder and `REQUEST`, JSON with `prompts` (token ids), `max_tokens`, `max_length`, `dtype`, `masked` (dimensions that proofs leave
-out), `seed` and `seconds`. Out: `OUTPUT`, JSON: for each prompt that was begun in time its tokens and its proofs in hex. A process of its own,
-because vLLM changes the one that it runs in. Started by `shoal calibrate --engine`.
+out), `seed` and `seconds`. Out: `OUTPUT`, JSON: for each prompt that was begun in time its tokens, its proofs in hex and the seed that drew them. A
+process of its own, because vLLM changes the one that it runs in. Started by `shoal calibrate --engine`.
 """
 
 import json
@@ -43,7 +43,9 @@ def main(folder: Path, request: Path, output: Path) -> None:
             break
         made += engine.generate(requests[start : start + PORTION], lambda: None)
     part = output.with_suffix(".part")
-    part.write_text(json.dumps([[each.tokens, each.proofs.hex()] for each in made]))
+    part.write_text(
+        json.dumps([[each.tokens, each.proofs.hex(), asked.seed] for asked, each in zip(requests, made, strict=False)])
+    )
     part.replace(output)
 
 

@@ -1,8 +1,8 @@
 """Rows of an environment with tools: sample until a call, put the tool's output behind it, go on; all rows of a lease together, in rounds.
 
 In: planned rows, the environment's tools, an engine's `generate`. Out: one `Completion` a row, with a mask. Each round is a request for every row
-that goes on: its prompt is all that the row has so far, its seed that of its stretch. The rules are in `environments.episodes`; validators follow
-them from the other side. Called by `worker`.
+that goes on: its prompt is all that the row has so far, its seed the row's, which draws by position (`sampling.gumbel`). The rules are in
+`environments.episodes`; validators follow them from the other side. Called by `worker`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from shoal.environments.episodes import Tools
 from shoal.inference import metrics
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
-from shoal.sampling.draw import stretch_seed
 
 Generate = Callable[[Sequence[Request]], list[Completion]]
 """An engine's `generate`, which ends a sequence where it pauses."""
@@ -26,7 +25,6 @@ class ToolFailedError(RuntimeError):
 @dataclass
 class _Episode:
     row: PlannedRow
-    stretches: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -38,7 +36,7 @@ class _Episode:
         first = self.row.request
         return Request(
             prompt_tokens=[*first.prompt_tokens, *self.tokens],
-            seed=stretch_seed(first.seed, self.stretches),
+            seed=first.seed,
             temperature=first.temperature,
             max_tokens=first.max_tokens - len(self.tokens),
             truncation=first.truncation,
@@ -46,7 +44,6 @@ class _Episode:
 
     def add(self, made: Completion) -> None:
         self.made = made
-        self.stretches += 1
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
 

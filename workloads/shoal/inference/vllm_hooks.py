@@ -1,4 +1,4 @@
-"""The one module that knows vLLM's internals: it reads last hidden states as tokens are sampled, and swaps weights.
+"""The one module that knows vLLM's internals: it draws tokens by the run's rule, reads the hidden states they are drawn from, and swaps weights.
 
 vLLM mixes `HiddenStateExtension` into its worker class (`worker_extension_cls`) and calls its methods by name through
 `collective_rpc`, on every rank; `engine` is the only caller. Everything that is not vLLM's public interface is checked
@@ -9,6 +9,10 @@ The CPU's runner is a subclass that leaves this method as it is, so what tests r
 `process_settings` keeps vLLM from choosing its second runner, whose outputs carry tokens that are still on the device.
 The states that tokens are drawn from are a gather of their own (`hidden_states[logits_indices]`), also behind a CUDA
 graph, so a later step does not change them.
+
+Tokens are drawn by `sampling.gumbel`, all sequences of a step at once. vLLM's own seeded sampler has a generator for each sequence and asks them one
+after the other in Python. On a GPU the second runner's kernel draws, which is the same rule in one pass over the logits
+(`benchmarks.trust.triton_rule` compares them); elsewhere ours does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +22,18 @@ import numpy as np
 import torch
 import vllm
 from vllm import ModelRegistry
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from shoal.inference.proofs import ProofRecorder
+from shoal.sampling import gumbel
 
 TESTED_VLLM = ("0.32.",)
 """Release series that these hooks were tested with. Another one may pair states with tokens differently, silently."""
 
 EXTENSION = f"{__name__}.HiddenStateExtension"
+SEED = "shoal_seed"
+"""A request's seed in its `extra_args`: vLLM makes a generator of one in `seed`."""
 
 
 class UnsupportedVllmError(RuntimeError):
@@ -39,7 +47,7 @@ class HiddenStateExtension:
     rank: int
 
     def shoal_install(self, masked: Sequence[int]) -> None:
-        """Start recording. `masked` are the dimensions of the model's proof profile.
+        """Draw by the run's rule and start recording. `masked` are the dimensions of the model's proof profile.
 
         Raises UnsupportedVllmError when vLLM does not have the parts that are read here. Behind the last layer every rank of a tensor-parallel engine
         has the same states, so rank 0 alone records them.
@@ -47,6 +55,7 @@ class HiddenStateExtension:
         _check_version(vllm.__version__)
         runner = self.model_runner
         _check_runner(runner)
+        runner.sampler.topk_topp_sampler = SeedSampler(runner)
         self.shoal_recorder = None
         if self.rank != 0:
             return
@@ -98,6 +107,44 @@ class HiddenStateExtension:
         return str(self.model_runner.model_config.model)
 
 
+class SeedSampler(torch.nn.Module):
+    """In place of the last part of vLLM's sampler, which is given logits at the temperature, float32 [requests, vocabulary]."""
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self._runner = runner
+        self._requests: list[str] = []
+        self._seeds = torch.empty(0, dtype=torch.int64)  # of `_requests`, on the device
+
+    def forward(
+        self, logits: torch.Tensor, generators: object, k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens drawn, int64 [requests], and log-probabilities, of what top-k and top-p leave of the logits. vLLM has applied min-p before."""
+        logits = apply_top_k_top_p(logits, k, p)
+        batch = self._runner.input_batch
+        if batch.req_ids != self._requests:
+            self._requests = list(batch.req_ids)
+            known = self._runner.requests
+            seeds = [known[request].sampling_params.extra_args[SEED] for request in self._requests]
+            self._seeds = torch.tensor(seeds, dtype=torch.int64).to(logits.device)
+        last = batch.num_tokens_no_spec[: len(self._requests)].astype(np.int64) - 1
+        tokens = _draw(logits, self._seeds, torch.from_numpy(last).to(logits.device))
+        return tokens, logits.log_softmax(dim=-1, dtype=torch.float32)
+
+
+def _draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    if not logits.is_cuda:
+        return gumbel.draw(logits, seeds, positions)
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample  # needs Triton
+
+    rows = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+    at_one = torch.ones(len(logits), device=logits.device)
+    tokens: torch.Tensor = gumbel_sample(
+        logits, rows, at_one, seeds, positions, apply_temperature=False, is_drafting=False
+    )
+    return tokens
+
+
 def inspect_in_process(architecture: str) -> None:
     """Let vLLM look at the model's class in this process.
 
@@ -121,7 +168,8 @@ def _check_version(found: str) -> None:
 def _check_runner(runner: Any) -> None:
     """Raises UnsupportedVllmError for a model runner whose steps are not those that the hook reads."""
     name = f"{type(runner).__module__}.{type(runner).__qualname__}"
-    if not isinstance(runner, GPUModelRunner) or "sample_hidden_states" not in ExecuteModelState._fields:
+    fits = "sample_hidden_states" in ExecuteModelState._fields and hasattr(runner.sampler, "topk_topp_sampler")
+    if not isinstance(runner, GPUModelRunner) or not fits:
         raise UnsupportedVllmError(
             f"model runner {name} of vLLM {vllm.__version__} is not the one that the proof hooks read: set VLLM_USE_V2_MODEL_RUNNER=0"
         )

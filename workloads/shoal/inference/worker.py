@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
-from shoal.contracts.run import AgentState, PublicRun, load_node_config
+from shoal.contracts.run import AgentState, PublicRun
 from shoal.contracts.tasks import Task
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.environments.episodes import Tools, tools_of
@@ -23,12 +23,11 @@ from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
-from shoal.inference.assignments import WorkContext, benchmarks_here, work_on
+from shoal.inference.assignments import WorkContext, benchmarks_here, require_rule, work_on
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.commitment import Commitment
 from shoal.inference.completions import Completion
-from shoal.inference.device import require_cpu_where_redrawn
-from shoal.inference.engine import DEVICE, Engine, GenerationStoppedError
+from shoal.inference.engine import Engine, GenerationStoppedError
 from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations, plan_submission
 from shoal.inference.tool_episodes import ToolFailedError, play
 from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
@@ -89,7 +88,7 @@ class Worker:
         assert public is not None
         self._public: PublicRun = public
         self._codec = public.codec
-        require_cpu_where_redrawn(load_node_config().pool, public.redrawn_pools, DEVICE)
+        require_rule(public.sampler)
         self._training = work_on(public, self._task_table)
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
         policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)

@@ -16,14 +16,16 @@ from math import exp, lgamma, log
 from typing import Any
 
 import numpy as np
+import torch
 
-from shoal.contracts.proof_profile import CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
-from shoal.contracts.recipe import FileMean, ProofThresholds
+from shoal.contracts.proof_profile import DRAWN_GAPS, CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
+from shoal.contracts.recipe import DrawnGaps, FileMean, ProofThresholds
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
 from shoal.proofs.forgeries import changes, other_weights
 from shoal.proofs.forward import Decoded, decode, prefill
 from shoal.proofs.masking import masked_dimensions
+from shoal.sampling import gumbel
 from shoal.toploc.codec import ErrorTable, Proofs, compare_points, file_mean_allowed, parse
 from shoal.toploc.top_points import Bool, Float32
 
@@ -100,11 +102,20 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Served:
-    """One sequence from a serving engine: token ids, and the proofs that came with the completion."""
+    """One sequence from a serving engine: token ids, the proofs that came with the completion, and the seed that drew it at temperature 1."""
 
     prompt: list[int]
     completion: list[int]
     proofs: bytes
+    seed: int
+
+
+LEAST_GAPS = {
+    "float32": DRAWN_GAPS["float32"],
+    "bfloat16": DrawnGaps(share=5e-4, mean=2e-5, deviation=1e-3, largest=0.05),
+    "float16": DrawnGaps(share=6e-5, mean=3e-7, deviation=1e-4, largest=0.006),
+}
+"""Least budgets: a few thousand tokens show no rarer gaps. bfloat16: about what the demo's trained model had; float16: an eighth of the spacing."""
 
 
 Serve = Callable[[Sequence[Sequence[int]], int, Sequence[int]], list[Served]]
@@ -132,6 +143,14 @@ class Compared:
         return Compared(chunks, ErrorTable(*columns))
 
 
+@dataclass(frozen=True)
+class ServedErrors:
+    """What a serving engine's honest sequences differ by: their proofs, and `gaps`, a value for each token (`sampling.gumbel.redraw`)."""
+
+    proofs: Compared
+    gaps: Float32
+
+
 def calibrate(
     model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report, serve: Serve | None = None
 ) -> ProofProfile:
@@ -153,9 +172,9 @@ def calibrate(
         distance(points_of([each.states for each in honest], mask), points_of(again, mask)),
     )
     served = _served(model, prompts, mask, masked, effort, report, serve) if serve is not None else None
-    all_honest = decoded.and_(served) if served is not None else decoded
+    all_honest = decoded.and_(served.proofs) if served is not None else decoded
     chunks, errors = all_honest.chunks, all_honest.errors
-    thresholds = thresholds_for(errors, dtype_name(model), served.errors if served is not None else None)
+    thresholds = thresholds_for(errors, dtype_name(model), served)
     controls = [
         Control(
             name=name,
@@ -188,10 +207,10 @@ def calibrate(
     )
 
 
-def thresholds_for(errors: ErrorTable, dtype: str, served: ErrorTable | None = None) -> ProofThresholds:
+def thresholds_for(errors: ErrorTable, dtype: str, served: "ServedErrors | None" = None) -> ProofThresholds:
     """The largest honest errors with the margin, rounded up; at least those of the type of serving, at most the published thresholds.
 
-    `served`: those errors that came from the serving engine; in 16-bit types they bound the mean over a file.
+    `served`: what came from the serving engine; its tokens set the budget of gaps, and in 16-bit types its proofs bound the mean over a file.
     """
     least, published = LEAST_FLOAT32 if dtype == "float32" else LEAST_HALF, ProofThresholds()
     mismatches = int((errors.exponent_mismatches + errors.sign_mismatches).max())
@@ -214,7 +233,8 @@ def thresholds_for(errors: ErrorTable, dtype: str, served: ErrorTable | None = N
             MARGIN * median,
             published.max_mantissa_error_median,
         ),
-        file_mean=_file_mean(served) if served is not None and dtype != "float32" else None,
+        file_mean=_file_mean(served.proofs.errors) if served is not None and dtype != "float32" else None,
+        drawn_gaps=drawn_gaps(served.gaps, dtype) if served is not None else None,
     )
 
 
@@ -226,6 +246,30 @@ def _file_mean(served: ErrorTable) -> FileMean | None:
     bound, deviation = (math.ceil(1000 * FILE_MARGIN * float(value)) / 1000 for value in (errors.mean(), errors.std()))
     most = ProofThresholds().max_mantissa_error_mean
     return FileMean(bound=bound, deviation=deviation) if max(bound, deviation) <= most else None
+
+
+def drawn_gaps(gaps: Float32, dtype: str) -> DrawnGaps:
+    """The budget from the gaps of an engine's honest tokens, with the margins; at least `LEAST_GAPS`, rounded up to two digits."""
+    least, most = LEAST_GAPS[dtype], DRAWN_GAPS["bfloat16"]
+    measured = {
+        "share": FILE_MARGIN * max(3.0, float((gaps > 0).sum())) / gaps.size,  # of none seen, the rate is below 3 / n
+        "mean": FILE_MARGIN * float(gaps.mean(dtype=float)),
+        "deviation": FILE_MARGIN * float(gaps.std(dtype=float)),
+        "largest": MARGIN * float(gaps.max()),
+    }
+    return DrawnGaps(
+        **{
+            name: min(max(_rounded_up(value), getattr(least, name)), max(getattr(most, name), getattr(least, name)))
+            for name, value in measured.items()
+        }
+    )
+
+
+def _rounded_up(value: float) -> float:
+    if value <= 0.0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit) * unit:.2g}")
 
 
 def dtype_name(model: Any) -> Any:
@@ -266,8 +310,8 @@ def _served(
     effort: Effort,
     report: Report,
     serve: Serve,
-) -> Compared:
-    """The serving engine's honest proofs against one pass over each of its sequences."""
+) -> ServedErrors:
+    """The serving engine's honest proofs and tokens against one pass over each of its sequences."""
     wanted = [prompts[number % len(prompts)] for number in range(effort.sequences)]
     report("serve", 0, len(wanted))
     made = [each for each in serve(wanted, effort.max_tokens, masked) if each.completion]
@@ -279,7 +323,21 @@ def _served(
     proofs = [parse(each.proofs, len(each.completion), model.config.hidden_size) for each in made]
     whole = Proofs(np.concatenate([p.moduli for p in proofs]), np.concatenate([p.coefficients for p in proofs]))
     report("serve", len(made), len(wanted))
-    return Compared(layout([len(states) for states in again]), compare_points(whole, *points_of(again, mask)))
+    compared = Compared(layout([len(states) for states in again]), compare_points(whole, *points_of(again, mask)))
+    return ServedErrors(compared, np.concatenate([_gaps(model, *each) for each in zip(made, again, strict=True)]))
+
+
+@torch.inference_mode()
+def _gaps(model: Any, served: Served, states: Float32) -> Float32:
+    """How far each token is behind the one that its seed draws from these states; nats, at least 0."""
+    weight = next(model.lm_head.parameters())
+    logprobs = torch.log_softmax(model.lm_head(torch.from_numpy(states).to(weight)).float(), dim=-1)
+    chosen = torch.tensor(served.completion, device=weight.device)
+    positions = torch.arange(len(chosen), device=weight.device) + len(served.prompt) - 1
+    gaps: Float32 = (
+        gumbel.redraw(logprobs, chosen, torch.full_like(chosen, served.seed), positions)[0].cpu().numpy()
+    )
+    return gaps
 
 
 def _controls(

@@ -1,1 +1,1 @@
-"""The draw: which prompts, lengths and seeds a piece of work must use, from public values. Pure."""
+"""The draw of prompts, lengths and seeds from public values (`draw`), and the rule by which a seed draws a token (`gumbel`). Pure."""

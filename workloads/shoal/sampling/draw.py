@@ -69,20 +69,6 @@ class CounterGenerator:
         return drawn
 
 
-def stretch_seed(row_seed: int, stretch: int) -> int:
-    """The seed with which stretch number `stretch` of a row's sampled tokens is drawn (`rollouts.sampled_stretches`), 63 bits.
-
-    The first stretch, and so a completion without tools, has the row's own seed. Each later one follows a tool's output, is a request of its own and
-    has the first 63 bits of SHA-256("shoal/stretch/v1" 0 row seed, stretch), both as 8 big-endian bytes. ValueError for a seed of more than 63 bits.
-    """
-    if not 0 <= row_seed < 1 << SEED_BITS or stretch < 0:
-        raise ValueError(f"seed {row_seed} and stretch {stretch}: a seed has {SEED_BITS} bits, a stretch counts from 0")
-    if stretch == 0:
-        return row_seed
-    digest = hashlib.sha256(b"shoal/stretch/v1\0" + row_seed.to_bytes(8, "big") + stretch.to_bytes(8, "big")).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
 def continuation_seed(parent_seed: int, boundary: int, number: int) -> int:
     """The seed of continuation `number` (from 0) at inner boundary `boundary` (from 1) of a completion with this seed (`contracts.vine`), 63 bits.
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shoal.contracts.answers import FileAnswers
 from shoal.contracts.compute import Compute, compute_of
-from shoal.contracts.proof_profile import thresholds_in_force
+from shoal.contracts.proof_profile import drawn_gaps_in_force, thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
@@ -189,7 +189,7 @@ def _expensive_finding_among(
     for until in looks:
         drawn = {number: file.rows[number] for number in order[len(seen) : until]}
         finding = _row_by_row(file, facts, policy, thresholds, drawn, copied, seen, watch, progress) or _all_together(
-            file, facts, thresholds, chance, seen, watch
+            file, facts, thresholds, policy.dtype, chance, seen, watch
         )
         if finding is not None or not sequential.undecided(seen.values(), len(rows), facts.validation):
             return finding
@@ -219,7 +219,7 @@ def _row_by_row(
             errors = computation.measure(file, batch, facts, policy.profile)
             finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
-            finding = finding or redraw.check(file, batch, policy.dtype)
+            finding = finding or redraw.check(file, batch, drawn_gaps_in_force(thresholds, policy.dtype))
         if copied:
             with watch("replay"):  # once more by our own log-probabilities, which nobody can choose
                 finding = finding or copies.find(copied, {number: ours.logprobs for number, ours in batch.items()})
@@ -234,6 +234,7 @@ def _all_together(
     file: File,
     facts: Facts,
     thresholds: ProofThresholds,
+    dtype: str,
     chance: float,
     looked_at: Mapping[int, Prefill],
     watch: Stopwatch,
@@ -241,6 +242,9 @@ def _all_together(
     """Checks that sum over the rows seen so far."""
     with watch("computation"):
         finding = computation.check_mean(file, looked_at, thresholds, chance)
+    with watch("redraw"):
+        budget = drawn_gaps_in_force(thresholds, dtype)
+        finding = finding or redraw.check_budget(file, looked_at, budget, chance)
     with watch("token_sampling"):
         finding = finding or token_sampling.check(file, looked_at, facts, chance)
     with watch("termination"):

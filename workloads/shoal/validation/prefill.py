@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 
 from shoal.contracts.evaluation import Truncation
-from shoal.contracts.pools import Sampler
+from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.rollouts import Rollout
-from shoal.validation import samplers
-from shoal.validation.samplers import TOLERANCE_NATS, Int64, Kept, truncated
+from shoal.sampling import gumbel
+from shoal.validation.truncation import Kept, doubt, truncated
 
 LOW_PROBABILITY = 0.05
 """A sampled token with less is improbable; the token-sampling check counts them."""
@@ -42,6 +42,7 @@ TILE_TOKENS = 4096
 """Positions of a tile at most, however small the vocabulary."""
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,22 @@ def _one_row(
     # The state at position p is what token p+1 was drawn from: P-1 .. P+n-2 for n tokens after a prompt of P.
     sampled = torch.tensor(np.flatnonzero(row.completion_mask), device=hidden.device) + len(row.prompt_tokens)
     states, chosen = hidden[sampled - 1], tokens[sampled]
-    keys = samplers.row_keys(sampler, row.seed, row.completion_mask) if sampler is not None else None
+    if sampler not in (SAMPLER, None):
+        raise ValueError(f"sampler is {sampler!r}; allowed: {SAMPLER}, or None where nothing is drawn again")
+    seeds = torch.full_like(chosen, row.seed)
     tile = min(TILE_TOKENS, max(1, TILE_ELEMENTS // model.config.vocab_size))
     parts, gaps, drawn = [], [], []
     for start in range(0, len(sampled), tile):
         here = slice(start, start + tile)
         logits = model.lm_head(states[here]).float()
         logprobs = torch.log_softmax(logits / row.temperature, dim=-1)
-        kept = truncated(logprobs, truncation, _doubt(model, row.temperature)) if truncation is not None else None
+        kept = truncated(logprobs, truncation, doubt(model.dtype, row.temperature)) if truncation is not None else None
         parts.append(_distribution(logits, logprobs, chosen[here], row.temperature, eos, kept))
-        if keys is not None:
-            found = samplers.redraw(logprobs, chosen[here], keys[here], kept)
-            gaps.append(found[0].astype(np.float32))
-            drawn.append(found[1])
+        if sampler is not None:
+            limits = (kept.surely, kept.perhaps) if kept is not None else None
+            behind, winners = gumbel.redraw(logprobs, chosen[here], seeds[here], sampled[here] - 1, limits)
+            gaps.append(behind)
+            drawn.append(winners)
     own, eos_chance, low, mean, variance, colder, hotter = (
         torch.cat(column).float().cpu().numpy() for column in zip(*parts, strict=True)
     )
@@ -172,14 +176,9 @@ def _one_row(
         surprise_variance=variance,
         colder=colder,
         hotter=hotter,
-        gaps=np.concatenate(gaps) if keys is not None else None,
-        drawn=np.concatenate(drawn) if keys is not None else None,
+        gaps=torch.cat(gaps).cpu().numpy() if gaps else None,
+        drawn=torch.cat(drawn).cpu().numpy() if drawn else None,
     )
-
-
-def _doubt(model: Any, temperature: float) -> float:
-    """Nats that an engine's log-probability and ours may be apart, one token's: half of what two may (`TOLERANCE_NATS`)."""
-    return TOLERANCE_NATS[str(model.dtype).removeprefix("torch.")] / min(1.0, temperature) / 2
 
 
 def _distribution(

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts import keys
+from shoal.contracts.pools import SAMPLER
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     MAX_LOG_CHARACTERS,
@@ -312,9 +313,7 @@ def public_run(state: RunState) -> PublicRun:
         max_sequence_length=config.recipe.max_sequence_length,
         sampling=config.sampling,
         length_reward=config.length_reward,
-        redrawn_pools=[
-            pool.name for pool in config.pools if config.validation.redraw == "Auto" and pool.sampler is not None
-        ],
+        sampler=SAMPLER,
         benchmarks=list(state.plan.benchmarks),
         vine=config.recipe.vine,
         prompt=prepared.prompt,

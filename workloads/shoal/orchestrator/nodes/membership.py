@@ -49,8 +49,8 @@ def must_register(state: RunState, record: NodeRecord) -> bool:
     """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, or its place at its address."""
     if record.pool or record.state not in MEMBERS:
         return False
-    pools, redraw = state.config.pools, state.config.validation.redraw
-    mixed = redraw != "Off" and len({terms.sampler for terms in pools}) > 1
+    pools = state.config.pools
+    mixed = len({terms.sampler for terms in pools}) > 1
     return mixed or any(terms.admission.nodes_per_address for terms in pools)
 
 

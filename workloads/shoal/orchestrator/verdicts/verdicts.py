@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.contracts import keys
+from shoal.contracts.pools import SAMPLER
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
@@ -174,6 +175,10 @@ def over(state: RunState, record: SubmissionRecord) -> str:
         return f"{record.step} is no slice that this run knows"
     if closed(state, work):
         return f"step {record.step} was sealed before this file was checked"
+    if record.drawn_by is not None and record.drawn_by.sampler not in (SAMPLER, None):
+        return (
+            f"its tokens were drawn by rule {record.drawn_by.sampler} of an earlier release; validators have {SAMPLER}"
+        )
     return EVICTED if record.node in state.view.evicted else ""
 
 

@@ -252,8 +252,6 @@ def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
 
     A node that changes its pool takes no file with it: honest ones are not judged by another sampler, others do not escape theirs.
     """
-    if state.config.validation.redraw == "Off":
-        return None
     if record.drawn_by is not None:
         return record.drawn_by.sampler
     return _sampler_of_pool(state, state.nodes.get(record.node))
@@ -262,5 +260,5 @@ def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
 def _sampler_of_pool(state: RunState, record: NodeRecord | None) -> Sampler | None:
     """What draws a node's tokens now, by the terms of its pool. Which one that is, is forgotten with Redis; then it is what all pools agree on."""
     terms = terms_of(state.config.pools, record.pool) if record is not None else None
-    samplers = {each.sampler for each in ([terms] if terms is not None else state.config.pools)}
+    samplers = {each.drawn_by for each in ([terms] if terms is not None else state.config.pools)}
     return samplers.pop() if len(samplers) == 1 else None

@@ -16,7 +16,7 @@ class DrawnBy(Contract):
     """What draws the tokens of one file, as it was when the file's lease was given: its node may be in another pool when the file is judged."""
 
     pool: str = Field(description="of the node; empty: not known since Redis was lost")
-    sampler: Sampler | None = Field(description="by the pool's terms of that time; None: nothing to redo")
+    sampler: Sampler | None = Field(description="by the pool's terms of that time; None: nothing to draw again")
 
 
 class LeaseRecord(Contract):

@@ -1,44 +1,76 @@
 """Every token is the one that the row's seed draws from the claimed policy: the sampler's choices, made again.
 
-The paper checks the distribution of the chosen tokens' probabilities (INTELLECT-2, section 2.3.2); where the run's
-engine draws with noise that a seed determines, there is a stronger check: given weights, prompt and seed, there is one
-completion, and any other is wrong. It shows another seed, the best of several samples, a colder sampler, an early or
-improbable end in one row, tokens that a smaller model wrote, and tokens changed at the end, where no hidden state
+The paper checks the distribution of the chosen tokens' probabilities (INTELLECT-2, section 2.3.2). A rule by which a seed draws (`sampling.gumbel`)
+allows a stronger check: given weights, prompt and seed, there is one completion, and any other is wrong. It shows another seed, the best of several
+samples, a colder sampler, an early or improbable end in one row, tokens of other weights, and tokens changed at the end, where no hidden state
 depends on them.
 
-Whether it can be made is the run's configuration to say (`ValidationJob.sampler`), never the worker's. What rounding
-may do is bounded: where two tokens are nearly equal, an engine and we may differ, so that the claimed token may be
-behind by twice the difference of log-probabilities. It rests on a tolerance, so it slashes only when a second
-check finds the same.
+Which rule it is, the run's configuration says (`ValidationJob.sampler`), never the worker. Where two tokens are nearly equal, rounding decides, and
+an engine and we may differ. What rounding may do is a budget of the file (`DrawnGaps`): one token is not far behind, and all together are neither
+behind too often nor by too much. So a liar who knows the budget can choose a few tokens, and not each one (docs/adversaries.md). It rests on
+statistics, so it slashes only when a second check finds the same.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from shoal.contracts.recipe import DrawnGaps
+from shoal.validation.checks.termination import at_least
 from shoal.validation.facts import File, Finding, reject
 from shoal.validation.prefill import Prefill
-from shoal.validation.samplers import TOLERANCE_NATS
 
 
-def check(file: File, prefills: Mapping[int, Prefill], dtype: str) -> Finding | None:
-    """The rows in `prefills` (by row number) are what their seeds draw, by weights of this dtype; nothing to say where
-    the sampler cannot be redone.
-    """
+def check(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps) -> Finding | None:
+    """No token of the rows in `prefills` (by row number) is farther behind than one may be; nothing to say where nobody draws again."""
     for number, ours in prefills.items():
         if ours.gaps is None or ours.drawn is None:
             continue
-        # `sampling` has seen that the row's temperature is the run's.
-        tolerance = TOLERANCE_NATS[dtype] / min(1.0, file.rows[number].temperature)
-        behind = np.flatnonzero(~(ours.gaps <= tolerance))
+        row = file.rows[number]
+        allowed = budget.largest / _scale(row.temperature)
+        behind = np.flatnonzero(~(ours.gaps <= allowed))
         if behind.size:
-            first, row = int(behind[0]), file.rows[number]
+            first = int(behind[0])
             place = int(np.flatnonzero(row.completion_mask)[first])
             return reject(
                 "redraw",
                 f"row {number}: {behind.size} of {ours.gaps.size} tokens are not what seed {row.seed} draws "
                 f"from version {file.policy_version}; the first is token {place}: {row.completion_tokens[place]} is "
                 f"claimed, drawn is {int(ours.drawn[first])}, {float(ours.gaps[first]):.3g} nats ahead (allowed "
-                f"{tolerance:g})",
+                f"{allowed:g})",
             )
     return None
+
+
+def check_budget(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps, chance: float) -> Finding | None:
+    """All tokens seen so far are together within the budget. `chance`: how often an honest file may be rejected here."""
+    seen = [
+        ours.gaps * _scale(file.rows[number].temperature) for number, ours in prefills.items() if ours.gaps is not None
+    ]
+    if not seen:
+        return None
+    gaps = np.concatenate(seen).astype(np.float64)
+    behind, total = int((gaps > 0.0).sum()), float(gaps.sum())
+    allowed = sum_allowed(budget, gaps.size, chance / 2)
+    if at_least(behind, budget.share * gaps.size) >= chance / 2 and total <= allowed:
+        return None
+    return reject(
+        "redraw",
+        f"{behind} of {gaps.size} tokens of {len(seen)} rows are not what their seeds draw from version {file.policy_version} (of honest ones "
+        f"{budget.share * gaps.size:.3g} are), by {total:.3g} nats together (allowed {allowed:.3g})",
+    )
+
+
+def sum_allowed(budget: DrawnGaps, tokens: int, chance: float) -> float:
+    """Nats by which `tokens` tokens may be behind together: an honest file's are more with at most `chance`.
+
+    Bernstein's inequality, as of `toploc.codec.file_mean_allowed`.
+    """
+    nats = math.log(1.0 / chance)
+    return budget.mean * tokens + budget.deviation * math.sqrt(2.0 * tokens * nats) + budget.largest * nats / 3.0
+
+
+def _scale(temperature: float) -> float:
+    """A temperature below 1 divides logits, and so what rounding does to them; `sampling` has seen that it is the run's."""
+    return min(1.0, temperature)

@@ -1,0 +1,351 @@
+"""A dishonest worker that has the right weights, knows every bound, and asks the public judge before it hands anything in.
+
+In: the demo's models, as they are and in bfloat16. Out: for each type of serving how much of an accepted file it can choose (`measure`). Its proofs
+are perfect: one honest prefill makes them. Every row is checked, as on probation. Two aims:
+
+- Cheap tokens. Other weights write, and where their token is farther behind than x nats under the right weights, the right one is put in its
+  place: one pass with both models, so that nothing is left to repair. x is the greatest that the judge accepts, of some halvings.
+- Another reward. A completion's nearest runners-up, up to `SWAPS` places a row, are each written on: of four completions the best is taken, of
+  eight the worst, cheapest changes first, as long as the file's budget lasts.
+
+Beside them stand honest files of the workers' own engine, and the bits a token that the budget leaves free, also for a GPU: there rounding of logits
+is injected as noise, since no GPU was at hand. Called by `python -m benchmarks.trust adaptive` and by tests with fewer files.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache
+
+from benchmarks.trust import weight_sets
+from benchmarks.trust.engine_client import EngineProcess
+from benchmarks.trust.in_process import PaperRun, paper_config
+from benchmarks.trust.interval import clopper_pearson
+from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
+from benchmarks.trust.right_model import RightModel
+from shoal.contracts.proof_profile import PROFILE_FILE, drawn_gaps_in_force, read_profile, thresholds_in_force
+from shoal.contracts.protocol import Lease
+from shoal.contracts.rollouts import Rollout
+from shoal.contracts.verdicts import Verdict
+from shoal.inference.completions import Completion
+from shoal.inference.rollouts import PlannedRow
+from shoal.proofs.calibration import drawn_gaps
+from shoal.sampling import gumbel
+from shoal.validation.checks.redraw import sum_allowed
+from shoal.validation.checks.termination import at_least
+from shoal.validation.policies import load_model
+
+KINDS = ("int8", "int4", "fp8", "older")
+DTYPES = ("float32", "bfloat16")
+FILES = 2
+"""Of each kind of cheap weights, and of each direction of the reward."""
+HONEST_FILES = 24
+FULL_BATCH = 128
+SWAPS = 7
+BEST_OF, WORST_OF = 4, 8
+TRIES = 5
+"""Times that the judge is asked about one file; each time the liar wants half as much."""
+CHANCE = 1e-4 / 12
+"""About what the budget has of the default `falseRejectRate`: a sixth, half of it for the sum."""
+GPU_LOGIT_NOISE = 0.125 / math.sqrt(12.0)
+"""Nats, on either side: bfloat16 has 8 significant bits, so that logits between 16 and 32 are multiples of 1/8, and rounding is uniform."""
+NOISE_ROUNDS = 10
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A completion of the liar: tokens, and for each place the margin of the runner-up (nats) and that token, under the right weights."""
+
+    tokens: list[int]
+    margins: list[float]
+    runners_up: list[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A place of a row where another token is written, and what it costs."""
+
+    row: int
+    place: int
+    token: int
+    nats: float
+
+
+class Liar:
+    """One type of serving: a run on paper, its judge, and the right weights."""
+
+    def __init__(self, run: PaperRun, right: Path) -> None:
+        self.run, self.folder = run, right
+        self.right = load_model(right)
+        self.prover = RightModel(right)
+        profile = read_profile(right, self.right.config.hidden_size)
+        self.dtype = str(next(self.right.parameters()).dtype).removeprefix("torch.")
+        self.budget = drawn_gaps_in_force(thresholds_in_force(run.config.validation.thresholds, profile), self.dtype)
+
+    @torch.inference_mode()
+    def write(
+        self,
+        planned: Sequence[PlannedRow],
+        cheap: Any = None,
+        most_behind: float = 0.0,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> list[Written]:
+        """Completions; `cheap` writes where it is at most `most_behind` nats behind. `forced[i]`: how completion i begins."""
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for number, row in enumerate(planned):
+            by_length[len(row.request.prompt_tokens)].append(number)
+        found: dict[int, Written] = {}
+        for numbers in by_length.values():
+            group = self._write(
+                [planned[number] for number in numbers],
+                cheap,
+                most_behind,
+                [forced[number] if forced else () for number in numbers],
+            )
+            found |= dict(zip(numbers, group, strict=True))
+        return [found[number] for number in range(len(planned))]
+
+    def _write(
+        self, planned: Sequence[PlannedRow], cheap: Any, most_behind: float, forced: Sequence[Sequence[int]]
+    ) -> list[Written]:
+        requests = [row.request for row in planned]
+        tokens = torch.tensor([list(each.prompt_tokens) for each in requests])
+        seeds = torch.tensor([each.seed for each in requests])
+        models = [self.right] if cheap is None else [self.right, cheap]
+        caches = [DynamicCache(config=model.config) for model in models]
+        ends = torch.tensor(sorted(self.run.workshop.eos_token_ids))
+        ended = torch.zeros(len(requests), dtype=torch.bool)
+        columns: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        position = tokens.shape[1] - 1
+        for step in range(max(each.max_tokens for each in requests)):
+            logits = [
+                model.lm_head(
+                    model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+                ).float()
+                / requests[0].temperature
+                for model, cache in zip(models, caches, strict=True)
+            ]
+            positions = torch.full_like(seeds, position + step)
+            chosen = gumbel.draw(logits[0], seeds, positions)
+            second = gumbel.draw(logits[0].scatter(1, chosen[:, None], -math.inf), seeds, positions)
+            margins, _ = gumbel.redraw(logits[0], second, seeds, positions)
+            if cheap is not None:
+                wanted = gumbel.draw(logits[1], seeds, positions)
+                behind, _ = gumbel.redraw(logits[0], wanted, seeds, positions)
+                chosen = torch.where(behind <= most_behind, wanted, chosen)
+            for number, beginning in enumerate(forced):
+                if step < len(beginning):
+                    chosen[number] = beginning[step]
+            columns.append((chosen, margins, second))
+            tokens = chosen[:, None]
+            ended |= torch.isin(chosen, ends)
+            if ended.all():
+                break
+        drawn, margin, runner = (torch.stack(column, dim=1).tolist() for column in zip(*columns, strict=True))
+        lengths = [
+            next((place + 1 for place, token in enumerate(row) if token in ends), min(len(row), each.max_tokens))
+            for row, each in zip(drawn, requests, strict=True)
+        ]
+        return [Written(drawn[n][:length], margin[n][:length], runner[n][:length]) for n, length in enumerate(lengths)]
+
+    def rows(self, lease: Lease, planned: Sequence[PlannedRow], written: Sequence[Written]) -> list[Rollout]:
+        """Rows with the rewards that they will have."""
+        eos = self.run.workshop.eos_token_ids
+        completions = [
+            Completion(each.tokens, [0.0] * len(each.tokens), "stop" if each.tokens[-1] in eos else "length", b"")
+            for each in written
+        ]
+        return self.run.rows(lease, planned, completions)
+
+    def ask(self, lease: Lease, rows: Sequence[Rollout]) -> Verdict:
+        """The public judge, on the file that would be handed in: every row proven, every row checked."""
+        return self.run.judge(self.run.write([self.prover.prove(row) for row in rows]), lease)
+
+    def not_drawn(self, rows: Sequence[Rollout]) -> tuple[int, int]:
+        """Tokens that are not what their seeds draw from the right weights, and all tokens."""
+        gaps = np.concatenate([self.gaps(row) for row in rows])
+        return int((gaps > 0).sum()), gaps.size
+
+    def gaps(self, row: Rollout) -> Float32:
+        """How far each token is behind, as a validator finds it."""
+        logprobs = torch.from_numpy(self.prover.look(row).logprobs)
+        seeds, positions = places(row)
+        found: Float32 = gumbel.redraw(logprobs, torch.tensor(row.completion_tokens), seeds, positions)[0].numpy()
+        return found
+
+    def fits(self, gaps: Sequence[float], tokens: int) -> bool:
+        """Whether tokens behind by these nats are within a file's budget."""
+        often = at_least(len(gaps), self.budget.share * tokens) >= CHANCE
+        return (
+            often
+            and sum(gaps) <= sum_allowed(self.budget, tokens, CHANCE)
+            and max(gaps, default=0.0) <= self.budget.largest
+        )
+
+
+def places(row: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seeds and positions of a row's tokens, int64."""
+    count = len(row.completion_tokens)
+    return torch.full((count,), row.seed), torch.arange(count) + len(row.prompt_tokens) - 1
+
+
+def cheap_tokens(liar: Liar, cheap: Any, number: int) -> dict[str, float]:
+    """One file by cheap weights: the greatest share of tokens that the judge takes although their seeds draw others."""
+    lease, planned = liar.run.lease(number)
+    most_behind = liar.budget.largest
+    for _ in range(TRIES):
+        rows = liar.rows(lease, planned, liar.write(planned, cheap, most_behind))
+        other, tokens = liar.not_drawn(rows)
+        if liar.ask(lease, rows).outcome == "accept":
+            return {"other": other, "tokens": tokens, "most_behind": most_behind}
+        most_behind /= 2
+    return {"other": 0, "tokens": tokens, "most_behind": 0.0}
+
+
+def moved_reward(liar: Liar, number: int, *, up: bool) -> float:
+    """One file: how far its mean reward is moved among files that the judge accepts."""
+    lease, planned = liar.run.lease(number)
+    written = liar.write(planned)
+    rows = liar.rows(lease, planned, written)
+    honest = [float(row.reward or 0.0) for row in rows]
+    others = (BEST_OF if up else WORST_OF) - 1
+    choices = [
+        Choice(row, place, each.runners_up[place], each.margins[place])
+        for row, each in enumerate(written)
+        for place in sorted(range(len(each.tokens)), key=each.margins.__getitem__)[: min(others, SWAPS)]
+        if each.margins[place] <= liar.budget.largest
+    ]
+    if not choices:
+        return 0.0
+    beginnings = [[*written[each.row].tokens[: each.place], each.token] for each in choices]
+    tried = liar.write([planned[each.row] for each in choices], forced=beginnings)
+    completed = liar.rows(lease, [planned[each.row] for each in choices], tried)
+    sign = 1.0 if up else -1.0
+    gains = [
+        (sign * (float(row.reward or 0.0) - honest[each.row]), each, row)
+        for each, row in zip(choices, completed, strict=True)
+    ]
+    wanted: dict[int, tuple[float, Choice, Rollout]] = {}
+    tokens = sum(len(row.completion_tokens) for row in rows)
+    for gain, each, row in sorted(
+        (found for found in gains if found[0] > 0.0), key=lambda found: found[1].nats / found[0]
+    ):
+        if each.row not in wanted and liar.fits([*(kept.nats for _, kept, _ in wanted.values()), each.nats], tokens):
+            wanted[each.row] = (gain, each, row)
+    for _ in range(TRIES):
+        file = [wanted[n][2] if n in wanted else row for n, row in enumerate(rows)]
+        if liar.ask(lease, file).outcome == "accept":
+            return sign * sum(gain for gain, _, _ in wanted.values()) / len(rows)
+        kept = sorted(wanted, key=lambda n: wanted[n][1].nats)
+        wanted = {n: wanted[n] for n in kept[: len(kept) // 2]}
+    return 0.0
+
+
+def honest_files(liar: Liar, files: int, first: int) -> dict[str, Any]:
+    """Files of the workers' own engine before the same judge."""
+    run, rejected, evidence = liar.run, 0, ""
+    length = run.config.recipe.max_sequence_length
+    with EngineProcess(liar.folder, max_sequence_length=length, batch=FULL_BATCH) as engine:
+        leases = [run.lease(first + number) for number in range(files)]
+        made = engine.generate(liar.folder, [row.request for _, planned in leases for row in planned]).completions
+    for number, (lease, planned) in enumerate(leases):
+        own = made[number * len(planned) : (number + 1) * len(planned)]
+        verdict = run.judge(run.write(run.rows(lease, planned, own)), lease)
+        if verdict.outcome != "accept":
+            rejected, evidence = rejected + 1, f"{verdict.reason}: {verdict.evidence}"[:300]
+    upper = clopper_pearson(rejected, files)[1]
+    return {"files": files, "rejected": rejected, "false_reject_rate_upper_95": upper, "evidence": evidence}
+
+
+def free_bits(liar: Liar, number: int, noise: float = 0.0) -> dict[str, Any]:
+    """Bits a token that a budget leaves free: places where another token is within it, and how many of these may be used.
+
+    With `noise` (nats, standard deviation, on either side) the budget is calibrated on tokens that are drawn with it, as `shoal calibrate` would.
+    """
+    lease, planned = liar.run.lease(number)
+    written = liar.write(planned)
+    rows = liar.rows(lease, planned, written)
+    budget = liar.budget
+    if noise:
+        chance = torch.Generator().manual_seed(number)
+        gaps = [_noisy(liar, row, noise, chance) for _ in range(NOISE_ROUNDS) for row in rows]
+        budget = drawn_gaps(np.concatenate(gaps), "bfloat16")
+    margins = np.concatenate([each.margins for each in written])
+    free = int((margins <= budget.largest).sum())
+    used = next(count for count in range(1, margins.size) if at_least(count, budget.share * margins.size) < CHANCE) - 1
+    ways = sum(math.comb(free, count) for count in range(min(free, used) + 1))
+    return {
+        "budget": budget.model_dump(),
+        "tokens": int(margins.size),
+        "places": free,
+        "places_used_at_most": used,
+        "bits_a_token": math.log2(ways) / margins.size,
+    }
+
+
+def _noisy(liar: Liar, row: Rollout, noise: float, chance: torch.Generator) -> Float32:
+    logprobs = torch.from_numpy(liar.prover.look(row).logprobs)
+    seeds, positions = places(row)
+    ours, theirs = (logprobs + noise * torch.randn(logprobs.shape, generator=chance) for _ in range(2))
+    found: Float32 = gumbel.redraw(ours, gumbel.draw(theirs, seeds, positions), seeds, positions)[0].numpy()
+    return found
+
+
+def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
+    """The liar of a type of serving, and its cheap models by name."""
+    home.mkdir()
+    config, base, right = paper_config(), made.base, made.current
+    if dtype != "float32":
+        base, right = in_bfloat16(made.base, home / "base"), in_bfloat16(made.current, home / "current")
+        calibrate_engine(config, base)
+        (right / PROFILE_FILE).write_bytes((base / PROFILE_FILE).read_bytes())
+        config = paper_config({"validation": config.validation.model_copy(update={"thresholds": None})})
+    folders = {
+        kind: weight_sets.derive(right, home / f"cheap-{kind}", weight_sets.CHANGES[kind])
+        for kind in KINDS
+        if kind != "older"
+    } | {"older": base}
+    liar = Liar(PaperRun(home / "run", config, base, right), right)
+    return liar, {kind: load_model(folders[kind]) for kind in KINDS}
+
+
+def measure(
+    made: Made, home: Path, files: int = FILES, honest: int = HONEST_FILES, dtypes: Sequence[str] = DTYPES
+) -> dict[str, Any]:
+    """Some six minutes a dtype on one core."""
+    return {dtype: of_dtype(*liar_of(made, home / f"adaptive-{dtype}", dtype), files, honest) for dtype in dtypes}
+
+
+def of_dtype(liar: Liar, cheap: Mapping[str, Any], files: int, honest: int) -> dict[str, Any]:
+    """Everything for one type of serving."""
+    kinds: dict[str, Any] = {}
+    for place, (kind, model) in enumerate(cheap.items()):
+        cheats = [cheap_tokens(liar, model, 100 * place + number) for number in range(files)]
+        other, tokens = (sum(each[name] for each in cheats) for name in ("other", "tokens"))
+        kinds[kind] = {"files": files, "share": other / tokens, "most_behind": [each["most_behind"] for each in cheats]}
+    up = [moved_reward(liar, 1000 + number, up=True) for number in range(files)]
+    down = [moved_reward(liar, 2000 + number, up=False) for number in range(files)]
+    found: dict[str, Any] = {
+        "files": files,
+        "budget": liar.budget.model_dump(),
+        "cheap": kinds,
+        "cheap_token_share": max(each["share"] for each in kinds.values()),
+        "reward_shifts_up": up,
+        "reward_shifts_down": down,
+        "reward_shift_up": float(np.mean(up)),
+        "reward_shift_down": float(np.mean(down)),
+        "free": free_bits(liar, 3000),
+        "honest": honest_files(liar, honest, 4000),
+    }
+    if liar.dtype == "bfloat16":
+        found["free_on_a_gpu"] = free_bits(liar, 3000, GPU_LOGIT_NOISE) | {"logit_noise": GPU_LOGIT_NOISE}
+    return found

@@ -1,0 +1,53 @@
+"""A liar with the right weights, who asks the public judge first, changes next to nothing of a float32 file of which every row is checked."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks.trust import adaptive, weight_sets
+from benchmarks.trust.adaptive import Liar
+from benchmarks.trust.in_process import PaperRun, paper_config
+from tournament import Tournament
+
+from shoal.validation.policies import load_model
+
+pytestmark = pytest.mark.timeout(1200)
+MOST_CHEAP, MOST_MOVED = 0.02, 0.02
+
+
+@pytest.fixture(scope="module")
+def liar(tournament: Tournament, tmp_path_factory: pytest.TempPathFactory) -> Liar:
+    home, current = tmp_path_factory.mktemp("liar"), tournament.weights["current"]
+    return Liar(PaperRun(home / "run", paper_config(), tournament.arena.base, current), current)
+
+
+def test_its_honest_file_is_accepted(liar: Liar) -> None:
+    lease, planned = liar.run.lease(1)
+    rows = liar.rows(lease, planned, liar.write(planned))
+    verdict = liar.ask(lease, rows)
+    assert (verdict.outcome, verdict.evidence) == ("accept", "")
+    assert liar.not_drawn(rows)[0] <= 1
+
+
+def test_tokens_of_cheap_weights_are_accepted_only_where_they_are_those_that_the_seeds_draw(
+    liar: Liar, tmp_path: Path
+) -> None:
+    cheap = load_model(weight_sets.derive(liar.folder, tmp_path / "int4", weight_sets.int4))
+    lease, planned = liar.run.lease(2)
+    as_it_is = liar.rows(lease, planned, liar.write(planned, cheap, most_behind=1e9))
+    assert liar.not_drawn(as_it_is)[0] > 0
+    verdict = liar.ask(lease, as_it_is)
+    assert (verdict.outcome, verdict.reason) == ("reject", "redraw")
+    found = adaptive.cheap_tokens(liar, cheap, 2)
+    assert found["other"] / found["tokens"] <= MOST_CHEAP
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_rewards_are_not_moved_by_picking_among_completions(liar: Liar, up: bool) -> None:
+    assert abs(adaptive.moved_reward(liar, 3 + up, up=up)) <= MOST_MOVED
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_of_3000_honest_files_fewer_than_one_in_a_thousand_is_rejected(liar: Liar) -> None:
+    found = adaptive.honest_files(liar, 3000, 10_000)
+    assert found["false_reject_rate_upper_95"] < 1e-3, found["evidence"]
