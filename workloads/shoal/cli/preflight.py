@@ -40,6 +40,9 @@ def _problem_of_environment(name: str) -> str | None:
     package, _, part = name.partition(":")
     if package not in installed():
         return f"environment {name!r} is not installed here; installed: {', '.join(sorted(installed()))}"
+    if package == "mixed":
+        problems = map(_problem_of_environment, filter(None, part.split("+")))
+        return next(filter(None, problems), None)
     if package != "lm-eval" or not part:
         return None
     try:
