@@ -106,7 +106,7 @@ from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
+from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
@@ -222,6 +222,9 @@ DOCUMENTS: dict[str, Contract] = {
     "registration": sample(Registration),
     "invite": sample(Invite),
     "step-metrics": sample(StepMetrics),
+    "step-metrics-mixed": sample(StepMetrics).model_copy(
+        update={"by_task_type": {"math": TypeMeans(groups=2, rows=8, task_reward=0.5, reward=0.25, completion_length_mean=7.5)}}
+    ),
     "version-open": sample(VersionOpen),
     "public-run": sample(PublicRun),
     "trackers": Trackers(

@@ -110,9 +110,12 @@ def step_line(metrics: StepMetrics, steps_total: int) -> str:
             f"held-out loss {number(metrics.held_out_loss)}, gradient norm {number(metrics.gradient_norm)}, "
             f"learning rate {metrics.learning_rate:.2e}, {took}"
         )
+    each = "; ".join(
+        f"{name} {number(of.task_reward)} in {of.groups} groups" for name, of in metrics.by_task_type.items()
+    )
     return (
         f"step {metrics.step + 1}/{steps_total} trained: reward {number(metrics.reward)}, "
-        f"task reward {number(metrics.task_reward)}, gradient norm {number(metrics.gradient_norm)}, "
+        f"task reward {number(metrics.task_reward)}{f' ({each})' if each else ''}, gradient norm {number(metrics.gradient_norm)}, "
         f"clip ratio {percent(metrics.clip_ratio)}, policy lag {number(metrics.policy_lag_mean, 2)}, "
         f"entropy {number(metrics.entropy)}, {took}"
     )

@@ -32,7 +32,7 @@ LARGEST_INTEGER = (1 << 53) - 1
 
 def unset(value: object) -> bool:
     """For `exclude_if` of a field that a release adds: a document that does not use it is written as before, and an earlier release reads it."""
-    return value is None or value == []
+    return value is None or value == [] or value == {}
 
 
 class Contract(BaseModel):

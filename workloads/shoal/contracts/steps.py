@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 
 
 class BatchFile(Contract):
@@ -25,6 +25,16 @@ class StepBatch(Contract):
     groups: int = Field(ge=1)
     groups_dropped: int = Field(ge=0, description="accepted groups without signal, dropped by the online filter")
     files: list[BatchFile] = Field(min_length=1, max_length=1_000_000)
+
+
+class TypeMeans(Contract):
+    """Rows of one task type in one step: how many groups, and what came of them."""
+
+    groups: int = Field(ge=1)
+    rows: int = Field(ge=1)
+    task_reward: float
+    reward: float
+    completion_length_mean: float = Field(ge=0.0)
 
 
 class StepMetrics(Contract):
@@ -82,6 +92,12 @@ class StepMetrics(Contract):
         default_factory=list,
         max_length=65,
         description="algorithm vineppo: mean value at each boundary of a completion, from the prompt (first) to the outcome (last)",
+    )
+    by_task_type: dict[str, TypeMeans] = Field(
+        default_factory=dict,
+        max_length=64,
+        exclude_if=unset,
+        description="of a step with several task types: means of each",
     )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     rolled_back_to: int | None = Field(

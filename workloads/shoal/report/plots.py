@@ -13,6 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from shoal.contracts.steps import StepMetrics
 from shoal.report.collect import ReportData
 
 BLUE, ORANGE, GREEN, GREY = "#1769aa", "#c8590a", "#2a7d46", "#6b7683"
@@ -125,6 +126,24 @@ def inline(svg: str, name: str) -> str:
     return re.sub(r'\s(width|height)="[^"]*"', "", opening).replace("<svg", '<svg role="img"', 1) + ">" + rest
 
 
+def _by_task_type(trained: Sequence[StepMetrics]) -> list[Plot]:
+    """Task reward and completion length of each task type, where a run has several."""
+    names = sorted({name for metrics in trained for name in metrics.by_task_type})
+    plots = []
+    for key, attribute, what, unit in (
+        ("reward-by-type", "task_reward", "Task reward", "mean task reward"),
+        ("length-by-type", "completion_length_mean", "Length of completions", "tokens"),
+    ):
+        lines = []
+        for name, colour in zip(names, (BLUE, ORANGE, GREEN, GREY), strict=False):
+            own = [(metrics.step, metrics.by_task_type[name]) for metrics in trained if name in metrics.by_task_type]
+            values = [float(getattr(means, attribute)) for _, means in own]
+            lines.append(Line(name, [float(step) for step, _ in own], values, colour, True))
+        if lines:
+            plots.append(Plot(key, f"{what} of each task type.", draw(key, lines, "step", unit, from_zero=True)))
+    return plots
+
+
 def all_plots(data: ReportData) -> list[Plot]:
     """The plots for which there are numbers."""
     plots = []
@@ -145,6 +164,7 @@ def all_plots(data: ReportData) -> list[Plot]:
             "reward", "Reward. Task reward is 0 or 1; the total has the length penalty taken off.", "mean reward",
             ("task reward", "task_reward", BLUE, True), ("total", "reward", ORANGE, True),
         )  # fmt: skip
+        plots += _by_task_type(trained)
         per_step(
             "gradient", "Gradient norm before the clip.", "L2 norm",
             ("mean of the step", "gradient_norm", BLUE, False), ("largest", "gradient_norm_max", GREY, False), zero=True,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.contracts.steps import StepMetrics
+from shoal.contracts.steps import StepMetrics, TypeMeans
 from shoal.training.batches import StepPlan
 from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Updates
@@ -75,9 +75,30 @@ def step_metrics(
         packing_density=plan.packing_density,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
+        by_task_type=_by_task_type(groups),
         phase_seconds=times.phase_seconds,
         **extra,
     )
+
+
+def _by_task_type(groups: Sequence[RolloutGroup]) -> dict[str, TypeMeans]:
+    """Means of each task type, in the order of their names; none where all rows have one."""
+    found: dict[str, list[RolloutGroup]] = {}
+    for group in groups:
+        found.setdefault(group.samples[0].task_type, []).append(group)
+    if len(found) < 2:
+        return {}
+    means = {}
+    for name, own in sorted(found.items()):
+        samples = [sample for group in own for sample in group.samples]
+        means[name] = TypeMeans(
+            groups=len(own),
+            rows=len(samples),
+            task_reward=float(np.mean([sample.task_reward for sample in samples])),
+            reward=float(np.mean([sample.reward for sample in samples])),
+            completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),
+        )
+    return means
 
 
 def untrained_metrics(

@@ -59,6 +59,7 @@ class Sample:
     length_penalty: float
     reward: float
     estimates: tuple[ContinuationReward, ...] = ()
+    task_type: str = ""
 
     @property
     def completion_length(self) -> int:
@@ -271,4 +272,5 @@ def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sa
         task_reward=float(reward.task_reward or 0.0),
         length_penalty=float(reward.length_penalty or 0.0),
         reward=float(reward.reward or 0.0),
+        task_type=row.task_type,
     )

@@ -1,0 +1,49 @@
+"""A run on several task types: what a step's rows of each came to, in its metrics, its line and the report's plots."""
+
+import numpy as np
+from run_documents import step_metrics
+
+from shoal.cli.lines import step_line
+from shoal.contracts.steps import StepMetrics, TypeMeans
+from shoal.report.collect import ReportData
+from shoal.report.plots import all_plots
+from shoal.training.metrics import _by_task_type
+from shoal.training.rollouts import RolloutGroup, Sample
+
+
+def group(task_type: str, *rewards: float, length: int = 4) -> RolloutGroup:
+    samples = [
+        Sample(
+            name="row", tokens=np.zeros(3 + length, np.int64), prompt_length=3, mask=np.ones(length, np.bool_),
+            logprobs=np.zeros(length, np.float32), temperature=1.0, policy_version=0, task_reward=reward, length_penalty=0.25,
+            reward=reward - 0.25, task_type=task_type,
+        )
+        for reward in rewards
+    ]  # fmt: skip
+    return RolloutGroup(samples)
+
+
+MATH = TypeMeans(groups=2, rows=4, task_reward=0.75, reward=0.5, completion_length_mean=4.0)
+CODE = TypeMeans(groups=1, rows=2, task_reward=0.5, reward=0.25, completion_length_mean=9.0)
+
+
+def test_the_rows_of_a_step_have_means_by_task_type_where_there_are_several() -> None:
+    math, code = [group("math", 1.0, 0.0), group("math", 1.0, 1.0)], group("code", 0.0, 1.0, length=9)
+    assert _by_task_type([math[0], code, math[1]]) == {"code": CODE, "math": MATH}
+    assert _by_task_type(math) == {}
+
+
+def test_they_are_in_the_steps_line_and_in_plots_of_their_own() -> None:
+    steps = [step_metrics(number, by_task_type={"code": CODE, "math": MATH}) for number in range(3)]
+    assert "task reward 0.350 (code 0.500 in 1 groups; math 0.750 in 2 groups), gradient norm" in step_line(steps[0], 3)
+    plots = {plot.name: plot for plot in all_plots(ReportData(run="demo", steps_total=3, store="", steps=steps))}
+    assert {"reward-by-type", "length-by-type"} <= plots.keys()
+    assert plots["reward-by-type"].caption == "Task reward of each task type."
+
+
+def test_a_run_with_one_task_type_writes_what_earlier_releases_read() -> None:
+    plain = step_metrics(0)
+    assert b"by_task_type" not in plain.to_json()
+    assert StepMetrics.from_json(plain.to_json()) == plain
+    assert " (" not in step_line(plain, 3).split(", gradient")[0]
+    assert not {plot.name for plot in all_plots(ReportData(run="demo", steps_total=3, store="", steps=[plain]))} & {"reward-by-type"}
