@@ -138,6 +138,7 @@ def test_a_pod_mounts_the_key_of_its_own_role_only_and_a_worker_none() -> None:
         "StatefulSet/sums-relay": {"sums-relay-key"},
         "Deployment/sums-validator": {"sums-validator-key"},
         "StatefulSet/sums-runner": set(),
+        "StatefulSet/sums-tracker": set(),
         "Deployment/sums-ui": {"sums-ui-token"},
         "StatefulSet/sums-fast": {"sums-fast-ticket"},
         "StatefulSet/sums-big": {"sums-big-ticket"},
