@@ -209,8 +209,8 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_told(home: Path, store: St
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (SftDataset(path="/nowhere"), "/nowhere is no file that ends in .parquet or .jsonl or .csv"),
-        (SftDataset(object="nothing/"), "there is no object nothing/ that ends in .parquet or .jsonl or .csv below storage.prefix"),
+        (SftDataset(path="/nowhere"), "/nowhere is no file that ends in .parquet or .jsonl or .json or .csv"),
+        (SftDataset(object="nothing/"), "there is no object nothing/ that ends in .parquet or .jsonl or .json or .csv below storage.prefix"),
         (SftDataset(object="nothing.jsonl"), "no object 'nothing.jsonl' in the store below storage.prefix"),
     ],
     ids=["path", "prefix", "object"],

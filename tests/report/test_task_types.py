@@ -46,4 +46,6 @@ def test_a_run_with_one_task_type_writes_what_earlier_releases_read() -> None:
     assert b"by_task_type" not in plain.to_json()
     assert StepMetrics.from_json(plain.to_json()) == plain
     assert " (" not in step_line(plain, 3).split(", gradient")[0]
-    assert not {plot.name for plot in all_plots(ReportData(run="demo", steps_total=3, store="", steps=[plain]))} & {"reward-by-type"}
+    assert not {plot.name for plot in all_plots(ReportData(run="demo", steps_total=3, store="", steps=[plain]))} & {
+        "reward-by-type"
+    }

@@ -13,7 +13,7 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, write_problem_counts, write_traces
-from shoal.contracts.tasks import Refused, TaskReport
+from shoal.contracts.tasks import RefusedTasks, TaskReport
 from shoal.errors import InputWrong
 from shoal.report.access import RunAccess
 from shoal.report.collect import ReportData
@@ -84,7 +84,7 @@ def test_a_run_without_a_filter_has_neither(store: Store) -> None:
 
 
 def test_what_became_of_a_data_sets_rows_is_a_table_with_the_first_names(store: Store) -> None:
-    refused = Refused(reason="the gold answer is no expression", count=2, first=["p1", "<p7>"])
+    refused = RefusedTasks(reason="the gold answer is no expression", count=2, first=["p1", "<p7>"])
     report = TaskReport(rows=9, tasks=4, skipped={"has no answer": 3}, refused=[refused], proven=4)
     store.put(keys.TASK_REPORT, report.to_json())
     found = data(tasks=read_task_report(store, []))
