@@ -66,6 +66,7 @@ def convert(weights: str, folder: str) -> None:
     given = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**place)
     config = given.config
+    del config.quantization_config  # of the GGUF: what is saved is not quantized
     config.tie_word_embeddings = False  # with tied ones vLLM on a CPU serves an old head after a swap
     tensors = {name: tensor.to(torch.bfloat16).clone() for name, tensor in given.state_dict().items()}
     tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())

@@ -45,7 +45,9 @@ def _kept(logprobs: torch.Tensor, rule: Truncation, shift: float) -> torch.Tenso
         keep &= logprobs >= best + math.log(rule.min_p) + shift
     if 0 < rule.top_k < logprobs.shape[-1]:
         left = logprobs.masked_fill(~keep, -torch.inf)
-        keep &= left >= left.topk(rule.top_k, dim=-1).values[:, -1:] + shift
+        last, next_one = left.topk(rule.top_k + 1, dim=-1).values[:, -2:].unbind(dim=-1)
+        # What beats the first that is left out by more than the doubt stays for certain, the last one that is kept among them.
+        keep &= left >= (next_one if shift > 0 else last)[:, None] + shift
     if rule.top_p < 1.0:
         ascending, order = logprobs.masked_fill(~keep, -torch.inf).sort(dim=-1)
         below = ascending.softmax(dim=-1).cumsum(dim=-1)
