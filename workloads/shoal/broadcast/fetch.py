@@ -24,7 +24,7 @@ from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
-from shoal.contracts.run import AgentState, home, load_node_config
+from shoal.contracts.run import AgentState, PublicRun, home, load_node_config
 from shoal.contracts.weights import VersionOpen
 from shoal.storage.checkpoint_files import WrongWeights, stream_digest
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -137,13 +137,8 @@ class Fetcher:
         version = announced if announced > held else held + 1
         if version in self._given_up or (version > announced and not self._is_opened(version, self._sources)):
             return False
-        if not self._fetch(version, self._sources):
+        if not self._fetch(version, self._sources, kept_versions(state.public)):
             return False
-        level = state.public.async_level if state.public is not None else MOST_ASYNC_LEVEL
-        scored = state.public is not None and bool(
-            state.public.benchmarks
-        )  # a version is scored for longer than it feeds training
-        self._weights.keep_newest(level + 3 if scored else level + 2)
         NEWEST.set(version)
         self._agent.report(
             {
@@ -174,8 +169,12 @@ class Fetcher:
         """None, or why the worker has nothing to serve."""
         return None if self._weights.held() else "no version is here yet"
 
-    def _fetch(self, version: int, sources: Sources) -> bool:
-        """Bring `version` here, and before it the versions that it is a delta against, as far as they are not here; False when that failed."""
+    def _fetch(self, version: int, sources: Sources, kept: int) -> bool:
+        """Bring `version` here, and before it the versions that it is a delta against, as far as they are not here; False when that failed.
+
+        Room is made before the first byte, so that a volume for `kept` versions is always enough: nobody samples with the oldest one while the next
+        version is made. On the way along a chain two links are here at once, which takes the room of one version more.
+        """
         started = time.monotonic()
 
         def keep_on(idle_seconds: float) -> bool:
@@ -199,13 +198,13 @@ class Fetcher:
             self._weights.forget_others(
                 {record.version for record in way}, first.version if first is not None else None
             )
-            for record in way:
-                link = record.version != version
-                if not self._one(record, sources, keep_on, link=link):
+            self._weights.keep_newest(kept - min(len(way), 2), () if first is None else (first.version,))
+            for number, record in enumerate(way, 1):
+                if not self._one(record, sources, keep_on, link=record.version != version):
                     return False
+                self._weights.forget_others({later.version for later in way[number:]}, record.version)
         seconds = time.monotonic() - started
         self._log.info("fetched", version=version, chain=len(way), seconds=round(seconds, 3))
-        self._weights.forget_others(())
         self._seconds += seconds
         SECONDS.observe(seconds, exemplar={"version": str(version)})
         FETCHED.inc()
@@ -257,6 +256,15 @@ def _rotten(record: VersionOpen, base: Path) -> bool:
         return stream_digest(record, base) != record.base.sha256
     except OSError:
         return True
+
+
+def kept_versions(public: PublicRun | None) -> int:
+    """Versions that a pod holds, the one being fetched included: those that steps accept, and the one that they were made from.
+
+    A version is scored for longer than it feeds training, which takes one more where the run has benchmarks.
+    """
+    level = public.async_level if public is not None else MOST_ASYNC_LEVEL
+    return level + (3 if public is not None and public.benchmarks else 2)
 
 
 def trusted_authorities(folder: Path) -> ssl.SSLContext | None:

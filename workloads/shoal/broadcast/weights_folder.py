@@ -67,9 +67,9 @@ class WeightsFolder:
         numbers = (keys.parse_version(path.name) for path in self.root.iterdir() if path.is_dir())
         return sorted(number for number in numbers if number is not None)
 
-    def keep_newest(self, count: int) -> list[int]:
-        """Remove all but the newest `count` (at least one) versions; returns what was removed."""
-        old = self.held()[: -max(1, count)]
+    def keep_newest(self, count: int, needed: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `count` (at least one) versions and those in `needed`; returns what was removed."""
+        old = [version for version in self.held()[: -max(1, count)] if version not in needed]
         for version in old:
             self._bury(version)
         return old

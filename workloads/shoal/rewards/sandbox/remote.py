@@ -118,7 +118,9 @@ class RunnerPool:
             (_Away,),
             PAUSES,
             deadline_seconds=longest + self._patience,
-            give_up=lambda error, waited: SandboxFailed(f"no runner took the program within {waited:.0f} s: {error}"),
+            give_up=lambda error, _: SandboxFailed(
+                f"no runner took the program within {longest + self._patience:.0f} s: {error}"
+            ),
             pause=pause,
         )(once)
 
