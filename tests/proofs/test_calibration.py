@@ -151,9 +151,9 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
     if dtype == torch.float32:
         assert profile.thresholds.file_mean is None
         return
-    assert profile.thresholds.drawn_gaps == DRAWN_GAPS["bfloat16"], (
-        "what no seed drew is held to no more than the default"
-    )
+    gaps, most = profile.thresholds.drawn_gaps, DRAWN_GAPS["bfloat16"]
+    assert gaps is not None
+    assert 0.0 < gaps.largest <= most.largest, "what no seed drew is held to no more than the default"
     bound = profile.thresholds.file_mean
     assert bound is not None
     assert 0 < bound.bound < profile.thresholds.max_mantissa_error_mean / 3
@@ -167,7 +167,7 @@ def test_the_budget_of_tokens_is_what_honest_ones_had_with_a_margin_between_the_
     gaps[:100] = 0.04
     assert drawn_gaps(gaps, "bfloat16") == DrawnGaps(share=0.013, mean=5e-4, deviation=0.005, largest=0.08)
     assert drawn_gaps(gaps, "float32").largest == 0.08, "more than the default, if an engine needs it"
-    gaps[:] = 1.0
+    gaps[::2] = 1.0
     assert drawn_gaps(gaps, "bfloat16") == DRAWN_GAPS["bfloat16"]
 
 

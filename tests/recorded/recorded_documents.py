@@ -76,6 +76,7 @@ from shoal.contracts.protocol import (
     VersionAnnouncement,
 )
 from shoal.contracts.recipe import (
+    DrawnGaps,
     FileMean,
     Lora,
     ModelSource,
@@ -354,6 +355,13 @@ DOCUMENTS: dict[str, Contract] = {
         roll_back=RollBack(to_version=3, at_step=9),
         validation=Validation(thresholds=ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1)), slash_votes=2),
         pools=[POOL],
+    ),
+    "public-run-sampler": sample(PublicRun).model_copy(update={"sampler": "gumbel-murmur3-1"}),
+    "run-config-drawn": samples.run_config(
+        pools=[PoolTerms(name="own", sampler="none"), POOL],
+        validation=Validation(
+            thresholds=ProofThresholds(drawn_gaps=DrawnGaps(share=0.001, mean=5e-5, deviation=0.002, largest=0.3))
+        ),
     ),
     "run-config-prime": samples.run_config(recipe=Recipe(algorithm=Algorithm(prime=Prime()))),
     "run-config-dr-grpo": samples.run_config(recipe=Recipe(algorithm=Algorithm(dr_grpo=Clip()))),

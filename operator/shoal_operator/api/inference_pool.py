@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import RunName, SpecModel
-from shoal.contracts.pools import SAMPLER_FIELD, Admission, EngineSettings, PoolSampler, Requirements
+from shoal.contracts.pools import SAMPLER_FIELD, Admission, EngineSettings, PoolSampler, Requirements, is_usual
 from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 
@@ -29,7 +29,7 @@ class PoolFields(SpecModel):
     admission: Admission = Field(
         default_factory=Admission, description="Which strangers' machines may join, when the pool is open."
     )
-    sampler: PoolSampler = Field("gumbel-murmur3-1", description=SAMPLER_FIELD)
+    sampler: PoolSampler = Field("gumbel-murmur3-1", exclude_if=is_usual, description=SAMPLER_FIELD)
     group_size: int = Field(
         1,
         ge=1,

@@ -27,6 +27,13 @@ Sampler = Literal["gumbel-murmur3-1", "vllm-cpu"]
 SAMPLER: Final = "gumbel-murmur3-1"
 """The rule of this release, on every device (`sampling.gumbel`)."""
 PoolSampler = Literal["gumbel-murmur3-1", "none"]
+
+
+def is_usual(sampler: str) -> bool:
+    """Whether a pool's sampler is that of its release, which documents leave out: those from before it was named read as they did."""
+    return sampler == SAMPLER
+
+
 SAMPLER_FIELD = "The rule by which seeds draw tokens, which validators draw again; none: no rule, and no check. Only a closed pool may have none."
 
 
@@ -111,7 +118,7 @@ class PoolTerms(Contract):
     requirements: Requirements = Requirements()
     admission: Admission = Admission()
     gpus: int = Field(default=0, ge=0, le=1024, description="of each engine")
-    sampler: PoolSampler = Field(default="gumbel-murmur3-1", description=SAMPLER_FIELD)
+    sampler: PoolSampler = Field(default="gumbel-murmur3-1", exclude_if=is_usual, description=SAMPLER_FIELD)
     group_size: int = Field(default=1, ge=1, le=64, description="not used; `run.json` of 0.2.0 has it")
 
     @model_validator(mode="after")

@@ -365,6 +365,7 @@ class ProofThresholds(SpecModel):
     )
     drawn_gaps: DrawnGaps | None = Field(
         None,
+        exclude_if=lambda gaps: gaps is None,
         description="Budget of a file's tokens, as `shoal calibrate --engine` measures it; absent: one that fits any engine of the data type.",
     )
 

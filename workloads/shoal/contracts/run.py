@@ -141,7 +141,11 @@ class PublicRun(Contract):
     redrawn_pools: list[RunName] = Field(
         default_factory=list, max_length=10_000, description="not used; documents of 0.2.0 have it"
     )
-    sampler: Sampler = Field(default="vllm-cpu", description="the rule by which seeds draw tokens; absent: that of 0.2")
+    sampler: Sampler = Field(
+        default="vllm-cpu",
+        exclude_if=lambda rule: rule == "vllm-cpu",
+        description="the rule by which seeds draw tokens; absent: that of 0.2",
+    )
     benchmarks: list[BenchmarkTerms] = Field(
         default_factory=list, max_length=16, description="scored on versions as work of a second kind"
     )
