@@ -13,5 +13,6 @@ def test_tokens_and_uniforms_are_those_of_vllms_kernel() -> None:
 
 def test_the_published_comparison_found_no_difference() -> None:
     published = json.loads(RESULT.read_text())
-    assert published["gpu_rule_tokens_equal"] == triton_rule.TOKENS
-    assert published["gpu_rule_uniforms_equal"] == triton_rule.UNIFORMS
+    part = published["parts"]["rule"]
+    assert published["gpu_rule_tokens_equal"] == part["tokens"] >= 500
+    assert published["gpu_rule_uniforms_equal"] == part["uniforms"] >= 1_000_000
