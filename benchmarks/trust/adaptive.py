@@ -167,8 +167,11 @@ class Liar:
         return self.run.rows(lease, planned, completions)
 
     def ask(self, lease: Lease, rows: Sequence[Rollout]) -> Verdict:
-        """The public judge, on the file that would be handed in: every row proven, every row checked."""
-        return self.run.judge(self.run.write([self.prover.prove(row) for row in rows]), lease)
+        """The public judge, on the file that would be handed in: every row proven, every row checked. RuntimeError where it judges nothing."""
+        verdict = self.run.judge(self.run.write([self.prover.prove(row) for row in rows]), lease)
+        if verdict.outcome == "inconclusive" or verdict.reason == "unread":
+            raise RuntimeError(f"the judge had no answer, which says nothing of the file: {verdict.evidence}")
+        return verdict
 
     def not_drawn(self, rows: Sequence[Rollout]) -> tuple[int, int]:
         """Tokens that are not what their seeds draw from the right weights, and all tokens."""

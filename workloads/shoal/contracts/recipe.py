@@ -370,6 +370,9 @@ class ProofThresholds(SpecModel):
     )
 
 
+PROGRAM_SECONDS = 1800
+
+
 class Validation(SpecModel):
     """How uploads are checked (paper section 2.3)."""
 
@@ -417,7 +420,8 @@ class Validation(SpecModel):
         0.01, gt=0.0, le=0.5, description="Chance that the sequential test stops early on rows of another temperature."
     )
     program_seconds: int = Field(
-        1800,
+        PROGRAM_SECONDS,
+        exclude_if=lambda seconds: seconds == PROGRAM_SECONDS,
         ge=1,
         le=86_400,
         description="CPU seconds that the programs of one file may take together. Rows after that are not scored.",

@@ -334,9 +334,7 @@ def _gaps(model: Any, served: Served, states: Float32) -> Float32:
     logprobs = torch.log_softmax(model.lm_head(torch.from_numpy(states).to(weight)).float(), dim=-1)
     chosen = torch.tensor(served.completion, device=weight.device)
     positions = torch.arange(len(chosen), device=weight.device) + len(served.prompt) - 1
-    gaps: Float32 = (
-        gumbel.redraw(logprobs, chosen, torch.full_like(chosen, served.seed), positions)[0].cpu().numpy()
-    )
+    gaps: Float32 = gumbel.redraw(logprobs, chosen, torch.full_like(chosen, served.seed), positions)[0].cpu().numpy()
     return gaps
 
 
