@@ -173,7 +173,7 @@ def as_expected(space: Space, run: Object, may_reach_a_hub: bool) -> bool:
     if others:
         return reason == "Waiting" and any(other in message for other in others)
     if is_of_a_group(run):
-        return reason == "Waiting" and f"group.members, where this run is {name}: " in message
+        return reason == "Waiting" and f"group.members; this run's entry is {name}: " in message
     if reason == NO_NODE:
         return "nodes are available" in message
     if from_a_hub(run) and (reason in (NO_HUB, "JobFailed") or not may_reach_a_hub):

@@ -59,9 +59,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scope = made.add_mutually_exclusive_group(required=True)
-    scope.add_argument(
-        "--namespace", action="append", metavar="NS", help="serve this namespace; may be given several times"
-    )
+    scope.add_argument("--namespace", action="append", metavar="NS", help="namespace to serve; repeatable")
     scope.add_argument(
         "--all-namespaces", action="store_true", help="serve every namespace (needs the cluster-wide install)"
     )
@@ -79,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--bind",
         default=os.environ.get("SHOAL_BIND", ""),
         metavar="ADDRESS",
-        help="address of health and metrics (SHOAL_BIND, or all)",
+        help="address that serves health and metrics (SHOAL_BIND, or all)",
     )
     made.add_argument(
         "--port", type=int, default=8080, metavar="PORT", help="port of /healthz, /readyz, /metrics (default 8080)"
@@ -89,8 +87,8 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=ElectionTiming.duration,
         metavar="S",
-        help=f"a leader that was killed is followed after about this long; one that cannot reach the API server for four fifths "
-        f"of it ends, {MIN_LEASE} to {MAX_LEASE} (default {ElectionTiming.duration})",
+        help=f"seconds until another replica replaces a killed leader; a leader without the API server for four fifths "
+        f"of them exits; {MIN_LEASE} to {MAX_LEASE} (default {ElectionTiming.duration})",
     )
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return made
@@ -102,7 +100,9 @@ def options(given: argparse.Namespace) -> Options:
     lease_namespace = given.lease_namespace or own_namespace() or context_namespace(given.kubeconfig, given.context)
     for namespace in (*namespaces, lease_namespace):
         if not NAMESPACE_PATTERN.fullmatch(namespace):
-            raise ValueError(f"{namespace!r} is no namespace: at most 63 of a-z, 0-9 and '-', not '-' at an end")
+            raise ValueError(
+                f"{namespace!r} is not a namespace: at most 63 characters of a-z, 0-9 and '-', with no '-' at either end"
+            )
     if not 1 <= given.workers <= MAX_WORKERS:
         raise ValueError(f"--workers must be from 1 to {MAX_WORKERS}, got {given.workers}")
     if not 0 <= given.port <= 65535:

@@ -162,9 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scope = parser.add_mutually_exclusive_group(required=True)
-    scope.add_argument(
-        "--namespace", action="append", metavar="NS", help="serve this namespace; may be given several times"
-    )
+    scope.add_argument("--namespace", action="append", metavar="NS", help="namespace to serve; repeatable")
     scope.add_argument("--all-namespaces", action="store_true", help="serve every namespace")
     scope.add_argument(
         "--permissions",

@@ -50,9 +50,7 @@ class KopfLoop:
                 if self._loop.time() - began > WELL_SECONDS:
                     self._backoff.reset()
                 wait = self._backoff.next()
-                log.warning(
-                    "kopf ended (%s) and is started again in %.1f s; children are reconciled meanwhile", why, wait
-                )
+                log.warning("kopf ended (%s); restarting it in %.1f s; children are still reconciled", why, wait)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), wait)
                 self._manager.kopf_restarted()
@@ -66,7 +64,7 @@ class KopfLoop:
 
     def restart(self, why: str) -> None:
         """Start kopf again; from any thread."""
-        log.warning("kopf is started again: %s", why)
+        log.warning("restarting kopf: %s", why)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._end.set())
 
@@ -93,7 +91,7 @@ class KopfLoop:
             await kopf.run_tasks(tasks, ignored=ignored)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return "as it was told to"
+        return "it was asked to stop"
 
     def _take_signals(self) -> None:
         if self._loop is not None and threading.current_thread() is threading.main_thread():

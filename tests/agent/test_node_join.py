@@ -47,7 +47,7 @@ def test_a_machine_joins_works_shows_its_status_and_leaves_cleanly(
     stack.announce(0)
     machine = new_machine().join(stack)
     wait_until("the machine to work", machine.works, 90)
-    assert "held to this one from now on" in machine.said()
+    assert "trusts only this key from now on" in machine.said()
     for name in ("key/node.pem", "config/node.json"):
         assert stat.S_IMODE(os.stat(machine.home / name).st_mode) == 0o600
     lines: list[str] = []
@@ -83,9 +83,9 @@ def test_a_machine_that_lacks_something_is_told_all_of_it_at_once(tmp_path: Path
     machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=1 << 40, gpus=1, gpu_type="NVIDIA A100")
     said = told(lambda: check_machine(machine, OpenPool(name="big", requirements=wanted), {}))
     assert said.splitlines() == [
-        "pool 'big' wants 9 GPUs, the machine has 1",
-        "pool 'big' wants 64 GiB of memory, the machine has 32",
-        "pool 'big' wants a GPU of H100, the machine has NVIDIA A100",
+        "pool 'big' requires 9 GPUs, the machine has 1",
+        "pool 'big' requires 64 GiB of memory, the machine has 32",
+        "pool 'big' requires a GPU of H100, the machine has NVIDIA A100",
     ]
 
 
@@ -102,7 +102,7 @@ def test_the_pool_is_chosen_among_those_that_are_open() -> None:
     assert choose_pool([one], None) == one
     assert choose_pool([one, two], "two") == two
     assert told(lambda: choose_pool([one, two], None)).endswith("open to strangers' machines: one, two")
-    assert told(lambda: choose_pool([one], "shut")) == "--pool shut: open to strangers' machines are: one"
+    assert told(lambda: choose_pool([one], "shut")) == "--pool shutis not open to strangers' machines; open are: one"
     assert "none" in told(lambda: choose_pool([], None))
 
 
@@ -112,12 +112,12 @@ def test_an_offer_is_held_to_the_runs_key(stack: Stack, tmp_path: Path) -> None:
     check_offer(good, secure, nothing)  # HTTPS vouches the first time
     check_offer(good, replace(secure, url="http://discovery.example", run_key=good.run_key), nothing)
     assert "is not HTTPS" in told(lambda: check_offer(good, replace(secure, url="http://discovery.example"), nothing))
-    assert "somebody in between" in told(lambda: check_offer(good, replace(secure, run_key=other.public), nothing))
+    assert "somebody intercepts" in told(lambda: check_offer(good, replace(secure, run_key=other.public), nothing))
     kept = tmp_path / "node.json"
     kept.write_bytes(node_config(stack).to_json())
     check_offer(good, secure, kept)
     forged = good.model_copy(update={"run_key": other.public})
-    assert "somebody in between" in told(lambda: check_offer(forged, secure, kept))
+    assert "somebody intercepts" in told(lambda: check_offer(forged, secure, kept))
     assert "not signed with the run key" in told(lambda: check_offer(forged, secure, nothing))
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_was_joined_before_offers_no_other_run_unless_its_key_is_g
     forged = good.model_copy(update={"run": "other", "run_key": thief.public, "roster": sign(roster, thief)})
     nothing = tmp_path / "other" / "config" / "node.json"
     said = told(lambda: check_offer(forged, wishes, nothing))
-    assert f"was the way to run tiny with run key {good.run_key}, and now offers run other" in said
+    assert f"led to run tiny with run key {good.run_key} before, and now offers run other" in said
     assert "ask its owner for the run key and give it with --run-key HEX" in said
     renamed = good.model_copy(update={"run": "other", "roster": sign(roster, stack.run_key)})
     assert "now offers run other" in told(lambda: check_offer(renamed, wishes, nothing))
@@ -161,12 +161,12 @@ def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
     stack = new_stack(pools=[PoolTerms(name="closed"), coded])
     said: list[str] = []
     assert ask(stack.addresses.discovery, None, said.append) == offer(stack, OpenPool(name="coded", codes=True))
-    assert "is no discovery service" in told(lambda: ask(stack.addresses.orchestrator, None, said.append))
-    assert "is no URL" in told(lambda: ask("discovery.example", None, said.append))
+    assert "is not the discovery service" in told(lambda: ask(stack.addresses.orchestrator, None, said.append))
+    assert "is not the URL" in told(lambda: ask("discovery.example", None, said.append))
 
     without = new_machine().join(stack)
     assert without.ends() == 2
-    assert "pool 'coded' wants an invite code: --invite-code-file FILE" in without.said()
+    assert "pool 'coded' needs an invite code: --invite-code-file FILE" in without.said()
     machine = new_machine().join(stack, code=code)
     wait_until("the machine with the code to work", machine.works, 90)
     again = Machine(machine.folder, machine.address).join(stack, code=code)
@@ -188,7 +188,7 @@ def test_a_url_where_nobody_answers_is_told_with_how_long_and_that_it_goes_on(
     with pytest.raises(Unavailable):
         ask(f"http://{loopback.address()}:9", None, said.append, give_up_seconds=2.5)
     assert "does not answer (ConnectError" in said[0]
-    assert "tries again until Ctrl-C; is it the run's discovery service?" in said[0]
+    assert "retrying until Ctrl-C; is it the run's discovery service?" in said[0]
     assert not any("for 0 s" in line for line in said)
     assert any("has not answered for " in line for line in said[1:])
 
@@ -202,7 +202,7 @@ def test_a_machine_hears_that_the_run_is_complete_ends_its_work_and_goes(
     stack.announce(1)
     machine = new_machine().join(stack)
     assert machine.ends() == 0
-    assert "the run is complete; there is nothing left to do for this machine" in machine.said()
+    assert "the run is complete; this machine has nothing left to do" in machine.said()
     status = machine.status()
     assert status is not None
     assert all(part.pid is None or not Path(f"/proc/{part.pid}").exists() for part in status.parts)

@@ -52,7 +52,7 @@ def test_exit_code_0_is_success_and_starts_nothing_again(tmp_path: Path, made: l
 def test_a_failure_starts_again_after_a_pause_that_is_said(tmp_path: Path, made: list[Processes]) -> None:
     work = processes(made, tmp_path, "import sys; sys.exit(3)")
     wait_until("a second failure", lambda: followed(work).restarts >= 2, 60)
-    assert followed(work).note.startswith("exit code 3; starts again after 2 s")
+    assert followed(work).note.startswith("exit code 3; restarting in 2 s")
 
 
 def test_a_restart_that_is_asked_for_ends_the_process_and_starts_another(tmp_path: Path, made: list[Processes]) -> None:

@@ -81,7 +81,7 @@ def test_each_restart_ends_each_process_of_the_pod_once_and_leaves_the_agent(
         assert fetch.process is not None
         assert fetch.process.poll() is None, "the new process knows that it is the one that was asked for"
     assert pod.is_healthy()
-    assert "an admin asks for a restart: this process ends" in (pod.home / "log").read_text()
+    assert "an admin asked for a restart: this process ends" in (pod.home / "log").read_text()
 
 
 def test_a_restart_that_redis_forgot_is_no_wish_and_the_next_one_is(stack: Stack, pod: Pod, fetch: Server) -> None:

@@ -38,7 +38,7 @@ def test_the_profile_lies_beside_the_weights_in_the_type_that_was_asked_for(mode
     assert "10 sequences, 80 tokens, 10 chunks in bfloat16; files of 5 sequences" in text
     assert "dimension prior, passed" in text
     assert "0.00% (0.00%-30.85%)" in text  # of honest chunks: none of ten
-    assert f"written to {model / 'proof_profile.json'}" in text
+    assert f"wrote {model / 'proof_profile.json'}" in text
     assert not list(model.glob("*.part"))
 
 

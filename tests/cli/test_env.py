@@ -63,7 +63,7 @@ def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
 def test_a_new_environment_is_fit_for_a_run_and_listed_with_its_digest(tmp_path: Path, package: Path) -> None:
     done = shoal("check", "word-puzzles", cwd=tmp_path, more_path=package)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("word-puzzles: fit for a run; 8 tasks, slowest score ")
+    assert done.stdout.startswith("word-puzzles: usable in a run; 8 tasks, slowest score ")
     digest = done.stdout.split()[-1]
     listed = shoal("list", cwd=tmp_path, more_path=package)
     rows = {line.split()[0]: line.split() for line in listed.stdout.splitlines()}
@@ -97,7 +97,7 @@ def test_the_environment_of_the_journey_is_fit_for_a_run(tmp_path: Path) -> None
     shutil.copy(ROOT / "examples" / "carries" / "environment.py", made / "shoal_environment_carries" / "__init__.py")
     done = shoal("check", "carries", "--tasks", "50", cwd=tmp_path, more_path=install(made))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "carries: fit for a run; 50 tasks" in done.stdout
+    assert "carries: usable in a run; 50 tasks" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["", "Word", "a_b", "a--b", "-a", "9a", "a" * 41, "../a"])
@@ -135,7 +135,7 @@ def test_a_fault_is_found_and_told(
 def test_an_unfit_environment_is_exit_code_one(tmp_path: Path, package: Path) -> None:
     spoil(package, "float(right)", "float(right) or 0.5")
     done = shoal("check", "word-puzzles", cwd=tmp_path, more_path=package)
-    assert (done.returncode, done.stderr) == (1, "not fit for a run: word-puzzles\n")
+    assert (done.returncode, done.stderr) == (1, "not usable in a run: word-puzzles\n")
     assert "is 0.5; allowed: 0 or 1" in done.stdout
 
 
@@ -151,4 +151,4 @@ def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:
 def test_what_is_shipped_is_fit_for_a_run(tmp_path: Path, name: str) -> None:
     done = shoal("check", name, "--tasks", "2" if name in ("code", "math") else "50", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{name}: fit for a run" in done.stdout
+    assert f"{name}: usable in a run" in done.stdout

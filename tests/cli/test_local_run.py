@@ -147,7 +147,7 @@ def test_environments_and_models_that_are_not_here_are_told_before_anything_star
         in environment
     )
     assert "spec.evaluation.benchmarks[0].tasks.environment: environment 'arithmetik'" in benchmark
-    assert "spec.model.path: /nowhere/model is no folder on this machine" in model
+    assert "spec.model.path: /nowhere/model is not a folder on this machine" in model
     assert not (tmp_path / "runs").exists()
     manifest.write_text(
         MISTAKEN.replace("nonsense", "math").replace("arithmetik", "tool").replace("/nowhere/model", "here")

@@ -111,7 +111,7 @@ def test_every_mistake_in_a_manifest_is_one_line_with_the_nearest_key(tmp_path: 
 def test_two_runs_in_one_manifest_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(GOOD + "---" + GOOD.replace("name: demo", "name: other"))
     assert failed(tmp_path, "up", "-f", "run.yaml") == [
-        "run.yaml: holds TrainingRun demo, TrainingRun other; this machine runs exactly one TrainingRun, which makes the other kinds itself"
+        "run.yaml: holds TrainingRun demo, TrainingRun other; this machine runs exactly one TrainingRun, and the run creates the other kinds"
     ]
 
 

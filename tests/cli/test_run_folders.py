@@ -153,7 +153,7 @@ def test_the_page_of_a_run_that_is_still_prepared_is_waited_for(tmp_path: Path, 
     waiting.start()
     waiting.join(timeout=0.5)
     assert waiting.is_alive()
-    assert "waits until `shoal up` has made the run's base model" in said[0]
+    assert "waiting until `shoal up` has made the run's base model" in said[0]
     home = folder / "pods" / "demo-orchestrator-0" / "config"
     home.mkdir(parents=True)
     (home / "run.json").write_text("{}")

@@ -95,7 +95,7 @@ def test_ctrl_c_and_sigterm_stop_every_part_in_order_and_say_how_to_resume(tmp_p
     run.process.send_signal(number)
     assert run.end() == 130
     assert not run.left()
-    assert sum("stopping every part in order; Ctrl-C again kills them" in line for line in run.lines) == 1
+    assert sum("stopping every process in order; Ctrl-C again kills them" in line for line in run.lines) == 1
     assert "stopped; no process is left, the same command tries again" in run.lines
     assert sessions(tmp_path)[-1] == ("stop", "interrupted")
 
@@ -104,11 +104,11 @@ def test_a_second_ctrl_c_kills_at_once(up) -> None:
     run = up("hangs")
     run.until("trainer: ready")
     run.process.send_signal(signal.SIGINT)
-    run.until("stopping every part in order")
+    run.until("stopping every process in order")
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
     assert not run.left()
-    assert any(line.startswith("killed; nothing was waited for") for line in run.lines)
+    assert any(line.startswith("killed every process at once") for line in run.lines)
 
 
 def test_a_mistake_of_ours_stops_every_part_and_is_one_line_with_the_rest_in_the_log(tmp_path: Path, up) -> None:
@@ -131,12 +131,12 @@ def test_what_happened_in_the_last_second_is_told_too(up) -> None:
     run = up("scored")
     assert run.end() == 0
     assert any(line.endswith("version 2 on sums: 100.0 % right") for line in run.lines)
-    assert any(line.endswith("version 1 on sums: not scored in full") for line in run.lines)
+    assert any(line.endswith("version 1 on sums: not fully scored") for line in run.lines)
 
 
 def test_machines_that_joined_are_told_that_the_run_is_complete_before_it_stops(up) -> None:
     run = up("scored")
-    run.until("the run is complete; tells 2 joined machines so")
+    run.until("the run is complete; telling 2 joined machines")
     assert run.end() == 0
 
 
@@ -149,7 +149,7 @@ def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) 
 
 def test_the_beginning_of_a_new_run_and_of_one_without_steps_is_told_apart(tmp_path: Path) -> None:
     assert beginning(tmp_path, SnapshotHistory(), before=False).endswith(": a new run")
-    assert beginning(tmp_path, SnapshotHistory(), before=True).endswith(": resumes; no step was trained yet")
+    assert beginning(tmp_path, SnapshotHistory(), before=True).endswith(": resumes; it has trained no step yet")
 
 
 def test_fresh_removes_what_the_earlier_run_left_but_follows_no_link(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_join_on_a_slow_line_says_so_and_ends(
     try:
         machine.join(stack, url=slow_line.url, pool="pool")
         assert machine.ends(120) == 2
-        found = re.search(r"pool 'pool' wants an uplink of 8 Mbit/s, it has ([0-9.]+)", machine.said())
+        found = re.search(r"pool 'pool' requires an uplink of 8 Mbit/s, it has ([0-9.]+)", machine.said())
         assert found is not None, machine.said()
         assert 0.0 < float(found[1]) <= WANTED / 4 * 1.05
     finally:
@@ -78,7 +78,7 @@ def test_an_agent_on_a_slow_line_stays_outside_and_says_why(
             return status.waits_for if status is not None and "were measured" in status.waits_for else None
 
         words = wait_until("the agent to say what it lacks", why, 120)
-        assert re.search(r"the next try in 120 s: pool 'pool' wants an uplink of 8 Mbit/s, [0-2][0-9.]* were", words)
+        assert re.search(r"the next try in 120 s: pool 'pool' requires an uplink of 8 Mbit/s, [0-2][0-9.]* were", words)
         assert not machine.works()
     finally:
         machine.stop()
@@ -100,7 +100,7 @@ def test_an_agent_behind_a_proxy_that_holds_bodies_hears_that_its_line_is_too_sl
 
         words = wait_until("the agent to say what it lacks", why, 120)
         assert words.startswith(
-            "the next try in 120 s: pool 'pool' wants an uplink of 8 Mbit/s, it is not measured yet; "
+            "the next try in 120 s: pool 'pool' requires an uplink of 8 Mbit/s, it is not measured yet; "
         )
         assert words.endswith("the upload did not end in 6 s: the uplink is below 4 Mbit/s")
     finally:

@@ -148,7 +148,7 @@ def seen_by_admin(stack: Stack, node: str) -> NodeView:
 def test_a_machine_is_measured_before_it_registers_and_what_was_seen_stays_with_it(stack: Stack, node: Node) -> None:
     first = refused(lambda: register(node))
     assert (first.problem.status, first.code) == (428, "uplink-not-measured")
-    assert f"pool 'pool' wants an uplink of {WANTED} Mbit/s, it is not measured yet" in first.detail
+    assert f"pool 'pool' requires an uplink of {WANTED} Mbit/s, it is not measured yet" in first.detail
     result = uplink.show(node.discovery, node.id, "pool", 60.0)
     assert result.size == SIZE
     assert result.seconds == pytest.approx(SIZE * 8 / 1e6 / result.mbps, abs=0.001)  # milliseconds
@@ -203,7 +203,7 @@ def test_a_forged_proof_brings_a_node_past_discovery_and_no_further(stack: Stack
         return None
 
     words = wait_until("the orchestrator to refuse it", why)
-    assert words == f"pool 'pool' wants an uplink of {WANTED} Mbit/s, it could not be measured"
+    assert words == f"pool 'pool' requires an uplink of {WANTED} Mbit/s, it could not be measured"
 
 
 def test_bodies_of_another_size_or_content_are_refused_and_measure_nothing(node: Node) -> None:
@@ -337,7 +337,7 @@ def test_the_owner_of_a_machine_is_told_what_its_line_lacks(measured: float | No
     pool = OpenPool(name="pool", requirements=Requirements(uplink_mbps=20))
     with pytest.raises(InputWrong) as wrong:
         check_machine(MACHINE.model_copy(update={"uplink_mbps": measured}), pool, {})
-    assert list(wrong.value.lines) == [f"pool 'pool' wants an uplink of 20 Mbit/s, {words}"]
+    assert list(wrong.value.lines) == [f"pool 'pool' requires an uplink of 20 Mbit/s, {words}"]
     check_machine(MACHINE.model_copy(update={"uplink_mbps": 20.0}), pool, {})
 
 

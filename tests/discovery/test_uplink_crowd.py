@@ -144,7 +144,7 @@ def test_a_machine_that_waits_while_more_is_asked_for_is_sent_to_register_anew(r
             await check.require_still(good)
         await check.require_still(row("of20", None).model_copy(update={"proof": "0" * 64}))
         with pytest.raises(
-            Refusal, match=r"uplink-outdated: pool 'of20' wants .* 20 Mbit/s by now, 19.5 were measured"
+            Refusal, match=r"uplink-outdated: pool 'of20' requires .* 20 Mbit/s by now, 19.5 were measured"
         ):
             await check.require_still(row("of20", 19.5))
         with pytest.raises(Refusal, match=r"uplink-outdated.* it was not measured"):

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path:
     shutil.copytree(model, broken)
     (broken / "config.json").write_text(json.dumps({"dtype": "int3"}))
     for arguments, words in (
-        ((tmp_path, "--env", "arithmetic"), "no config.json; wanted is a folder with a Hugging Face checkpoint"),
+        ((tmp_path, "--env", "arithmetic"), "no config.json; give a folder with a Hugging Face checkpoint"),
         ((broken, "--env", "arithmetic"), "dtype is 'int3'; allowed: float32, bfloat16, float16"),
         ((model, "--env", "arithmetics"), "'arithmetics' is not installed here; installed:"),
         ((model, "--env", "arithmetic", "--env", "arithmetic"), "each environment once"),

@@ -80,7 +80,7 @@ def scored(value: float, spread: float = 0.05) -> ScoredVersion:
         ({0: scored(0.3), 10: scored(0.6), 20: scored(0.48)}, 20, True),
         ({0: scored(0.3), 10: scored(0.6), 20: scored(0.52)}, 20, False),  # the intervals overlap
         ({0: scored(0.6), 10: scored(0.4), 20: scored(0.58)}, 20, False),  # it was worse, and is good again
-        ({0: scored(0.6), 10: ScoredVersion(0.1, False, (0.0, 0.2))}, 0, False),  # not scored in full: not compared
+        ({0: scored(0.6), 10: ScoredVersion(0.1, False, (0.0, 0.2))}, 0, False),  # not fully scored: not compared
         ({0: scored(0.6), 10: ScoredVersion(None, True)}, 0, False),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_run_has_its_key_before_its_group_is_known_and_says_what_to_do_with_it
     waits = said(cluster, "Progressing")
     assert waits["reason"] == "Waiting"
     assert waits["message"] == (
-        f"waits for trainer.islands.group.members, where this run is sums: {own_key(cluster)}; the other runs of group both have theirs in"
+        f"waits for trainer.islands.group.members; this run's entry is sums: {own_key(cluster)}; the other runs of group both have theirs in"
         " status.islandPublicKey"
     )
     assert said(cluster, "Ready")["message"] == waits["message"]
@@ -61,11 +61,11 @@ def test_a_run_has_its_key_before_its_group_is_known_and_says_what_to_do_with_it
     [
         (
             {"sums": OTHER, "products": "cd" * 32},
-            f"{{where}} to have this run as sums: {{key}}; there it is {OTHER}",
+            f"{{where}} to list this run as sums: {{key}}; it lists {OTHER}",
         ),
         (
             {"sums": "{key}", "products": "{key}"},
-            "a key of its own for each of products, sums in {where}: they have the same",
+            "distinct keys of products, sums in {where}: they share one",
         ),
     ],
 )
@@ -210,12 +210,12 @@ def test_a_run_that_is_resumed_with_a_mistake_in_its_list_begins_no_attempt_and_
     cluster.settle()
     assert status(cluster)["trainer"]["attempt"] == 1
     assert not any(name.startswith("sums-trainer") for name in cluster.names("Job"))
-    problem = "waits for a key of its own for each of products, quotients in trainer.islands.group.members: they have the same"
+    problem = "waits for distinct keys of products, quotients in trainer.islands.group.members: they share one"
     assert said(cluster, "Ready")["message"].startswith(f"{problem}; waits for ")
     progressing = said(cluster, "Progressing")
     assert progressing["reason"] == "Waiting"
     assert progressing["message"].startswith(problem)
-    assert said(cluster, "Exchanging")["message"] == f"{problem} (no trainer starts until the list is right)"
+    assert said(cluster, "Exchanging")["message"] == f"{problem} (no trainer starts until the list is correct)"
     put_group(cluster, members=members)
     assert "sums-trainer-2" in cluster.names("Job")
 

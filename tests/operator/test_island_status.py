@@ -44,7 +44,7 @@ def made(**more: Any) -> dict[str, Any]:
 def test_a_round_that_was_made_is_in_the_status_with_who_stood_in_it(grouped: MemoryCluster) -> None:
     found = told(grouped, **made())
     assert (found["status"], found["reason"]) == ("True", "RoundMade")
-    assert found["message"] == "round 4 was made with products, sums"
+    assert found["message"] == "round 4 was exchanged with products, sums"
     assert status(grouped)["islands"] == {
         "round": 4, "roundTime": "2026-11-18T11:06:40Z", "members": ["products", "sums"], "missed": 0, "differing": [], "absent": [],
     }  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_round_that_was_made_is_in_the_status_with_who_stood_in_it(grouped: Me
 
 def test_a_member_with_other_settings_is_in_condition_message_and_fields(grouped: MemoryCluster) -> None:
     found = told(grouped, **made(missed=1, differing=[DIFFERS], problem="settings differ"))
-    message = "no round is made while members differ: products in innerSteps (7 there, 20 here); make them the same in all manifests"
+    message = "no exchange takes place while settings differ: products in innerSteps (7 there, 20 here); make them the same in all manifests"
     assert (found["status"], found["reason"], found["message"]) == ("False", "SettingsDiffer", message)
     ready = said(grouped, "Ready")
     assert (ready["status"], ready["message"]) == ("True", f"step 1 of 4; {message}"), "the run trains on"
@@ -65,8 +65,11 @@ def test_a_member_with_other_settings_is_in_condition_message_and_fields(grouped
 def test_a_member_that_does_not_come_is_named_and_a_few_misses_are_no_failure(grouped: MemoryCluster) -> None:
     missing = {"absent": ["products"], "problem": "this island was not among those that met"}
     found = told(grouped, **made(missed=1, **missing))
-    missed = "did not come about since round 4; products did not come (this island was not among those that met)"
-    assert (found["status"], found["message"]) == ("True", f"round 4 was made with products, sums; 1 exchange {missed}")
+    missed = "failed since round 4; products did not take part (this island was not among those that met)"
+    assert (found["status"], found["message"]) == (
+        "True",
+        f"round 4 was exchanged with products, sums; 1 exchange {missed}",
+    )
     found = told(grouped, **made(missed=3, **missing))
     assert (found["status"], found["reason"]) == ("False", "ExchangesMissed")
     assert found["message"] == f"3 exchanges {missed}"
@@ -76,7 +79,7 @@ def test_a_lighthouse_that_is_away_is_no_members_fault(grouped: MemoryCluster) -
     found = told(grouped, **made(missed=3, problem="the lighthouse at http://meet.example.com:29510 does not answer"))
     assert (found["status"], found["reason"]) == ("False", "ExchangesMissed")
     assert found["message"] == (
-        "3 exchanges did not come about since round 4 (the lighthouse at http://meet.example.com:29510 does not answer)"
+        "3 exchanges failed since round 4 (the lighthouse at http://meet.example.com:29510 does not answer)"
     )
 
 
@@ -84,7 +87,7 @@ def test_before_the_first_round_nobody_knows(grouped: MemoryCluster) -> None:
     assert said(grouped, "Exchanging")["status"] == "Unknown"
     found = told(grouped, round=0, missed=1, absent=["products"])
     assert (found["status"], found["reason"]) == ("Unknown", "NoRoundYet")
-    assert found["message"] == "1 exchange did not come about; products did not come"
+    assert found["message"] == "1 exchange failed; products did not take part"
 
 
 def test_figures_of_before_stand_while_the_orchestrator_is_away(grouped: MemoryCluster) -> None:
@@ -101,8 +104,8 @@ def test_a_mistake_in_the_list_of_a_run_that_trains_is_said(grouped: MemoryClust
     found = said(grouped, "Exchanging")
     assert (found["status"], found["reason"]) == ("False", "MembersInvalid")
     assert found["message"] == (
-        "waits for a key of its own for each of products, quotients in trainer.islands.group.members: they have the same"
-        " (the trainer goes on with the list of before)"
+        "waits for distinct keys of products, quotients in trainer.islands.group.members: they share one"
+        " (the trainer continues with the previous list)"
     )
     assert found["message"] in said(grouped, "Ready")["message"]
     put_two(grouped)

@@ -41,7 +41,8 @@ def test_a_run_made_again_under_its_name_waits_until_the_keys_of_the_first_are_c
     made_again(cluster)
     cluster.writes.clear()
     with pytest.raises(
-        ClusterError, match="Secret sums-run-key is of an earlier TrainingRun sums; waits until it is collected"
+        ClusterError,
+        match="Secret sums-run-key belongs to an earlier TrainingRun sums; waits until Kubernetes deletes it",
     ):
         reconcile(cluster, "TrainingRun", "sums")
     assert cluster.writes == []
@@ -55,7 +56,7 @@ def test_nothing_that_the_first_run_prepared_or_trained_counts_for_the_second(cl
     running(cluster, version=2)
     made_again(cluster, seed=7)
     collected(cluster, "Secret", "PersistentVolumeClaim", "InferencePool", "RelayServer", "Validator")
-    with pytest.raises(ClusterError, match="is of an earlier TrainingRun sums"):
+    with pytest.raises(ClusterError, match="belongs to an earlier TrainingRun sums"):
         reconcile(cluster, "TrainingRun", "sums")
     collected(cluster, *EVERY_KIND)
     cluster.settle()
@@ -70,7 +71,7 @@ def test_two_owners_whose_children_have_one_name_do_not_take_it_from_each_other(
     cluster.objects.apply({"apiVersion": "shoal.dev/v1alpha1", "kind": "InferencePool", **other})
     cluster.writes.clear()
     with pytest.raises(
-        ClusterError, match="Service sums-relay belongs to RelayServer sums-relay; give one of the two another name"
+        ClusterError, match="Service sums-relay belongs to RelayServer sums-relay; rename one of the two"
     ):
         reconcile(cluster, "InferencePool", "sums-relay")
     assert not {"StatefulSet/sums-relay", "Service/sums-relay"} & set(cluster.writes)

@@ -135,7 +135,7 @@ def test_validators_that_check_otherwise_than_the_run_are_not_started(cluster: M
     other(cluster, "Validator", "lenient", validation={"proofRowsShare": 0.0})
     running(cluster)
     assert ready(cluster, "Validator", "lenient")["message"] == (
-        "TrainingRun sums checks uploads by another spec.validation; name this Validator in its spec.validatorRef, "
+        "TrainingRun sums has a different spec.validation; name this Validator in its spec.validatorRef, "
         "or make the two equal"
     )
     assert "lenient" not in replicas(cluster)
@@ -174,9 +174,7 @@ def test_validators_that_would_look_into_another_store_are_not_started(cluster: 
     other(cluster, "Validator", "elsewhere", storage={"prefix": "other"})
     put(cluster, validatorRef="elsewhere")
     running(cluster)
-    assert (
-        "keeps its files elsewhere than this spec.storage says" in ready(cluster, "Validator", "elsewhere")["message"]
-    )
+    assert "has a different spec.storage" in ready(cluster, "Validator", "elsewhere")["message"]
     assert "elsewhere" not in replicas(cluster)
 
 

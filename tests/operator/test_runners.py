@@ -68,7 +68,7 @@ def test_validators_and_the_runs_own_pools_are_told_and_strangers_are_not(cluste
     assert node_json(cluster, "sums-join").runners == []
     ready = said(cluster, "RunnerReady")
     assert ready["status"] == "True"
-    assert ready["message"] == "1 of 1 pods are ready; programs run in them alone"
+    assert ready["message"] == "1 of 1 pods are ready; programs run only in them"
 
 
 def test_a_runtime_class_is_reported(cluster: MemoryCluster) -> None:

@@ -86,11 +86,11 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (None, "which does not exist: make it, or correct the name"),
+        (None, "which does not exist: create it, or correct the name"),
         ({}, "which is not complete yet"),
         ({"conditions": ["Failed"]}, "which has failed: its conditions say why"),
         ({"suspend": True}, "which is suspended: set its spec.suspend to false"),
-        ({"conditions": ["Complete"], "storage": {"prefix": "else"}}, "whose spec.storage is another one"),
+        ({"conditions": ["Complete"], "storage": {"prefix": "else"}}, "whose spec.storage differs"),
         (
             {"conditions": ["Complete"], "mode": "Generate", "steps": None},
             "whose mode is Generate, which trains no model; allowed: Train, SFT",
@@ -132,7 +132,7 @@ def test_a_data_set_is_waited_for_too_and_must_be_of_a_run_that_writes_one(clust
     sft(cluster, sft={"dataset": {"run": "traces"}})
     look(cluster)
     assert said(cluster, "Ready")["message"] == (
-        "waits for TrainingRun traces (spec.sft.dataset.run), which does not exist: make it, or correct the name"
+        "waits for TrainingRun traces (spec.sft.dataset.run), which does not exist: create it, or correct the name"
     )
     neighbour(cluster, "traces", "Complete")
     look(cluster)

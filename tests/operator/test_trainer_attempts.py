@@ -153,7 +153,7 @@ def test_a_run_that_takes_too_long_fails_and_stops(cluster: MemoryCluster) -> No
     assert "Failed" in holds(cluster)
     assert said(cluster, "Failed")["reason"] == "DeadlineExceeded"
     assert said(cluster, "Ready")["message"] == (
-        "the run was active for longer than 3600 s (spec.activeDeadlineSeconds); raise it to go on"
+        "the run was active for longer than 3600 s (spec.activeDeadlineSeconds); raise it to continue"
     )
     cluster.pods_end()
     cluster.settle()

@@ -117,7 +117,7 @@ def test_a_submission_is_one_trace_from_its_lease_to_the_step_that_trained_on_it
     run.put(keys.step_metrics(0), metrics.to_json(), T0 + 60)
     said: list[str] = []
     trace(run.source, receiver.url, said.append, follow=False)
-    assert said == ["sent 1 traces; 0 submissions are not done yet"]
+    assert said == ["sent 1 traces; 0 submissions are not finished yet"]
     spans = receiver.of(trace_id("demo", 0, NODE, 1))
     assert {name: (service, seconds(span)) for name, (service, span) in spans.items()} == {
         "submission": ("shoal-orchestrator", (0.0, 60.0)),

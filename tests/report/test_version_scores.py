@@ -97,7 +97,7 @@ def test_an_evaluation_that_ended_is_a_line() -> None:
         "version 6 on sums: 62.5 % right (95 % interval 50.0 % to 75.0 %)"
     ]
     assert events(before, snapshot(progress=progress(evaluations=[told(slices_done=2)]))) == [
-        "version 6 on sums: not scored in full"
+        "version 6 on sums: not fully scored"
     ]
 
 
@@ -110,6 +110,6 @@ def test_the_last_words_of_a_run_have_the_scores_of_its_first_and_newest_version
     newer = EVALUATION.model_copy(update={"version": 24})
     assert score_lines([UNASKED, newer, EVALUATION], BEST) == [
         "on sums: version 6: 50.0 % right (5.5 % to 94.5 %); version 24: 50.0 % right (5.5 % to 94.5 %); best: version 6 with 50.0 %; "
-        "not scored in full: version 12"
+        "not fully scored: version 12"
     ]
-    assert score_lines([UNASKED], None) == ["on sums: not scored in full: version 12"]
+    assert score_lines([UNASKED], None) == ["on sums: not fully scored: version 12"]

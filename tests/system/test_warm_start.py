@@ -60,7 +60,7 @@ def test_a_run_that_builds_on_one_that_is_not_there_waits_and_says_so(tmp_path: 
         system.until("a condition", lambda: system.local.status().get("conditions"), 30)
         messages = {each["type"]: each.get("message", "") for each in system.local.status()["conditions"]}
         assert messages["Ready"] == (
-            "waits for TrainingRun warm-sft (spec.model.run), which does not exist: make it, or correct the name"
+            "waits for TrainingRun warm-sft (spec.model.run), which does not exist: create it, or correct the name"
         )
         assert not is_true({"status": system.local.status()}, "Failed")
     finally:

@@ -45,7 +45,7 @@ def test_the_command_serves_a_run_follows_it_and_ends_when_asked(tmp_path: Path)
     try:
         live = httpx.get(f"{url}api/live", trust_env=False, timeout=60).json()
         assert live["headline"] == "3 of 10 steps trained, version 3"
-        assert "`shoal up` does not run" in live["waiting"]
+        assert "`shoal up` is not running" in live["waiting"]
         (run.path / LIVE_FILE).write_bytes(snapshot_bytes(snapshot(time.time(), message="makes the base model")))
 
         def follows() -> bool:
@@ -78,7 +78,7 @@ def test_off_loopback_a_token_is_printed_once_and_wanted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (PageAddress("127.0.0.1", 0, certificate=Path("cert.pem")), "belong together"),
+        (PageAddress("127.0.0.1", 0, certificate=Path("cert.pem")), "need each other"),
         (PageAddress("127.0.0.1", 0, certificate=Path("no.pem"), key=Path("no.pem")), "no.pem is not there"),
         (PageAddress("127.0.0.1", 0, token_file=Path("/nonexistent/token")), "--token-file /nonexistent/token"),
         (PageAddress("no.such.host.invalid", 0), "cannot listen on"),

@@ -61,7 +61,7 @@ def _convert(node: Schema, definitions: Mapping[str, Schema], where: str) -> Sch
     if unknown:
         raise UnsupportedSchema(f"{where}: a structural schema cannot hold {', '.join(sorted(unknown))}")
     if not {"type", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"} & set(out):
-        raise UnsupportedSchema(f"{where}: has no type; a structural schema wants one")
+        raise UnsupportedSchema(f"{where}: has no type; a structural schema needs one")
     return out
 
 

@@ -218,7 +218,7 @@ class AnswersStatus(SpecModel):
 
 
 class VersionScore(SpecModel):
-    """The newest version that was scored in full on a benchmark."""
+    """The newest version that was fully scored on a benchmark."""
 
     benchmark: Annotated[str, StringConstraints(max_length=63)] = Field(..., description="Name of the benchmark.")
     version: int = Field(..., ge=0, description="Policy version.")

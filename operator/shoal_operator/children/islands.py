@@ -63,14 +63,14 @@ def group_problem(run: TrainingRun, own_key: str | None) -> str:
     if len(members) < 2:
         # The key comes early: who sees one line of this on a screen wants to copy it.
         return (
-            f"waits for {where}, where this run is {name}: {own_key}; the other runs of group {group.name} have theirs in"
+            f"waits for {where}; this run's entry is {name}: {own_key}; the other runs of group {group.name} have theirs in"
             " status.islandPublicKey"
         )
     if members.get(name) != own_key:
-        return f"waits for {where} to have this run as {name}: {own_key}; there it is {members.get(name, 'missing')}"
+        return f"waits for {where} to list this run as {name}: {own_key}; it lists {members.get(name, 'missing')}"
     twice = sorted(each for each, key in members.items() if list(members.values()).count(key) > 1)
     if twice:
-        return f"waits for a key of its own for each of {', '.join(twice)} in {where}: they have the same"
+        return f"waits for distinct keys of {', '.join(twice)} in {where}: they share one"
     for network in group.networks:
         try:
             ipaddress.ip_network(network, strict=False)

@@ -195,7 +195,7 @@ class ApiServer:
         except ValueError as error:
             raise ApiError(f"{what}: the answer is not JSON") from error
         if not isinstance(found, dict):
-            raise ApiError(f"{what}: the answer is no object")
+            raise ApiError(f"{what}: the answer is not an object")
         return found
 
     def _headers(self) -> dict[str, str]:
@@ -218,11 +218,11 @@ class Stream:
                 *whole, rest = (rest + piece).split(b"\n")
                 yield from (line for line in whole if line)
         except urllib3.exceptions.ReadTimeoutError as error:
-            raise Silence("the watch said nothing for too long") from error
+            raise Silence("the watch sent nothing for too long") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ApiError(f"the watch broke: {_said(error)}") from error
         if rest:
-            raise ApiError("the watch ended within a line")
+            raise ApiError("the watch ended in the middle of a line")
 
     def _pieces(self) -> Iterator[bytes]:
         """What has come so far, again and again. Without chunks (HTTP/1.0, some proxies) `stream` would wait until its buffer is full."""

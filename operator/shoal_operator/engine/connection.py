@@ -38,7 +38,7 @@ def load_configuration(kubeconfig: Path | None = None, context: str | None = Non
             if kubeconfig is not None
             else "the pod's service account, KUBECONFIG or ~/.kube/config"
         )
-        raise NoApiServer(f"no API server is known from {where}: {error}; give --kubeconfig FILE") from error
+        raise NoApiServer(f"no API server is configured in {where}: {error}; give --kubeconfig FILE") from error
     made.proxy = None
     return made
 

@@ -91,7 +91,7 @@ class EventRecorder:
             try:
                 self._waiting.put_nowait((about, notice))
             except queue.Full:
-                log.warning("an Event is left out, as too many wait: %s", notice.note)
+                log.warning("dropped an Event, because too many are waiting: %s", notice.note)
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
@@ -99,7 +99,7 @@ class EventRecorder:
             try:
                 self.record(about, notice)
             except ApiError as error:
-                log.warning("an Event is left out: %s", error)
+                log.warning("dropped an Event: %s", error)
 
     def record(self, about: Object, notice: Notice) -> None:
         """Write one Event now, or count it in its series; raises ApiError."""

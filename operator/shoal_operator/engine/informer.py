@@ -189,7 +189,7 @@ class Informer:
             stream = self._api.stream(self.resource, self.namespace, query, self._timing.silence)
         except ApiError as error:
             if error.status == 410:
-                raise _Relist("its version is gone") from error
+                raise _Relist("its resource version has expired") from error
             raise
         self._stream = stream
         self._said = ""
@@ -213,7 +213,7 @@ class Informer:
             raise ApiError(f"the watch sent no event but {line[:80]!r}") from error
         if kind == "ERROR":
             if found.get("code") == 410:
-                raise _Relist("its version is gone")
+                raise _Relist("its resource version has expired")
             raise ApiError(f"the watch ended with {found.get('code')} {found.get('reason')}: {found.get('message')}")
         if kind != "BOOKMARK":
             self._cache.observe(kind, found)
@@ -223,7 +223,7 @@ class Informer:
         """Log a failure; the same one in a row only once, as an API server that is away fails every watch of every kind."""
         if not self._stopping.is_set():
             level = logging.DEBUG if text == self._said else logging.WARNING
-            log.log(level, "%s: %s; tried again in %.1f s, and so on", self, text, wait)
+            log.log(level, "%s: %s; retrying in %.1f s and later", self, text, wait)
         self._said = text
 
     def _pause(self, seconds: float) -> None:

@@ -67,9 +67,9 @@ class LeaseHolder:
             return
         try:
             self._put(self._live, holder="", duration=1)
-            log.info("the Lease is released")
+            log.info("released the Lease")
         except ApiError as error:
-            log.warning("the Lease is not released, the next leader waits for its end: %s", error)
+            log.warning("could not release the Lease, so the next leader waits until it expires: %s", error)
 
     def step(self) -> None:
         """Look at the Lease and do what is due; raises ApiError."""
@@ -113,7 +113,9 @@ class LeaseHolder:
         """A thread of its own: a call that hangs must not keep a leader that was not renewed alive."""
         while not self._stopping.wait(0.2):
             if self._election.lost(self._clock()):
-                self._lost(f"the Lease {self._namespace}/{LEASE_NAME} was not renewed in time, or is another's")
+                self._lost(
+                    f"the Lease {self._namespace}/{LEASE_NAME} was not renewed in time, or another replica holds it"
+                )
                 return
 
     def _read(self) -> Object | None:

@@ -64,7 +64,7 @@ class Options:
 
 def exit_at_once(why: str) -> None:
     """End the process without finishing anything: another replica may lead already."""
-    log.critical("this replica no longer leads and ends: %s", why)
+    log.critical("this replica is no longer the leader and exits: %s", why)
     for handler in logging.getLogger().handlers:
         handler.flush()
     os._exit(LOST_LEASE_EXIT)
@@ -148,7 +148,7 @@ class Manager:
         self._stopping.set()
         self.queue.close()
         if not self.queue.wait_idle(GRACE_SECONDS):
-            log.warning("reconciles in hand did not end within %.0f s; their keys are the next leader's", GRACE_SECONDS)
+            log.warning("running reconciles did not end within %.0f s; the next leader repeats them", GRACE_SECONDS)
         self._events.stop()
         self._lease.release()
         self.api.stop()
@@ -175,7 +175,7 @@ class Manager:
         now = time.monotonic()
         wrong = [f"the watch of {each} has ended" for each in self._informers if not each.alive]
         wrong += [
-            f"the watch of {each} has said nothing for {now - each.heard_at:.0f} s"
+            f"the watch of {each} has received nothing for {now - each.heard_at:.0f} s"
             for each in self._informers
             if now - each.heard_at > DEAF_SECONDS
         ]
@@ -183,7 +183,7 @@ class Manager:
         if (longest := max(self.queue.running_seconds(), default=0.0)) > STUCK_SECONDS:
             wrong.append(f"a reconcile has run for {longest:.0f} s")
         if not self._lease.alive and not self._stopping.is_set():
-            wrong.append("the Lease is not looked after")
+            wrong.append("the Lease is not being renewed")
         return "; ".join(wrong)
 
     def unready(self) -> str:
@@ -203,7 +203,7 @@ class Manager:
             while not each.synced.wait(1.0):
                 if self._stopping.is_set():
                     return
-        log.info("every kind is listed; %d objects to look at", self.queue.depth())
+        log.info("listed every kind; %d objects to reconcile", self.queue.depth())
         for worker in self._workers:
             worker.start()
 

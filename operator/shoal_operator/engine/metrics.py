@@ -43,7 +43,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "controller_runtime_reconcile_time_seconds",
-            "Length of a reconcile.",
+            "Duration of a reconcile.",
             by_controller,
             buckets=SECONDS,
             registry=registry,
@@ -53,20 +53,28 @@ class Metrics:
             "workqueue_retries_total", "Keys added again after a failure.", by_queue, registry=registry
         )
         self._queued = Histogram(
-            "workqueue_queue_duration_seconds", "Time in the queue.", by_queue, buckets=SECONDS, registry=registry
+            "workqueue_queue_duration_seconds",
+            "Time that a key waits in the queue.",
+            by_queue,
+            buckets=SECONDS,
+            registry=registry,
         )
         self._worked = Histogram(
-            "workqueue_work_duration_seconds", "Time at a worker.", by_queue, buckets=SECONDS, registry=registry
+            "workqueue_work_duration_seconds",
+            "Time that a worker spends on a key.",
+            by_queue,
+            buckets=SECONDS,
+            registry=registry,
         )
         self._requests = Counter(
             "rest_client_requests_total",
-            "Requests to the API server by method and status; 0 where there was no answer.",
+            "Requests to the API server by method and status; code 0 means no answer.",
             ("method", "code"),
             registry=registry,
         )
         self._kopf_restarts = Counter(
             "shoal_operator_kopf_restarts_total",
-            "Times that kopf, the watcher of our own kinds, ended or fell silent and was started again.",
+            "Restarts of kopf, which watches the operator's own kinds, after it ended or went silent.",
             registry=registry,
         )
 
@@ -118,8 +126,16 @@ class Gauges(Collector):
         running = self._queue.running_seconds()
         for name, help_, value in (
             ("workqueue_depth", "Keys that wait for a worker.", self._queue.depth()),
-            ("workqueue_unfinished_work_seconds", "Sum of the time at workers of what is not done.", sum(running)),
-            ("workqueue_longest_running_processor_seconds", "The longest of these.", max(running, default=0.0)),
+            (
+                "workqueue_unfinished_work_seconds",
+                "Seconds that unfinished reconciles have been running, summed.",
+                sum(running),
+            ),
+            (
+                "workqueue_longest_running_processor_seconds",
+                "Seconds that the longest unfinished reconcile has been running.",
+                max(running, default=0.0),
+            ),
         ):
             gauge = GaugeMetricFamily(name, help_, labels=("name",))
             gauge.add_metric((QUEUE,), value)
@@ -135,18 +151,20 @@ class Gauges(Collector):
             missing[place.resource.kind] = max(missing.get(place.resource.kind, 0.0), float(place.missing))
         age = GaugeMetricFamily(
             "shoal_operator_watch_last_event_age_seconds",
-            "Time since an event or bookmark of a watch; for our own kinds since an event or a list that agreed.",
+            "Time since a watch's last event or bookmark; for the operator's own kinds, since the last event or matching list.",
             labels=("kind",),
         )
         for kind, seconds in ages.items():
             age.add_metric((kind,), seconds)
         yield age
         absent = GaugeMetricFamily(
-            "shoal_operator_crd_missing", "1 where the CRD of the kind is missing.", labels=("kind",)
+            "shoal_operator_crd_missing", "1 if the CRD of the kind is missing.", labels=("kind",)
         )
         for kind, value in missing.items():
             absent.add_metric((kind,), value)
         yield absent
-        master = GaugeMetricFamily("leader_election_master_status", "1 where this replica leads.", labels=("name",))
+        master = GaugeMetricFamily(
+            "leader_election_master_status", "1 if this replica is the leader.", labels=("name",)
+        )
         master.add_metric(("shoal-operator",), 1.0 if self._leads() else 0.0)
         yield master

@@ -77,7 +77,7 @@ class RunProgressReader:
             answer = self._fetch(url)
         except Exception:
             # Whatever it is, it must not be the last time that this run is asked.
-            log.exception("%s: the answer of %s could not be read", key, url)
+            log.exception("%s: could not read the answer from %s", key, url)
         with known.lock:
             changed = answer != known.answer
             known.answer, known.read_at, known.reading = answer, self._clock(), None

@@ -112,12 +112,12 @@ class Relister:
         """What a restart of the process would heal."""
         now = self._clock()
         wrong = [
-            f"kopf has passed on nothing of {place} for {now - place.heard_at:.0f} s"
+            f"kopf has delivered no event of {place} for {now - place.heard_at:.0f} s"
             for place in self.places
             if now - place.heard_at > DEAF_SECONDS
         ]
         if self._thread.ident and not self._thread.is_alive() and not self._stopping.is_set():
-            wrong.append("own kinds are not listed any more")
+            wrong.append("the operator no longer lists its own kinds")
         return wrong
 
     def run(self) -> None:
@@ -141,7 +141,7 @@ class Relister:
                 return self._timing.look
             key = next(iter(place.expected))
             place.expected = {}
-            self._restart(f"it passed on nothing of {place} for {self._timing.silence:.0f} s, though {key} is there")
+            self._restart(f"kopf delivered no event of {place} for {self._timing.silence:.0f} s, although {key} exists")
         try:
             self._list(place)
         except ApiError as error:
@@ -149,7 +149,7 @@ class Relister:
             if error.status == NOT_FOUND:
                 self._note_missing(place)
             else:
-                log.warning("%s: not listed: %s; tried again in %.0f s", place, error, self._timing.retry)
+                log.warning("%s: the list failed: %s; retrying in %.0f s", place, error, self._timing.retry)
             return self._timing.retry
         if place.missing:
             # Discovery, where kopf looks for kinds, follows a list by a moment.
@@ -191,7 +191,7 @@ class Relister:
         if not place.missing:
             place.missing = True
             log.error(
-                "the CRD %s.%s is missing: %s is not served, other kinds are. Apply it again, by `helm upgrade` or "
-                "`kubectl apply --server-side -f crds/`; it is served again some seconds later",
+                "the CRD %s.%s is missing: the operator serves every kind but %s. Apply the CRD again with `helm upgrade` or "
+                "`kubectl apply --server-side -f crds/`; the operator serves the kind again a few seconds later",
                 place.resource.plural, place.resource.group, place,
             )  # fmt: skip

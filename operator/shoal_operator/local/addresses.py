@@ -30,7 +30,7 @@ def user_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise NoAddress(f"{folder} must be a folder of this user's own with mode 0700: remove it, then try again")
+        raise NoAddress(f"{folder} must be a folder that this user owns, with mode 0700: remove it, then try again")
     return folder
 
 
@@ -63,7 +63,7 @@ def lock_subnet() -> Subnet:
                 continue
             return Subnet(second, third, lock)
     raise NoAddress(
-        f"every loopback subnet is taken by another run of this user (locks in {folder}): stop one with `shoal down`"
+        f"other runs of this user hold every loopback subnet (locks in {folder}): stop one with `shoal down`"
     )
 
 

@@ -112,7 +112,7 @@ def command_line(container: Mapping[str, Any], variables: Mapping[str, str], whe
     words = [expand(str(word), variables) for word in [*container.get("command", []), *container.get("args", [])]]
     if not words or not container.get("command"):
         raise UnsupportedField(
-            f"{where}: has no command; an image's own entry point is not known here, so builders name it"
+            f"{where}: has no command; a local run cannot read an image's entry point, so the builder must give the command"
         )
     if words[0] == "python":
         words[0] = sys.executable

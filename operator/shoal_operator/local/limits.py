@@ -27,7 +27,9 @@ def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
         ("inferencePoolRefs", spec.inference_pool_refs),
     ):
         if given:
-            mistakes.append((f"spec.{field}", "one machine has no objects of others; write the template into the run"))
+            mistakes.append(
+                (f"spec.{field}", "one machine has no objects that others made; put the template into the run")
+            )
     return [Mistake(source, 0, path, problem) for path, problem in mistakes]
 
 

@@ -133,7 +133,7 @@ class LocalRun:
     def _say(self, problem: str) -> None:
         """Log a problem once, not at every round."""
         if problem != self._problem:
-            structlog.get_logger().warning("reconcile will be tried again", problem=problem)
+            structlog.get_logger().warning("reconcile failed and will be retried", problem=problem)
             self._problem = problem
 
     def _object(self) -> Object | None:

@@ -65,9 +65,11 @@ def refuse_anothers(live: Object, owner: Object) -> None:
         return
     what = f"{live['kind']} {live['metadata']['name']}"
     if (found["kind"], found["name"]) == (owner["kind"], owner["metadata"]["name"]):
-        raise ClusterError(f"{what} is of an earlier {found['kind']} {found['name']}; waits until it is collected")
+        raise ClusterError(
+            f"{what} belongs to an earlier {found['kind']} {found['name']}; waits until Kubernetes deletes it"
+        )
     raise ClusterError(
-        f"{what} belongs to {found['kind']} {found['name']}; give one of the two another name, as both would be called the same"
+        f"{what} belongs to {found['kind']} {found['name']}; rename one of the two, because their children would have the same name"
     )
 
 

@@ -79,7 +79,7 @@ def _isolation(part: ComponentPart) -> str:
     if part.component != "Runner" or part.workload is None:
         return ""
     name = part.workload["spec"]["template"]["spec"].get("runtimeClassName")
-    return f"; programs run in them under runtime class {name}" if name else "; programs run in them alone"
+    return f"; programs run in them under runtime class {name}" if name else "; programs run only in them"
 
 
 def _job_state(job: Object, problem: tuple[str, str] | None) -> State:

@@ -35,26 +35,26 @@ def exchanging(said: IslandsProgress | None, group_problem: str, *, running: boo
         return condition("Exchanging", None, "NotRunning")
     if group_problem:
         goes_on = (
-            "the trainer goes on with the list of before" if trains else "no trainer starts until the list is right"
+            "the trainer continues with the previous list" if trains else "no trainer starts until the list is correct"
         )
         return condition("Exchanging", False, "MembersInvalid", f"{group_problem} ({goes_on})")
     if said is None:
-        return condition("Exchanging", None, "NothingHeard", "the trainer has said nothing of exchanges yet")
+        return condition("Exchanging", None, "NothingHeard", "the trainer has not reported an exchange yet")
     if said.differing:
         found = ", ".join(f"{one.island} in {one.setting} ({one.values})" for one in said.differing)
         return condition(
             "Exchanging",
             False,
             "SettingsDiffer",
-            f"no round is made while members differ: {found}; make them the same in all manifests",
+            f"no exchange takes place while settings differ: {found}; make them the same in all manifests",
         )
     missed = _missed(said)
     if said.missed >= MISSED_LIMIT:
         return condition("Exchanging", False, "ExchangesMissed", missed)
     if said.made_unix is None:
         return condition("Exchanging", None, "NoRoundYet", missed)
-    made = f"round {said.round} was made with {', '.join(said.members)}"
-    absent = f"; {', '.join(said.absent)} did not come" if said.absent and not said.missed else ""
+    made = f"round {said.round} was exchanged with {', '.join(said.members)}"
+    absent = f"; {', '.join(said.absent)} did not take part" if said.absent and not said.missed else ""
     return condition("Exchanging", True, "RoundMade", f"{made}{absent}" + (f"; {missed}" if missed else ""))
 
 
@@ -63,5 +63,5 @@ def _missed(said: IslandsProgress) -> str:
         return ""
     since = f" since round {said.round}" if said.round else ""
     times = "1 exchange" if said.missed == 1 else f"{said.missed} exchanges"
-    absent = f"; {', '.join(said.absent)} did not come" if said.absent else ""
-    return f"{times} did not come about{since}{absent}" + (f" ({said.problem})" if said.problem else "")
+    absent = f"; {', '.join(said.absent)} did not take part" if said.absent else ""
+    return f"{times} failed{since}{absent}" + (f" ({said.problem})" if said.problem else "")

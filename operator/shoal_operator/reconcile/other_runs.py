@@ -23,13 +23,13 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
         return "which is this run itself: name another one"
     other = cluster.get("TrainingRun", source.run)
     if other is None:
-        return "which does not exist: make it, or correct the name"
+        return "which does not exist: create it, or correct the name"
     mode = other["spec"].get("mode", "Train")
     if mode not in source.modes:
         leaves = "trains no model" if mode == "Generate" else "writes no data set"
         return f"whose mode is {mode}, which {leaves}; allowed: {', '.join(source.modes)}"
     if _place(other["spec"].get("storage", {})) != _place(storage):
-        return "whose spec.storage is another one: runs that build on each other have the same prefix and s3"
+        return "whose spec.storage differs: runs that build on each other need the same prefix and s3"
     if is_true(other, "Complete"):
         return ""
     if is_true(other, "Failed"):

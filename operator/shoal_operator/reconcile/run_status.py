@@ -118,7 +118,7 @@ class Findings:
 
 
 def _scores(evaluations: Iterable[EvaluationProgress]) -> list[dict[str, Any]]:
-    """The newest version that is scored in full, of each benchmark."""
+    """The newest version that is fully scored, of each benchmark."""
     newest: dict[str, dict[str, Any]] = {}
     for each in sorted(evaluations, key=lambda found: found.version):
         if each.avg_at_k is not None:
@@ -358,7 +358,7 @@ def _pause_text(findings: Findings) -> str:
     """The trainer's own words, which say how it ends; or how it ends."""
     version = findings.latest_version or 0
     said = findings.progress.trainer_note if findings.progress else ""
-    return said or f"the trainer has paused; set spec.stability.acknowledgedVersion to {version} to go on"
+    return said or f"the trainer has paused; set spec.stability.acknowledgedVersion to {version} to continue"
 
 
 def _stalled(findings: Findings) -> Condition:

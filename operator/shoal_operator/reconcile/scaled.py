@@ -138,12 +138,12 @@ def _build_validators(cluster: Cluster, validator: Validator) -> Built:
         return Built(waits_for=config)
     if config.validation != validator.spec.validation:
         return Built(
-            waits_for=f"TrainingRun {run} checks uploads by another spec.validation; name this Validator in its spec.validatorRef, "
+            waits_for=f"TrainingRun {run} has a different spec.validation; name this Validator in its spec.validatorRef, "
             "or make the two equal"
         )
     if config.storage != validator.spec.storage:
         return Built(
-            waits_for=f"TrainingRun {run} keeps its files elsewhere than this spec.storage says; make another Validator with the run's storage"
+            waits_for=f"TrainingRun {run} has a different spec.storage; create a Validator with the run's storage"
         )
     return Built(validator_children(validator, config_hashes(config)["validator"]))
 
@@ -163,7 +163,7 @@ def _read_run(cluster: Cluster, run: str) -> RunConfig | str:
     name = names.config(run)
     config_map = cluster.get("ConfigMap", name)
     if config_map is None:
-        return f"ConfigMap {name}: does not exist; the TrainingRun makes it"
+        return f"ConfigMap {name}: does not exist; the TrainingRun creates it"
     text = config_map.get("data", {}).get("run.json")
     if text is None:
         return f"ConfigMap {name}: has no entry run.json; the TrainingRun repairs it"

@@ -179,7 +179,7 @@ def _failure(
         seconds = run.spec.active_deadline_seconds
         return Failure(
             "DeadlineExceeded",
-            f"the run was active for longer than {seconds} s (spec.activeDeadlineSeconds); raise it to go on",
+            f"the run was active for longer than {seconds} s (spec.activeDeadlineSeconds); raise it to continue",
         )
     if sampled.failure:
         return Failure("FilterFailed", sampled.failure)

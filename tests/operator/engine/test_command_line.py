@@ -45,7 +45,7 @@ def test_the_operator_loads_no_torch_and_nothing_of_the_workloads_but_contracts_
 def test_without_a_connection_it_says_where_it_looked(tmp_path: Path) -> None:
     done = run("-m", "shoal_operator", "--all-namespaces", HOME=str(tmp_path))
     assert done.returncode == 2
-    assert "no API server is known from the pod's service account, KUBECONFIG or ~/.kube/config" in done.stderr
+    assert "no API server is configured in the pod's service account, KUBECONFIG or ~/.kube/config" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "not: [yaml", "kind: Config\n", "{}"])
@@ -64,10 +64,10 @@ def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--namespace", "Research"], "'Research' is no namespace"),
-        (["--namespace=-a"], "is no namespace"),
+        (["--namespace", "Research"], "'Research' is not a namespace"),
+        (["--namespace=-a"], "is not a namespace"),
         (["--namespace", "a" * 64], "at most 63"),
-        (["--namespace", "a", "--lease-namespace", "A"], "'A' is no namespace"),
+        (["--namespace", "a", "--lease-namespace", "A"], "'A' is not a namespace"),
         (["--namespace", "a", "--workers", "0"], "--workers must be from 1 to 64, got 0"),
         (["--namespace", "a", "--lease-seconds", "4"], "--lease-seconds must be from 5 to 600, got 4"),
         (["--namespace", "a", "--port", "70000"], "--port must be from 0 to 65535, got 70000"),

@@ -440,7 +440,7 @@ def test_liveness_notices_a_dead_watch_and_a_reconcile_that_hangs(
     informer.heard_at -= DEAF_SECONDS + 1
     status, text = engine.get("/healthz")
     assert status == 503
-    assert "the watch of Job in a has said nothing for 30" in text
+    assert "the watch of Job in a has received nothing for 30" in text
     informer.heard_at += DEAF_SECONDS + 1
     monkeypatch.setattr(engine.manager.queue, "running_seconds", lambda: [STUCK_SECONDS + 1])
     assert engine.get("/healthz")[1] == f"a reconcile has run for {STUCK_SECONDS + 1:.0f} s\n"

@@ -33,9 +33,9 @@ def run(**spec: Any) -> TrainingRun:
     ("spec", "problem"),
     [
         ({"trainer": {"replicas": 2}}, "run.yaml: spec.trainer.replicas: given 2; one machine has one trainer pod"),
-        ({"relayServerRef": "shared"}, "run.yaml: spec.relayServerRef: one machine has no objects of others"),
-        ({"validatorRef": "strict"}, "run.yaml: spec.validatorRef: one machine has no objects of others"),
-        ({"inferencePoolRefs": ["a"]}, "run.yaml: spec.inferencePoolRefs: one machine has no objects of others"),
+        ({"relayServerRef": "shared"}, "run.yaml: spec.relayServerRef: one machine has no objects that others made"),
+        ({"validatorRef": "strict"}, "run.yaml: spec.validatorRef: one machine has no objects that others made"),
+        ({"inferencePoolRefs": ["a"]}, "run.yaml: spec.inferencePoolRefs: one machine has no objects that others made"),
     ],
 )
 def test_what_one_machine_cannot_do_is_refused_at_its_field(spec: dict[str, Any], problem: str) -> None:

@@ -155,7 +155,7 @@ def test_an_admin_lets_a_machine_in_past_the_list_but_not_past_the_requirements(
     assert why_not(registration, [listed], own_pod=False) != ""
     assert why_not(registration, [listed], own_pod=False, welcome=record.welcome) == ""
     wanting = listed.model_copy(update={"requirements": listed.requirements.model_copy(update={"gpus": 1})})
-    assert "wants 1 GPUs" in why_not(registration, [wanting], own_pod=False, welcome=True)
+    assert "requires 1 GPUs" in why_not(registration, [wanting], own_pod=False, welcome=True)
     admin.ban(run.state, STRANGER, "no more")
     assert problem(lambda: admin.invite(run.state, STRANGER)).code == "node-excluded"
 

@@ -48,7 +48,7 @@ def test_nodes_are_found_by_the_beginning_of_their_key(run: Orchestrator, admin:
     assert admin.find(nodes[0][:20]) == nodes[0]
     assert admin.find("ab" * 32) == "ab" * 32
     for beginning in ("", "zz", "not hex"):
-        with pytest.raises(InputWrong, match="0 nodes have a key that begins with"):
+        with pytest.raises(InputWrong, match="0 nodes have a key that starts with"):
             admin.find(beginning)
 
 

@@ -80,13 +80,13 @@ def test_a_wrong_proof_makes_no_own_pod(proof: str) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"gpus": 0}, "pool 'open' wants 1 GPUs, the machine has 0"),
-        ({"cpus": 4}, "pool 'open' wants 8 cores, the machine has 4"),
-        ({"memory_bytes": 63 << 30}, "pool 'open' wants 64 GiB of memory, the machine has 63"),
-        ({"disk_free_bytes": 1 << 30}, "pool 'open' wants 100 GiB of free disk, the machine has 1"),
-        ({"uplink_mbps": 19.5}, "pool 'open' wants an uplink of 20 Mbit/s, it has 19.5"),
-        ({"uplink_mbps": None}, "pool 'open' wants an uplink of 20 Mbit/s, it could not be measured"),
-        ({"gpu_type": "NVIDIA L4"}, "pool 'open' wants a GPU of H200, A100, the machine has NVIDIA L4"),
+        ({"gpus": 0}, "pool 'open' requires 1 GPUs, the machine has 0"),
+        ({"cpus": 4}, "pool 'open' requires 8 cores, the machine has 4"),
+        ({"memory_bytes": 63 << 30}, "pool 'open' requires 64 GiB of memory, the machine has 63"),
+        ({"disk_free_bytes": 1 << 30}, "pool 'open' requires 100 GiB of free disk, the machine has 1"),
+        ({"uplink_mbps": 19.5}, "pool 'open' requires an uplink of 20 Mbit/s, it has 19.5"),
+        ({"uplink_mbps": None}, "pool 'open' requires an uplink of 20 Mbit/s, it could not be measured"),
+        ({"gpu_type": "NVIDIA L4"}, "pool 'open' requires a GPU of H200, A100, the machine has NVIDIA L4"),
     ],
 )
 def test_a_strangers_machine_must_have_what_the_pool_requires(change: dict[str, object], problem: str) -> None:
@@ -118,7 +118,7 @@ def test_a_pool_with_codes_takes_whoever_has_one_and_whoever_is_listed() -> None
     both = Admission(nodes=["b" * 64], codes=[CODE_KEY])
     assert admitted(both, "b" * 64) == ""
     assert admitted(both, code=claim_with_code(f" {CODE}\n", "tiny", "open", NODE)) == ""
-    assert admitted(both) == "pool 'open' wants an invite code, and none was given"
+    assert admitted(both) == "pool 'open' needs an invite code, and none was given"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_pool_with_codes_takes_whoever_has_one_and_whoever_is_listed() -> None
 )
 def test_a_code_that_is_not_this_nodes_own_does_not_admit(claim: Signed[CodeClaim]) -> None:
     assert admitted(Admission(codes=[CODE_KEY]), code=claim) == (
-        "pool 'open' wants an invite code, and the one given is not good"
+        "pool 'open' needs an invite code, and the given one is not valid"
     )
 
 

@@ -57,7 +57,7 @@ def calibrate(
     path.with_suffix(".part").replace(path)
     for line in lines(profile):
         write(line)
-    write(f"written to {path}: it travels with the weights from here on")
+    write(f"wrote {path}; copies of the weights include it from now on")
 
 
 def _serve(
@@ -85,7 +85,7 @@ def _serve(
                 )
             except subprocess.TimeoutExpired as error:
                 raise CannotCalibrate(
-                    f"the engine did not end within {error.timeout:.0f} s: ask for fewer --sequences or --max-tokens"
+                    f"the engine did not finish within {error.timeout:.0f} s: ask for fewer --sequences or --max-tokens"
                 ) from None
         if ended.returncode != 0:
             last = log.read_text(errors="replace").strip().splitlines()[-5:]
@@ -122,7 +122,9 @@ def _of_file(limits: ProofThresholds) -> list[str]:
     if limits.file_mean is None:
         return []
     mean = limits.file_mean
-    return [f"mean over a file of many chunks: {mean.bound:g}, more over few; one chunk's deviation {mean.deviation:g}"]
+    return [
+        f"mean over a file of many chunks: {mean.bound:g}, higher over few; standard deviation of one chunk {mean.deviation:g}"
+    ]
 
 
 def _of_tokens(limits: ProofThresholds) -> list[str]:

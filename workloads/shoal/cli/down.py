@@ -24,7 +24,7 @@ def down(run_dir: Path, deadline_seconds: float = DEADLINE_SECONDS) -> bool:
         if time.monotonic() > end:
             raise RunFailed(
                 f"`shoal up` (process {holder.pid}) did not stop within {deadline_seconds:.0f} s; "
-                f"`shoal down` again kills its parts at once"
+                f"`shoal down` again kills its processes at once"
             )
         time.sleep(ASK_SECONDS)
     return True

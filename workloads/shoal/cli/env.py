@@ -11,7 +11,7 @@ from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
     name="env",
-    help="Environments: what a run asks and how it scores. Example: shoal env list",
+    help="Environments: the tasks of a run, and how answers are scored. Example: shoal env list",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -21,7 +21,9 @@ app = typer.Typer(
 @app.command()
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment, such as word-puzzles.")],
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to make the package.")] = Path("."),
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the package.")] = Path(
+        "."
+    ),
 ) -> None:
     """Make an installable package with a working environment to start from.
 
@@ -43,12 +45,12 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="Installed environments, or NAME:PART; without a name all that need no part.",
+            help="Installed environments, or NAME:PART; default: all that need no part.",
         ),
     ] = None,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, max=1000, help="How many tasks to try.")] = 8,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, max=1000, help="Number of tasks to try.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the tasks.")] = 0,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time for each of two passes.")] = 300.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit of each of the two passes.")] = 300.0,
 ) -> None:
     """Try environments: gold scores 1, broken gold 0, any text is bounded, two processes agree, nothing is missing.
 
@@ -73,11 +75,11 @@ def check(
         else:
             facts = report.facts
             typer.echo(
-                f"{name}: fit for a run; {facts['tasks']} tasks, slowest score {facts['slowest_score_seconds']:.2f} s,"
+                f"{name}: usable in a run; {facts['tasks']} tasks, slowest score {facts['slowest_score_seconds']:.2f} s,"
                 f" {report.peak_bytes >> 20} MiB, digest {facts['digest'][:12]}"
             )
     if unfit:
-        raise RunFailed(f"not fit for a run: {', '.join(unfit)}")
+        raise RunFailed(f"not usable in a run: {', '.join(unfit)}")
 
 
 @app.command()

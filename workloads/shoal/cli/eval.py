@@ -21,7 +21,7 @@ def evaluate(
         typer.Option(
             "--env",
             metavar="ENV",
-            help="Environment whose tasks are asked, or lm-eval:TASK@REVISION of lm-evaluation-harness; repeatable.",
+            help="Environment whose tasks the model answers, or lm-eval:TASK@REVISION of lm-evaluation-harness; repeatable.",
         ),
     ],
     count: Annotated[
@@ -29,7 +29,7 @@ def evaluate(
         typer.Option(
             min=1,
             max=1_000_000,
-            help="Tasks of each environment; absent: 64, or all of a task of lm-evaluation-harness.",
+            help="Tasks of each environment; default: 64, or all of an lm-evaluation-harness task.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each task: the k of avg@k.")] = 4,
@@ -59,19 +59,19 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a completion at most; absent: as in the model's run, else 1024, if the model has room.",
+            help="Most tokens of a completion; default: as in the model's run, or 1024, within the model's context.",
         ),
     ] = None,
     target_length: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Length to ask for in the prompt, in tokens; 0: do not ask; absent: those that the model's run asked for.",
+            help="Length that the prompt asks for, in tokens; 0: none; default: the lengths of the model's run.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for tasks and sampling.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Record to write, with every problem.")
+        Path | None, typer.Option("--json", metavar="FILE", help="File for the record, with every problem.")
     ] = None,
 ) -> None:
     """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, the share that was cut.

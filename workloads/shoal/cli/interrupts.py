@@ -25,7 +25,7 @@ class Interrupts:
         if not self.asked:
             self.asked = True
             return
-        sys.stderr.write("\nkilled; nothing was waited for. The same command resumes from the last version.\n")
+        sys.stderr.write("\nkilled every process at once. The same command resumes from the last version.\n")
         sys.stderr.flush()
         try:
             self._kill()

@@ -17,7 +17,7 @@ from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
     name="ledger",
-    help="The ledger of a run: read it, check it, prove what is in it. Example: shoal ledger verify arithmetic",
+    help="The ledger of a run: read it, check it, prove its entries. Example: shoal ledger verify arithmetic",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -29,21 +29,23 @@ Source = Annotated[
         metavar="[SOURCE]", help="Run, its folder, a copy (the folder above ledger/), or s3://BUCKET/PREFIX/RUN."
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of runs, one folder each.")]
 RunKey = Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, 64 hex digits.")]
 Join = Annotated[
     Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run: roster and public key.")
 ]
 Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store; else AWS_ENDPOINT_URL.")
+    str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store; default: AWS_ENDPOINT_URL.")
 ]
 Credentials = Annotated[
     Path | None,
     typer.Option(
-        "--credentials", metavar="DIR", help="Folder with accessKey and secretKey; else AWS_ACCESS_KEY_ID and so on."
+        "--credentials",
+        metavar="DIR",
+        help="Folder with accessKey and secretKey; default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON in place of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DEFAULT_RUNS_DIR = Path("runs")
 
 
@@ -55,17 +57,19 @@ def _say(text: str) -> None:
 def show(
     source: Source = None,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="HEX", help="Only this node; a beginning is enough.")
+        str | None, typer.Option("--node", metavar="HEX", help="Only this node; the first digits are enough.")
     ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")] = None,
-    last: Annotated[int, typer.Option("--last", min=0, help="Only so many, the newest; 0: all.")] = 0,
-    totals: Annotated[bool, typer.Option("--totals", help="What each node contributed, in place of entries.")] = False,
+    last: Annotated[int, typer.Option("--last", min=0, help="Only the newest N entries; 0: all.")] = 0,
+    totals: Annotated[
+        bool, typer.Option("--totals", help="Print each node's contribution instead of entries.")
+    ] = False,
     probation: Annotated[
         int | None,
         typer.Option(
             "--probation",
             min=0,
-            help="Accepted files before which a node's work does not count; else as the ledger's terms say. 0: every file counts.",
+            help="Accepted files that a node needs before its work counts; default: the ledger's terms. 0: every file counts.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -101,7 +105,8 @@ def show(
 def verify(
     source: Source = None,
     documents: Annotated[
-        bool, typer.Option("--documents", help="Also compare with the verdicts, batches and weights that entries name.")
+        bool,
+        typer.Option("--documents", help="Also compare entries with the verdicts, batches and weights that they name."),
     ] = False,
     slash_votes: Annotated[
         int | None,
@@ -110,15 +115,15 @@ def verify(
             min=1,
             max=16,
             metavar="K",
-            help="validation.slashVotes of the run: so many validators must have found each reject; else by the ledger's terms, its run.json, or 1.",
+            help="validation.slashVotes: validators that must agree on each reject; default: the ledger's terms, its run.json, or 1.",
         ),
     ] = None,
     kept: Annotated[
         Path | None,
-        typer.Option("--kept", metavar="FILE", help="A checkpoint kept earlier: the ledger must continue it."),
+        typer.Option("--kept", metavar="FILE", help="Checkpoint from an earlier --keep: the ledger must continue it."),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="FILE", help="Write the newest checkpoint, for the next --kept.")
+        Path | None, typer.Option("--keep", metavar="FILE", help="File for the newest checkpoint, for a later --kept.")
     ] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,

@@ -95,7 +95,7 @@ def _learning_events(before: LearningProgress | None, after: LearningProgress | 
 def _scored_text(scored: EvaluationProgress) -> str:
     """`31.2 % right (95 % interval 22.0 % to 42.1 %)`."""
     if scored.avg_at_k is None:
-        return "not scored in full"
+        return "not fully scored"
     within = "" if scored.low is None else f" (95 % interval {percent(scored.low)} to {percent(scored.high)})"
     return f"{percent(scored.avg_at_k)} right{within}"
 

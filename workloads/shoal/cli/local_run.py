@@ -57,7 +57,7 @@ def read_manifest(path: Path, secrets: Sequence[str] = ()) -> Manifest:
     if len(runs) != 1 or len(objects) != 1:
         kinds = ", ".join(f"{found.kind} {found.metadata.name}" for found in objects)
         raise InputWrong(
-            f"{path}: holds {kinds}; this machine runs exactly one TrainingRun, which makes the other kinds itself"
+            f"{path}: holds {kinds}; this machine runs exactly one TrainingRun, and the run creates the other kinds"
         )
     return Manifest(path, runs[0], tuple(secrets))
 
@@ -128,7 +128,7 @@ class OperatorRun:
         said = message_of(self._local.status())
         rate = warm_start(self.run_dir / LOGS_FOLDER)
         if said == PREPARING and rate is not None and self._local.warm_start_pass_rate is not None:
-            return f"{said}: {percent(rate)} of the {percent(self._local.warm_start_pass_rate)} right answers that its warm start ends with"
+            return f"{said}; warm start: {percent(rate)} correct (stops at {percent(self._local.warm_start_pass_rate)})"
         return said
 
     def finished(self) -> str | None:

@@ -34,9 +34,9 @@ app.add_typer(node_app)
 app.command(name="eval")(evaluate)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs are kept, one folder each.")]
-NoTtyOption = Annotated[bool, typer.Option("--no-tty", help="Plain lines in place of the live view.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run of this name left.")]
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of runs, one folder each.")]
+NoTtyOption = Annotated[bool, typer.Option("--no-tty", help="Print plain lines instead of the live view.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the data of an earlier run of this name.")]
 SecretOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -46,7 +46,7 @@ SecretOption = Annotated[
     ),
 ]
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; not needed if there is only one.")
+    str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; default: the only run.")
 ]
 DEFAULT_RUNS_DIR = Path("runs")
 
@@ -183,7 +183,7 @@ def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) ->
         return
     ended = clean_up(run_dir)
     typer.echo(
-        f"{run_dir.name}: ended {ended} processes that a killed `shoal up` had left"
+        f"{run_dir.name}: ended {ended} processes that a killed `shoal up` left running"
         if ended
         else f"{run_dir.name}: is not running"
     )
@@ -194,9 +194,9 @@ def logs(
     run: RunArgument = None,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     part: Annotated[
-        str | None, typer.Option("--part", metavar="PART", help="Only this pod, container, or pod/container.")
+        str | None, typer.Option("--part", metavar="PART", help="Only this pod, container or pod/container.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new lines until Ctrl-C.")] = False,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="90s, 10m, 2h, 1d ago, or an ISO time.")
     ] = None,
@@ -245,14 +245,15 @@ def report(
         ),
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option("--prometheus", metavar="URL", help="For a run elsewhere: times and utilisation.")
+        str | None,
+        typer.Option("--prometheus", metavar="URL", help="Prometheus of a run elsewhere, for times and utilisation."),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Of the run in Prometheus, if it has several.")
+        str | None, typer.Option("--namespace", metavar="NAME", help="Namespace of the run, if Prometheus has several.")
     ] = None,
     run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
     join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
     credentials: Annotated[
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
@@ -359,24 +360,28 @@ def ui(
     ] = None,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to bind; off loopback a token is needed.")
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to bind; beyond loopback the page needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8787,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free port.")] = 8787,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="Token to ask for; else made and printed.")
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="File with the page's token; default: a new token, printed."),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS; with --key.")
+        Path | None, typer.Option("--certificate", metavar="FILE", help="Certificate for HTTPS (PEM); needs --key.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="PEM, of the certificate.")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Private key of the certificate (PEM).")
+    ] = None,
     orchestrator: Annotated[
-        str | None, typer.Option("--orchestrator", metavar="URL", help="Of a run elsewhere: what goes on now.")
+        str | None,
+        typer.Option("--orchestrator", metavar="URL", help="Orchestrator of a run elsewhere, for its live state."),
     ] = None,
     run_key: Annotated[
-        str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, for its ledger.")
+        str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, to check its ledger.")
     ] = None,
     join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
     credentials: Annotated[
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
@@ -402,13 +407,13 @@ def trace(
     ] = None,
     otlp: Annotated[
         str | None,
-        typer.Option("--otlp", metavar="URL", envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="OTLP receiver over HTTP."),
+        typer.Option("--otlp", metavar="URL", envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="OTLP receiver (HTTP)."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on while the run does, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run ends or Ctrl-C.")] = False,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
     join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
     credentials: Annotated[
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
@@ -430,28 +435,31 @@ def trace(
 def calibrate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint.")],
     dtype: Annotated[
-        str, typer.Option(help="Type of serving: auto (the checkpoint's), float32, bfloat16, float16.")
+        str, typer.Option(help="Data type for serving: auto (the checkpoint's), float32, bfloat16 or float16.")
     ] = "auto",
-    environment: Annotated[str, typer.Option(help="Environment whose tasks are the prompts.")] = "math",
+    environment: Annotated[str, typer.Option(help="Environment that gives the prompts.")] = "math",
     sequences: Annotated[int, typer.Option(min=2, help="Completions to measure.")] = 2000,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion at most.")] = 256,
-    max_length: Annotated[int, typer.Option(min=16, help="Tokens of prompt and completion at most.")] = 4096,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Begin no new completions after this time.")] = 3600.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a completion.")] = 256,
+    max_length: Annotated[int, typer.Option(min=16, help="Most tokens of prompt and completion.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Start no completion after this many seconds.")] = 3600.0,
     file_sequences: Annotated[int, typer.Option(min=1, help="Completions in one uploaded file.")] = 64,
     learning_rate: Annotated[
-        float, typer.Option(min=0.0, help="Of the run, for the control of one step older.")
+        float, typer.Option(min=0.0, help="The run's learning rate, for the control with weights one step older.")
     ] = 3e-7,
-    updates: Annotated[int, typer.Option(min=1, help="Optimizer updates of one step.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and tasks.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="File to write; absent: proof_profile.json in MODEL.")] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Optimizer updates per step.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling and tasks.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="File to write; default: proof_profile.json in MODEL.")] = None,
     target: Annotated[
         list[int] | None,
         typer.Option(
-            "--target", min=1, metavar="TOKENS", help="Length that the run's prompts ask for; repeatable, in turn."
+            "--target", min=1, metavar="TOKENS", help="Length that the run's prompts ask for; repeatable, used in turn."
         ),
     ] = None,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Measure vLLM's own proofs too, and bound whole files by them.")
+        bool,
+        typer.Option(
+            "--engine", help="Also measure vLLM's own proofs, and derive the bounds of whole files from them."
+        ),
     ] = False,
 ) -> None:
     """Measure a model's honest proof errors: masked dimensions, thresholds and error rates, written beside its weights.

@@ -12,7 +12,7 @@ from shoal.errors import InputWrong
 
 app = typer.Typer(
     name="node",
-    help="Machines that join a run. Example: shoal node join https://discovery.example.org",
+    help="Lend a machine to a run, or manage the machines of one. Example: shoal node join https://discovery.example.org",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -22,37 +22,43 @@ DEFAULT_FOLDER = Path.home() / ".local" / "share" / "shoal" / "node"
 Folder = Annotated[
     Path,
     typer.Option(
-        "--folder", metavar="DIR", envvar="SHOAL_NODE_FOLDER", help="Key, weights and logs; one folder a run in it."
+        "--folder",
+        metavar="DIR",
+        envvar="SHOAL_NODE_FOLDER",
+        help="Folder for key, weights and logs, with one folder per run.",
     ),
 ]
 
 
 @app.command()
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Discovery of the run, as its owner gives it.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="URL of the run's discovery service, from the run's owner.")
+    ],
     pool: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Pool to join; not needed if only one is open.")
+        str | None, typer.Option("--pool", metavar="NAME", help="Pool to join; default: the only open pool.")
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="This node's private key; made if it is not there.")
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="This node's private key; created if the file is missing."),
     ] = None,
     run_key: Annotated[
         str | None,
         typer.Option(
-            "--run-key", metavar="HEX", help="The run's public key; without it the first one seen over HTTPS is kept."
+            "--run-key", metavar="HEX", help="The run's public key; default: trust the first one seen over HTTPS."
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="node.json from the run's owner, in place of asking discovery."),
+        typer.Option("--config", metavar="FILE", help="node.json from the run's owner, instead of asking discovery."),
     ] = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(
             "--ca-file",
             metavar="FILE",
-            help="Authorities (PEM) for all HTTPS of this run, in place of the well-known ones.",
+            help="Certificate authorities (PEM) for this run's HTTPS, instead of the system's.",
         ),
     ] = None,
     invite_code: Annotated[
@@ -61,14 +67,14 @@ def join(
             "--invite-code",
             metavar="CODE",
             envvar="SHOAL_INVITE_CODE",
-            help="Better in a file: other users can see a command line.",
+            help="Invite code; prefer --invite-code-file, because other users can see a command line.",
         ),
     ] = None,
     invite_code_file: Annotated[
         Path | None, typer.Option("--invite-code-file", metavar="FILE", help="File with the invite code.")
     ] = None,
     bind: Annotated[
-        str, typer.Option("--bind", metavar="ADDRESS", help="Address for health and metrics, ports 9103 to 9105.")
+        str, typer.Option("--bind", metavar="ADDRESS", help="Address for health and metrics (ports 9103 to 9105).")
     ] = "127.0.0.1",
 ) -> None:
     """Bring this machine to an open pool of a run, and work until the run is complete, Ctrl-C or SIGTERM. It dials out only.
@@ -96,10 +102,10 @@ def join(
 @app.command()
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run; not needed if this machine joined only one.")
+        str | None, typer.Argument(metavar="[RUN]", help="Run; default: the only run that this machine joined.")
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Show how this machine's node is: state, work, what it waits for, files accepted and rejected.
 
@@ -133,9 +139,13 @@ TokenFile = Annotated[
         "--token-file", metavar="FILE", envvar="SHOAL_ADMIN_TOKEN_FILE", help="File with the run's admin token."
     ),
 ]
-CaFile = Annotated[Path | None, typer.Option("--ca-file", metavar="FILE", help="Authorities (PEM) for HTTPS.")]
-NodeKey = Annotated[str, typer.Argument(metavar="NODE", help="Public key of the node; a beginning is enough.")]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger, for everybody to read.")]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", metavar="FILE", help="Certificate authorities (PEM) for HTTPS.")
+]
+NodeKey = Annotated[str, typer.Argument(metavar="NODE", help="Public key of the node; the first digits are enough.")]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Reason; the ledger keeps it, and everybody can read it.")
+]
 
 
 @app.command("list")
@@ -147,7 +157,7 @@ def list_nodes(
         str, typer.Option("--state", metavar="STATE", help="Only nodes in this state, such as Healthy.")
     ] = "",
     pool: Annotated[str, typer.Option("--pool", metavar="NAME", help="Only nodes of this pool.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """For the run's admin: list its nodes.
 

@@ -33,7 +33,7 @@ class Admin:
 
     def __init__(self, url: str | None, token_file: Path | None, ca_file: Path | None) -> None:
         if not url:
-            raise InputWrong("say where the orchestrator is: --orchestrator URL, or SHOAL_ORCHESTRATOR")
+            raise InputWrong("give the orchestrator's address: --orchestrator URL, or SHOAL_ORCHESTRATOR")
         if token_file is None:
             raise InputWrong("give the admin's token in a file: --token-file FILE, or SHOAL_ADMIN_TOKEN_FILE")
         try:
@@ -96,7 +96,7 @@ class Admin:
         found = [view.node for view in self.nodes() if view.node.startswith(beginning)] if beginning else []
         if len(found) != 1:
             raise InputWrong(
-                f"{len(found)} nodes have a key that begins with {plain(beginning, 64)!r}; `shoal node list` shows them"
+                f"{len(found)} nodes have a key that starts with {plain(beginning, 64)!r}; `shoal node list` shows them"
             )
         return found[0]
 
@@ -111,7 +111,7 @@ class Admin:
                 return found
             time.sleep(1.0)
         raise RunFailed(
-            f"node {node[:12]}... sent no logs within {wait_seconds:.0f} s; `shoal node list` shows whether it lives"
+            f"node {node[:12]}... sent no logs within {wait_seconds:.0f} s; `shoal node list` shows whether it is alive"
         )
 
 

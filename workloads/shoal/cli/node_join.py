@@ -75,7 +75,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
             run=offer.run, pool=pool.name, discovery=wishes.url, roster=offer.roster, run_key=offer.run_key
         )
         say(f"run {offer.run}, pool {pool.name}, model {plain(offer.model_id, 200)}")
-        say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": held to this one from now on"))
+        say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": this machine trusts only this key from now on"))
     else:
         pool = None
         config = given.model_copy(update={"discovery": wishes.url, "pool": wishes.pool or given.pool})
@@ -95,7 +95,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
         check_machine(found, pool, commands)
         code = _code(wishes.code, config, key)
         if pool is not None and pool.codes and not pool.listed and code is None:
-            raise InputWrong(f"pool {pool.name!r} wants an invite code: --invite-code-file FILE (its owner gives one)")
+            raise InputWrong(f"pool {pool.name!r} needs an invite code: --invite-code-file FILE (its owner gives one)")
         write_folder(home, config, wishes.ca_file, code)
         return _stay(config, key, home, wishes.bind, commands, say)
 
@@ -104,7 +104,7 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
     """What discovery offers; waits while it is away and says so. Raises `InputWrong` when another try cannot help."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InputWrong(f"{url!r} is no URL of a discovery service, such as https://discovery.example.org")
+        raise InputWrong(f"{url!r} is not the URL of a discovery service, such as https://discovery.example.org")
     client = SignedClient(url, tls=tls)
     said = float("-inf")
 
@@ -113,7 +113,7 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
             offer = client.call("GET", "/v1/join", reply=JoinOffer, deadline_seconds=0.0, timeout_seconds=ASK_SECONDS)
         except Refused as refused:
             raise InputWrong(
-                f"{url} is no discovery service of a run that takes strangers' machines: {plain(str(refused), 300)}"
+                f"{url} is not the discovery service of a run that is open to strangers' machines: {plain(str(refused), 300)}"
             ) from None
         except Unavailable as away:
             if _is_certificate(away, url, tls):
@@ -146,26 +146,28 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
         expected, source = _read_config(kept).run_key, str(kept)
     if expected is not None and expected != offer.run_key:
         raise InputWrong(
-            f"{wishes.url} offers run {offer.run} with run key {offer.run_key}, but {source} says {expected}: this is another run,"
-            " or somebody in between"
+            f"{wishes.url} offers run {offer.run} with run key {offer.run_key}, but {source} says {expected}: it is a different run,"
+            " or somebody intercepts the connection"
         )
     before = joined_before(wishes.folder, wishes.url)
     if wishes.run_key is None and before and (offer.run, offer.run_key) not in before:
         names = " or ".join(f"{run} with run key {key}" for run, key in before)
         raise InputWrong(
-            f"{wishes.url} was the way to run {names}, and now offers run {offer.run} with run key {offer.run_key}."
-            " If a new run was started there, ask its owner for the run key and give it with --run-key HEX; if not, somebody may be in between"
+            f"{wishes.url} led to run {names} before, and now offers run {offer.run} with run key {offer.run_key}."
+            " If a new run was started there, ask its owner for the run key and give it with --run-key HEX; otherwise somebody may intercept you"
         )
     if expected is None and urlsplit(wishes.url).scheme == "http" and not is_loopback(wishes.url):
         raise InputWrong(
-            f"{wishes.url} is not HTTPS, so that anybody on the way could name a run key of his own: give the run's with --run-key HEX"
+            f"{wishes.url} is not HTTPS, so anybody on the network could send a run key of their own: give the run's key with --run-key HEX"
         )
     try:
         roster = offer.roster.verified(offer.run_key)
     except BadSignature as error:
         raise InputWrong(f"{wishes.url}: the roster is not signed with the run key: {error}") from None
     if roster.run != offer.run:
-        raise InputWrong(f"{wishes.url}: the roster is of run {plain(roster.run, 60)}, the offer of {offer.run}")
+        raise InputWrong(
+            f"{wishes.url}: the roster belongs to run {plain(roster.run, 60)}, but the offer to {offer.run}"
+        )
 
 
 def joined_before(folder: Path, url: str) -> list[tuple[str, str]]:
@@ -185,21 +187,21 @@ def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
     if wanted is None and len(pools) == 1:
         return pools[0]
     if wanted is None:
-        raise InputWrong(f"say which pool to join with --pool; open to strangers' machines: {names}")
+        raise InputWrong(f"choose a pool with --pool; open to strangers' machines: {names}")
     found = next((pool for pool in pools if pool.name == wanted), None)
     if found is None:
-        raise InputWrong(f"--pool {wanted}: open to strangers' machines are: {names}")
+        raise InputWrong(f"--pool {wanted}is not open to strangers' machines; open are: {names}")
     return found
 
 
 def measure(client: SignedClient, key: PrivateKey, pool: OpenPool, say: Say) -> float | None:
     """What discovery sees of this machine's way out, 10^6 bits a second; None, and why, when it cannot be had."""
     wanted = pool.requirements.uplink_mbps
-    say("measuring the uplink: an upload of random bytes to discovery, some seconds")
+    say("measuring the uplink by uploading random bytes to discovery; this takes a few seconds")
     try:
         return uplink.show(client, key.public, pool.name, uplink.ASK_SECONDS if wanted else 5.0).mbps
     except (Refused, Unavailable, uplink.TooSlowError) as error:
-        say(f"the uplink could not be measured: {plain(str(error), 300)}")
+        say(f"could not measure the uplink: {plain(str(error), 300)}")
         return None
 
 
@@ -207,10 +209,10 @@ def check_machine(
     found: Hardware, pool: OpenPool | None, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS
 ) -> None:
     """Raise `InputWrong` with a line for everything that this machine lacks."""
-    lacks = [f"pool {pool.name!r} wants {what}" for what in missing(found, pool.requirements)] if pool else []
+    lacks = [f"pool {pool.name!r} requires {what}" for what in missing(found, pool.requirements)] if pool else []
     if commands is COMMANDS and importlib.util.find_spec("vllm") is None:
         lacks.append(
-            "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and take .venv/bin/shoal"
+            "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and use its .venv/bin/shoal"
         )
     if lacks:
         raise InputWrong(*lacks)
@@ -223,7 +225,7 @@ def only_one(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputWrong(f"another `shoal node join` runs in {home}: `shoal node status` shows how it is") from None
+            raise InputWrong(f"another `shoal node join` runs in {home}: `shoal node status` shows its state") from None
         yield
 
 
@@ -250,7 +252,7 @@ def _stay(
     pod = f"node-{key.public[:12]}"
     os.environ.update({"SHOAL_HOME": str(home), "SHOAL_BIND": bind, "SHOAL_POD": pod, "SHOAL_ROLE": "agent"})
     say(f"node {key.public}")
-    say(f"everything lies in {home}; Ctrl-C leaves the run cleanly")
+    say(f"all files are in {home}; Ctrl-C leaves the run cleanly")
     with (home / "log" / "agent.log").open("a") as log:
         telemetry.start("agent", log)
         work = Processes(home, bind, pod, commands)
@@ -263,7 +265,7 @@ def _stay(
             session = run_agent(config, key, work, Neighbourhood(config.discovery), goes_when_over=True)
         except OSError as error:
             raise InputWrong(
-                f"cannot listen on {bind}: {error.strerror}; another node on this machine? give each its own --bind 127.0.0.N"
+                f"cannot listen on {bind}: {error.strerror}; if another node runs on this machine, give each its own --bind 127.0.0.N"
             ) from None
         finally:
             work.end()
@@ -272,7 +274,7 @@ def _stay(
     (home / "run" / "agent.sock").unlink(missing_ok=True)
     status: AgentStatus = session.status()
     if over := session.run_is_over():
-        say(f"{over}; there is nothing left to do for this machine")
+        say(f"{over}; this machine has nothing left to do")
     say(f"left run {config.run}: {status.files_accepted} files accepted, {status.files_rejected} rejected")
     return EXIT_RUN_FAILED if status.state in EXCLUDED else EXIT_DONE
 

@@ -99,7 +99,7 @@ class Processes:
             self._set_kind(assignment.kind if assignment is not None else None)
             if assignment is not None and assignment.restarts > self._restarts:
                 if self._restarts or self._running():
-                    get_logger().info("an admin asks for a restart")
+                    get_logger().info("an admin asked for a restart")
                     self._restart(now)
                 self._restarts = assignment.restarts
             for part in self._parts.values():
@@ -230,7 +230,7 @@ class Processes:
         part.restarts += 1
         pause = restart_pause(part.quick_failures)
         part.next_start = now + pause
-        part.note = f"{said}; starts again after {pause:.0f} s, its words are in log/{part.name}.log"
+        part.note = f"{said}; restarting in {pause:.0f} s; its output is in log/{part.name}.log"
 
 
 def has_ended(process: Popen[bytes]) -> bool:

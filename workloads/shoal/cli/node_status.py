@@ -32,10 +32,10 @@ def find_home(folder: Path, run: str | None) -> Path:
     if run is not None:
         found = next((path for path in joined if path.name == run), None)
         if found is None:
-            raise InputWrong(f"{run}: this machine has joined no such run; under {folder} there are: {names}")
+            raise InputWrong(f"{run}: this machine has not joined that run; runs under {folder}: {names}")
         return found
     if len(joined) != 1:
-        raise InputWrong(f"say which run; under {folder} there are: {names}")
+        raise InputWrong(f"name one run; runs under {folder}: {names}")
     return joined[0]
 
 

@@ -36,9 +36,9 @@ def status_lines(status: AgentStatus, now_unix: float) -> list[str]:
         f"run        {status.run}, pool {status.pool}",
         f"node       {status.node}",
         f"state      {status.state}"
-        + (f" (said {age:.0f} s ago: the agent is not running)" if age > STALE_SECONDS else ""),
+        + (f" (reported {age:.0f} s ago: the agent is not running)" if age > STALE_SECONDS else ""),
         f"waits for  {plain(status.waits_for, 1000)}" if status.waits_for else "waits for  nothing",
-        f"heartbeat  {f'{now_unix - beat:.0f} s ago' if beat is not None else 'none answered yet'}",
+        f"heartbeat  {f'{now_unix - beat:.0f} s ago' if beat is not None else 'no answer yet'}",
         f"work       {status.assignment.kind if status.assignment is not None else 'none assigned'}",
         f"weights    version {_version(status.held_version)} here, {_version(status.latest_version)} is the newest",
         f"files      {status.files_accepted} accepted, {status.files_rejected} rejected",
@@ -60,7 +60,7 @@ def changes(before: AgentStatus | None, now: AgentStatus, told_version: int = -1
         lines.append(f"waits for {plain(now.waits_for, 500)}")
     # Files come and go while a version is checked or replaced: what is told is news only when it is newer.
     if now.held_version is not None and now.held_version > held:
-        lines.append(f"weights of version {now.held_version} are here")
+        lines.append(f"downloaded the weights of version {now.held_version}")
     known = {part.name: part for part in before.parts} if before is not None else {}
     for part in now.parts:
         if part.name not in known or (known[part.name].state, known[part.name].note) != (part.state, part.note):

@@ -63,10 +63,10 @@ def report_elsewhere(
         facts = read_store(source.store)
         if not facts.steps and not facts.verdicts:
             raise InputWrong(
-                f"run {roster.run}: no step was trained and no file judged yet, so there is nothing to report"
+                f"run {roster.run}: has trained no step and judged no file yet, so there is nothing to report"
             )
         folder = output if output is not None else Path(f"{roster.run}-report")
-        readings = Readings(notes=["wall time, utilisation and bytes broadcast are not known: give --prometheus URL"])
+        readings = Readings(notes=["wall time, utilisation and bytes broadcast are unknown: give --prometheus URL"])
         if prometheus is not None:
             readings = read_prometheus(prometheus, roster.run, *_span(facts), namespace)
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def score_lines(evaluations: Sequence[VersionEvaluation], best: BestVersion | No
         if best is not None and best.benchmark == benchmark:
             told.append(f"best: version {best.version} with {percent(best.value)}")
         if unfinished := [str(each.version) for each in of_it if not each.complete]:
-            told.append(f"not scored in full: version {', '.join(unfinished[-5:])}")
+            told.append(f"not fully scored: version {', '.join(unfinished[-5:])}")
         lines.append(f"on {plain(benchmark, 40)}: {'; '.join(told) or 'nothing could be scored'}")
     return lines
 

@@ -45,7 +45,7 @@ def render(model: Model) -> RenderableType:
     body.append(Text())
     body.append(_parts(model))
     body += [_line(row.name, row.note, "yellow") for row in model.rows if row.note]
-    body.append(Text("Ctrl-C stops every part in order; the same command resumes.", style="dim"))
+    body.append(Text("Ctrl-C stops every process in order; the same command resumes.", style="dim"))
     return Panel(Group(*body), title=title, title_align="left", border_style="cyan", padding=(0, 1))
 
 

@@ -31,7 +31,7 @@ def trace_endpoint(url: str) -> str:
     """Where spans are posted: `/v1/traces` below a collector's address, or the address itself if it says so; raises `InputWrong`."""
     if not url.startswith(("http://", "https://")):
         raise InputWrong(
-            f"--otlp {plain(url, 200)}: give an http:// or https:// address of an OTLP receiver, such as http://127.0.0.1:4318"
+            f"--otlp {plain(url, 200)}: give the http:// or https:// URL of an OTLP receiver, such as http://127.0.0.1:4318"
         )
     return url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
 
@@ -78,7 +78,7 @@ class Tracer:
 
     def _post(self, batch: Sequence[ReadableSpan], keys: Sequence[tuple[str, str]]) -> None:
         if batch and self._exporter.export(batch) != SpanExportResult.SUCCESS:
-            raise RunFailed("the OTLP receiver did not take the traces; nothing is lost, run it again")
+            raise RunFailed("the OTLP receiver did not accept the traces; nothing is lost: run the command again")
         self._sent.update(keys)
 
     def _readable(self, span: Span) -> ReadableSpan:
@@ -111,7 +111,7 @@ def trace(source: LedgerSource, url: str, say: Callable[[str], None], *, follow:
         while True:
             sent = tracer.send()
             if sent or not follow:
-                say(f"sent {count(sent)} traces; {count(tracer.waiting)} submissions are not done yet")
+                say(f"sent {count(sent)} traces; {count(tracer.waiting)} submissions are not finished yet")
             if not follow:
                 return
             time.sleep(FOLLOW_SECONDS)

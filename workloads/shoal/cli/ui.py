@@ -59,7 +59,7 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; raises `InputWrong` for what cannot be opened or bound."""
     if (place.certificate is None) != (place.key is None):
-        raise InputWrong("--certificate and --key belong together: give both, or neither")
+        raise InputWrong("--certificate and --key need each other: give both, or neither")
     access = _access(place)
     is_url = source is not None and source.startswith("s3://")
     folder = None if is_url else _run_folder(source, runs_dir)
@@ -78,8 +78,8 @@ def serve(
     address = f"{scheme}://{name}:{listener.getsockname()[1]}/"
     say(f"{plain(watch.seen.snapshot.run, 60)}: {address}" + (f"#token={access.token}" if access.token else ""))
     if access.token and scheme == "http":
-        say("the token travels unencrypted: give --certificate and --key, or put a proxy with HTTPS in front")
-    say("Ctrl-C stops the page; the run goes on")
+        say("the token is sent unencrypted: give --certificate and --key, or put a proxy with HTTPS in front")
+    say("Ctrl-C stops the page, not the run")
     app = make_app(watch, access, secure_cookie=scheme == "https")
     server(app, ssl_certfile=place.certificate, ssl_keyfile=place.key).run(sockets=[listener])
 
@@ -89,7 +89,7 @@ def wait_for_orchestrator(folder: Path, say: Callable[[str], None], most_seconds
     if not still_prepares(folder):
         return
     say(
-        f"{plain(folder, 200)}: waits until `shoal up` has made the run's base model and task table, then the page is here"
+        f"{plain(folder, 200)}: waiting until `shoal up` has made the run's base model and task table; then this command serves the page"
     )
     end = time.monotonic() + most_seconds
     while still_prepares(folder) and time.monotonic() < end:
@@ -156,7 +156,9 @@ def _local(folder: Path) -> Callable[[], Snapshot]:
                 return found
         except (OSError, ValidationError):
             pass
-        return Snapshot(0.0, opened.run, steps, message="`shoal up` does not run; with the run's manifest it resumes")
+        return Snapshot(
+            0.0, opened.run, steps, message="`shoal up` is not running; start it with the run's manifest to resume"
+        )
 
     return newest
 
@@ -165,9 +167,7 @@ def _remote(source: LedgerSource, orchestrator: str | None) -> Callable[[], Snap
     """What the orchestrator answers, if its address was given; the name is that of the roster."""
     run = source.trust.roster.document.run
     if orchestrator is None:
-        return lambda: Snapshot(
-            0.0, run, 0, message="parts are not known: give --orchestrator URL for what goes on now"
-        )
+        return lambda: Snapshot(0.0, run, 0, message="the live state is unknown: give --orchestrator URL")
     reader = ProgressReader(lambda: orchestrator.rstrip("/"))
     reader.start()
 

@@ -61,12 +61,12 @@ def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fres
 
 def _drive(driver: Driver, output: Output, interrupts: Interrupts) -> str:
     """Run to the end and stop every part, whatever happens; returns `complete`, `failed: why` or `interrupted`."""
-    outcome = "failed: shoal up broke off"
+    outcome = "failed: shoal up was aborted"
     try:
         driver.start()
         outcome = _follow(driver, output, interrupts)
         if outcome == "interrupted":
-            output.say("stopping every part in order; Ctrl-C again kills them", time.time())
+            output.say("stopping every process in order; Ctrl-C again kills them", time.time())
         output.show(driver.end_readings())
     except Exception as error:
         structlog.get_logger().exception("shoal up broke off")
@@ -92,7 +92,7 @@ def _follow(driver: Driver, output: Output, interrupts: Interrupts) -> str:
 
 def _let_go(others: int, driver: Driver, output: Output, interrupts: Interrupts) -> None:
     """Keep the orchestrator up for as long as joined machines need to hear that the run is complete; Ctrl-C does not wait for them."""
-    output.say(f"the run is complete; tells {others} joined machine{'s' if others > 1 else ''} so", time.time())
+    output.say(f"the run is complete; telling {others} joined machine{'s' if others > 1 else ''}", time.time())
     end = time.monotonic() + FAREWELL_SECONDS
     while time.monotonic() < end and not interrupts.asked:
         output.show(driver.tick())
@@ -127,7 +127,7 @@ def beginning(run_dir: Path, history: SnapshotHistory, before: bool) -> str:
     steps = history.ordered()
     if steps:
         return f"{run_dir}: resumes after step {steps[-1].step + 1} with version {steps[-1].policy_version}"
-    return f"{run_dir}: resumes; no step was trained yet" if before else f"{run_dir}: a new run"
+    return f"{run_dir}: resumes; it has trained no step yet" if before else f"{run_dir}: a new run"
 
 
 def empty(run_dir: Path) -> None:

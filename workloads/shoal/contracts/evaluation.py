@@ -199,7 +199,7 @@ class EvaluationProgress(Contract):
     benchmark: BenchmarkName
     slices: int = Field(ge=1)
     slices_done: int = Field(ge=0)
-    avg_at_k: float | None = Field(default=None, ge=0.0, le=1.0, description="None: not scored in full")
+    avg_at_k: float | None = Field(default=None, ge=0.0, le=1.0, description="None: not fully scored")
     low: float | None = Field(default=None, ge=0.0, le=1.0, description="lower end of its 95 % interval over tasks")
     high: float | None = Field(default=None, ge=0.0, le=1.0, description="upper end of it")
     ended: bool = Field(default=False, description="no more work is handed out for it")

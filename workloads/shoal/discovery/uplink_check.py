@@ -131,7 +131,7 @@ class UplinkCheck:
             seen = _lacks(found, wanted)
         if seen:
             words = (
-                f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
+                f"pool {registration.pool!r} requires an uplink of {wanted} Mbit/s by now, {seen}: POST /v1/nodes again"
             )
             raise Refusal(ProblemCode.UPLINK_OUTDATED, words)
 
@@ -142,7 +142,7 @@ class UplinkCheck:
         """
         wanted, found = self.wanted(registration.pool), await self.measured(registration.node)
         if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
-            words = f"pool {registration.pool!r} wants an uplink of {wanted} Mbit/s, {seen}"
+            words = f"pool {registration.pool!r} requires an uplink of {wanted} Mbit/s, {seen}"
             raise Refusal(ProblemCode.UPLINK_NOT_MEASURED, words)
         # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is no figure for the orchestrator either.
         counts = found is not None and found.size >= size_for(wanted)

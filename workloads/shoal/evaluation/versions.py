@@ -107,7 +107,7 @@ def _answers(each: AnsweredSlice, samples: int) -> dict[int, list[Answer]]:
 
 @dataclass(frozen=True)
 class Standing:
-    """How the newest version that was scored in full on one benchmark stands."""
+    """How the newest version that was fully scored on one benchmark stands."""
 
     version: int
     avg_at_k: float
@@ -117,7 +117,7 @@ class Standing:
 
 
 def standing(found: Mapping[int, ScoredVersion]) -> Standing | None:
-    """Of one benchmark's versions; None while none is scored in full."""
+    """Of one benchmark's versions; None while none is fully scored."""
     scored = {
         version: (made.avg_at_k, made.interval)
         for version, made in found.items()

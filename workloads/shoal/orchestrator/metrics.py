@@ -41,7 +41,7 @@ ALIKE = Gauge(
 )
 ACCEPTED_TOKENS = Gauge("shoal_accepted_completion_tokens", "Completion tokens of accepted files.")
 SCORE = Gauge(
-    "shoal_evaluation_score", "Mean score (avg@k) of the newest version that was scored in full.", ["benchmark"]
+    "shoal_evaluation_score", "Mean score (avg@k) of the newest version that was fully scored.", ["benchmark"]
 )
 SCORE_BOUND = Gauge(
     "shoal_evaluation_score_bound", "Lower and upper end of its 95 % interval over tasks.", ["benchmark", "bound"]
@@ -54,7 +54,7 @@ BELOW_BEST = Gauge(
 UNFINISHED = Gauge(
     "shoal_evaluation_unfinished", "Versions whose evaluation ended before every task was answered.", ["benchmark"]
 )
-SCORED = Gauge("shoal_evaluation_version", "Newest version that was scored in full.", ["benchmark"])
+SCORED = Gauge("shoal_evaluation_version", "Newest version that was fully scored.", ["benchmark"])
 SCORING = Gauge("shoal_evaluation_open_slices", "Files of evaluations that are still to come, of versions under way.")
 BEST = Gauge("shoal_evaluation_best_version", "Version with the best score so far, -1 before the first.")
 LEDGER = Gauge("shoal_ledger_entries", "Entries of the ledger.")

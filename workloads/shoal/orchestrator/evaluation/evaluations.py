@@ -258,7 +258,7 @@ def _best_in_store(state: RunState) -> bytes | None:
 
 
 def standings(state: RunState) -> dict[str, Standing]:
-    """How the newest scored version stands, by benchmark; benchmarks on which none is scored in full are left out."""
+    """How the newest scored version stands, by benchmark; benchmarks on which none is fully scored are left out."""
     by_name: defaultdict[str, dict[int, ScoredVersion]] = defaultdict(dict)
     for (version, name), made in list(state.evaluations.items()):
         by_name[name][version] = made

@@ -69,7 +69,7 @@ def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -
     if record.outside and record.capable_nonce != invite.nonce:
         raise Refusal(
             ProblemCode.CHALLENGE_NOT_PASSED,
-            f"pool {invite.pool!r} wants {terms.requirements.gflops} gflops: POST /v1/challenges, then /v1/challenge-answers",
+            f"pool {invite.pool!r} requires {terms.requirements.gflops} gflops: POST /v1/challenges, then /v1/challenge-answers",
         )
 
 

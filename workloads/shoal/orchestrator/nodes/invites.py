@@ -61,9 +61,9 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
         if not admission.codes:
             return f"pool {registration.pool!r} is open to listed machines only, and {node[:12]}... is not listed"
         if not code_fits(registration.code, admission, run, registration.pool, node):
-            return f"pool {registration.pool!r} wants an invite code, and {'the one given is not good' if registration.code else 'none was given'}"
+            return f"pool {registration.pool!r} needs an invite code, and {'the given one is not valid' if registration.code else 'none was given'}"
     lacks = missing(registration.hardware, terms.requirements)
-    return f"pool {registration.pool!r} wants {lacks[0]}" if lacks else ""
+    return f"pool {registration.pool!r} requires {lacks[0]}" if lacks else ""
 
 
 class Places:
