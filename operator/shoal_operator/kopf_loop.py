@@ -1,4 +1,4 @@
-"""Runs kopf and the engine in one process: kopf watches our four kinds, and is started again whenever it ends, while the engine goes on.
+"""Runs kopf and the engine in one process: kopf watches our four kinds, and is started again whenever it ends, while the engine continues.
 
 kopf ends on a 404, as after a CRD was deleted, and on errors within a watch. It looks for kinds only when it starts, so `engine/relist.py` has it
 started again when a CRD is back. Used by `__main__.py`.

@@ -32,7 +32,7 @@ PLACEHOLDER_KEY = "0" * 64
 
 
 def placeholder_identity(run: str, islands: int = 0) -> RunIdentity:
-    """An identity of zeros, for rendering a run of so many islands (0: of one trainer)."""
+    """An identity of zeros, for rendering a run of this many islands (0: of one trainer)."""
     roster = Roster(run=run, keys=dict.fromkeys(ROLES, PLACEHOLDER_KEY))
     signed = Signed[Roster](document=roster, signer=PLACEHOLDER_KEY, signature="0" * 128)
     return RunIdentity(

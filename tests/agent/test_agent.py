@@ -179,7 +179,7 @@ def test_files_outside_tmp_cannot_be_handed_in(stack: Stack, new_pod: Callable[[
         (b"[1]", "expected an object"),
         (b'{"a": NaN}', "a: expected a finite number"),
         (b'{"a": true}', "a: expected a finite number"),
-        (b'{"A-b": 1}', "'A-b' is no metric name"),
+        (b'{"A-b": 1}', "'A-b' is not a metric name"),
         (b"{", "not JSON"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(p
         assert used <= limit
     assert relay.versions()[-1] == 3
     assert len(relay.versions()) < 4
-    assert "dropping a version for want of space" in relay.log("sync")
+    assert "dropping a version because the volume is full" in relay.log("sync")
 
 
 def test_who_reads_a_version_while_it_is_dropped_reads_it_to_the_end(pods: Pods, run_keys: Keys) -> None:

@@ -92,7 +92,7 @@ def removed(store: Store) -> None:
     ("damage", "text"),
     [
         (forged, "verdicts/"),
-        (rejected, "is no accept of this file"),
+        (rejected, "is not an accept of this file"),
         (changed, "the store's bytes are not those that were accepted"),
         (removed, "but batch.json lists its file"),
     ],

@@ -70,13 +70,13 @@ def test_a_number_below_all_slices_is_a_step_of_the_run(number: int) -> None:
     assert kind_of(number) is WorkKind.STEP
     assert train.decode(number) == TrainingStep(number, SHAPE, 10, 2)
     assert generate.decode(number) == TableSlice(number, SHAPE, 10)
-    with pytest.raises(UnknownWorkError, match=f"{number} is no number of an evaluation of this run"):
+    with pytest.raises(UnknownWorkError, match=f"{number} is not a number of an evaluation of this run"):
         train.slice(number)
 
 
 def test_a_run_without_benchmarks_knows_no_slice() -> None:
     assert kind_of(FIRST_SLICE) is WorkKind.EVALUATION
-    with pytest.raises(UnknownWorkError, match="1000000 is no number of an evaluation of this run"):
+    with pytest.raises(UnknownWorkError, match="1000000 is not a number of an evaluation of this run"):
         codec().decode(FIRST_SLICE)
 
 

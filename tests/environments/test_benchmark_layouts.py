@@ -174,7 +174,7 @@ def test_private_tests_that_are_more_than_packed_text_are_refused_and_nothing_ru
         ("gpqa", {"Question": "?"}, "there is no column 'Correct Answer'"),
         ("livecodebench", CALLED | {"metadata": "{}"}, "metadata.func_name is missing"),
         ("livecodebench", lcb(public_test_cases='[{"testtype": "gui"}]'), "testtype 'gui'; allowed: stdin, functional"),
-        ("livecodebench", lcb(public_test_cases="{}"), "public_test_cases is no list of tests"),
+        ("livecodebench", lcb(public_test_cases="{}"), "public_test_cases is not a list of tests"),
     ],
 )
 def test_a_row_that_is_not_of_its_layout_is_an_error_in_words(

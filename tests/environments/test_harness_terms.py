@@ -26,13 +26,13 @@ TERMS: dict[str, Any] = {
     "target": "1",
 }
 MALFORMED: list[tuple[dict[str, Any], str]] = [
-    ({"filters": ["take_first"]}, "filters is no list of filters"),
-    ({"filters": 3}, "filters is no list of filters"),
-    ({"filters": [{}]}, "filters is no list of filters"),
-    ({"filters": [{"function": ["take_first"]}]}, "filters is no list of filters"),
+    ({"filters": ["take_first"]}, "filters is not a list of filters"),
+    ({"filters": 3}, "filters is not a list of filters"),
+    ({"filters": [{}]}, "filters is not a list of filters"),
+    ({"filters": [{"function": ["take_first"]}]}, "filters is not a list of filters"),
     ({"metric": None}, "metric is no text"),
-    ({"until": "\n"}, "until is no list of texts"),
-    ({"until": [1]}, "until is no list of texts"),
+    ({"until": "\n"}, "until is not a list of texts"),
+    ({"until": [1]}, "until is not a list of texts"),
     ({"process_results": ["lm_eval.tasks.aime.utils:process_results"]}, "process_results is no text"),
     ({"metric_function": {}}, "metric_function is no text"),
     ({"metric_arguments": [1]}, "metric_arguments is no mapping"),
@@ -102,7 +102,7 @@ def test_an_environment_that_raises_for_a_row_leaves_it_out_with_the_reason() ->
 def test_scoring_has_no_package_that_the_digest_does_not_pin_though_it_is_installed(lone: HarnessJudge) -> None:
     found = lone.value({**TERMS, "metric_function": "lm_eval.tasks.noticia.utils:rouge1"}, "1")
     assert isinstance(found, NoValue)
-    assert found.reason == "it is scored with evaluate, which is no part of the environment lm-eval"
+    assert found.reason == "it is scored with evaluate, which is not a part of the environment lm-eval"
 
 
 def test_what_the_lock_leaves_out_of_the_harness_is_left_out_of_scoring() -> None:

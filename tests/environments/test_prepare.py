@@ -155,7 +155,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(
 
 
 def test_a_folder_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(CannotPrepare, match=r"spec.model.path: .*nowhere is no folder; mount the checkpoint there"):
+    with pytest.raises(CannotPrepare, match=r"spec.model.path: .*nowhere is not a folder; mount the checkpoint there"):
         prepare(mounted(tmp_path / "nowhere"), store, tmp_path / "scratch")
 
 

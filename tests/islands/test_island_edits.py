@@ -275,7 +275,7 @@ def test_what_is_no_notice_under_a_members_name_lets_nobody_go_on_without_it() -
     members = members_of_three()
     forged = notice("island-1", inner_steps=7)
     assert met(notice("island-0"), forged, keys=KEYS | {"island-1": KEYS["island-5"]}, members=members) is None
-    assert "what is there as island-1 is no notice" in members._unmet
+    assert "what is there as island-1 is not a notice" in members._unmet
     assert members.holds == []
     found = met(notice("island-0"), notice("island-1"), members=members)
     assert found is not None

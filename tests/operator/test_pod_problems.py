@@ -208,7 +208,7 @@ def test_a_pause_without_a_word_still_says_the_way_on(cluster: MemoryCluster) ->
     running(cluster)
     at_version(cluster, 2, trainer_phase="paused")
     cluster.settle()
-    assert said(cluster, "Ready")["message"].endswith("set spec.stability.acknowledgedVersion to 2 to go on")
+    assert said(cluster, "Ready")["message"].endswith("set spec.stability.acknowledgedVersion to 2 to continue")
 
 
 def test_nodes_and_slashed_nodes_are_counted(cluster: MemoryCluster) -> None:

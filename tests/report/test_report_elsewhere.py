@@ -168,7 +168,7 @@ def test_values_that_are_not_finite_are_left_out(answering: str) -> None:
 
 @pytest.mark.parametrize("name", ['demo"} or up{', "", "dé"])
 def test_a_name_that_would_change_the_query_is_refused(name: str) -> None:
-    with pytest.raises(NoReadings, match="no name of a run"):
+    with pytest.raises(NoReadings, match="not a name of a run"):
         read_prometheus("http://127.0.0.1:9", name, 0, 100)
 
 

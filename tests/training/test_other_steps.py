@@ -187,7 +187,7 @@ def test_a_pause_says_why_and_ends_with_the_process_and_the_next_one_goes_on_whe
         telemetry.STOP.clear()
     told = orchestrator.told[-1]
     assert told.phase == "paused"
-    assert "set stability.acknowledgedVersion to 2 to go on" in told.note
+    assert "set stability.acknowledgedVersion to 2 to continue" in told.note
     assert trainer.version == 2
     trainer._config = trainer._config.model_copy(
         update={"stability": Stability(action="Pause", acknowledged_version=2)}

@@ -74,7 +74,7 @@ def rewritten(text: str, file: str) -> str:
     lines = text.splitlines()
     for number, line in prose(text):
         pieces, at = [], 0
-        for code in CODE.finditer(line):  # `[x](y)` in code is no link, and a link's text may hold code
+        for code in CODE.finditer(line):  # `[x](y)` in code is not a link, and a link's text may hold code
             if not any(link.start() < code.start() < link.end() for link in LINK.finditer(line)):
                 pieces += [LINK.sub(one, line[at : code.start()]), code.group()]
                 at = code.end()

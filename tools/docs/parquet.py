@@ -64,7 +64,7 @@ SFT_ROWS = {
 def parquet_page() -> str:
     """The whole page."""
     lines = ["# Parquet", "", GENERATED, ""]
-    lines += ["Columns are required, in this order and of exactly these types, but for those that may be null.", ""]
+    lines += ["Columns are required, in this order and of exactly these types, except for those that may be null.", ""]
     lines += ["## Rollouts", ""]
     lines += [
         f"One row a completion, one file a submission, at most {MAX_FILE_BYTES >> 20} MiB and one row group. Key "

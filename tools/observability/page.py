@@ -53,7 +53,7 @@ scrape_configs:
         labels: {namespace: local, run: arithmetic, component: pool}
       - targets: ["127.64.0.11:9106"]
         labels: {namespace: local, run: arithmetic, component: validator}
-    relabel_configs: # pod: the address, but for its port; container: by the port
+    relabel_configs: # pod: the address, except for its port; container: by the port
       - {source_labels: [__address__], regex: "(.+):.+", target_label: pod}
       - {source_labels: [__address__], regex: ".+:(8080|9108)", target_label: container, replacement: orchestrator}
       - {source_labels: [__address__], regex: ".+:8081", target_label: container, replacement: discovery}

@@ -28,7 +28,7 @@ assert largest_bytes(_FEW, 32_768, 32_768) < MAX_FILE_BYTES < largest_bytes(_MAN
 
 
 def _scored(samples: int) -> dict[str, Any]:
-    """A run whose benchmark's slices have one task and so many rows."""
+    """A run whose benchmark's slices have one task and this many rows."""
     benchmark = {"name": "sums", "tasks": {"environment": "arithmetic"}, "samples": samples}
     recipe = {"algorithm": {"twoSidedGrpo": {}}, "maxSequenceLength": 524_288}
     return {"sampling": {"groupsPerSubmission": 4}, "recipe": recipe, "evaluation": {"benchmarks": [benchmark]}}
@@ -39,7 +39,7 @@ FILE_RULES: tuple[Rule, ...] = (
         model="TrainingRunSpec",
         expression=f"self.mode == 'SFT' || {_ROWS} * {_ROW} <= {_ROOM}",
         message=f"groupsPerSubmission x groupSize sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a "
-        "file may have, at some 17 bytes a token: lower groupsPerSubmission, or maxSequenceLength to what prompts and completions need",
+        "file may have, at about 17 bytes a token: lower groupsPerSubmission, or maxSequenceLength to what prompts and completions need",
         field="sampling.groupsPerSubmission",
         good={
             "mode": "Train",
@@ -56,8 +56,8 @@ FILE_RULES: tuple[Rule, ...] = (
         model="TrainingRunSpec",
         # A slice has as many rows as a file of a step at most, but one task in any case.
         expression=f"!has(self.evaluation) || self.evaluation.benchmarks.all(b, b.samples * {_ROW} <= {_ROOM})",
-        message=f"samples sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a file may have, at some 17 "
-        "bytes a token: lower samples or maxSequenceLength",
+        message=f"samples sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a file may have, at "
+        "about 17 bytes a token: lower samples or maxSequenceLength",
         field="evaluation.benchmarks",
         good=_scored(64),
         bad=_scored(256),

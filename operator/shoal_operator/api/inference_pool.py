@@ -55,7 +55,7 @@ class InferencePoolSpec(PoolFields):
     join_config_map: ObjectName | None = Field(
         None, description="ConfigMap that holds how to join the run; absent: `<run>-join`."
     )
-    images: PoolImages = Field(default_factory=PoolImages, description="Images in place of the release's.")
+    images: PoolImages = Field(default_factory=PoolImages, description="Images instead of the release's.")
 
 
 class InferencePool(SpecModel):

@@ -40,7 +40,7 @@ class Toleration(SpecModel):
         None, description="Effect that is tolerated; absent: all."
     )
     toleration_seconds: int | None = Field(
-        None, ge=0, le=31_536_000, description="Seconds that a NoExecute taint is tolerated; absent: for ever."
+        None, ge=0, le=31_536_000, description="Seconds that a NoExecute taint is tolerated; absent: forever."
     )
 
 
@@ -153,17 +153,17 @@ class ImagePull(SpecModel):
     pull_secrets: list[ObjectRef] = Field([], max_length=8, description="Secrets with registry credentials.")
 
 
-_PROTOCOL = Field(None, description="Image of orchestrator, discovery and agents, in place of the release's.")
-_RELAY = Field(None, description="Image of relays, publisher and nginx, in place of the release's.")
-_VALIDATOR = Field(None, description="Image of validators, in place of the release's.")
-_WORKER = Field(None, description="Image of rollout workers, in place of the release's.")
+_PROTOCOL = Field(None, description="Image of orchestrator, discovery and agents, instead of the release's.")
+_RELAY = Field(None, description="Image of relays, publisher and nginx, instead of the release's.")
+_VALIDATOR = Field(None, description="Image of validators, instead of the release's.")
+_WORKER = Field(None, description="Image of rollout workers, instead of the release's.")
 
 
 class Images(ImagePull):
     """Images of all parts of a run."""
 
     protocol: Image | None = _PROTOCOL
-    redis: Image | None = Field(None, description="Image of Redis, in place of the release's.")
+    redis: Image | None = Field(None, description="Image of Redis, instead of the release's.")
     relay: Image | None = _RELAY
     tracker: Image | None = Field(None, description="Image of the pod of spec.trackers, in place of the release's.")
     trainer: Image | None = Field(None, description="Image of trainer and prepare, in place of the release's.")

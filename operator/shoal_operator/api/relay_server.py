@@ -49,7 +49,7 @@ class RelayServerSpec(RelayFields):
     """Which run the relays serve, how many there are, and what they need."""
 
     run: RunName = Field(..., description="Name of the run whose weights are relayed.")
-    images: RelayImages = Field(default_factory=RelayImages, description="Images in place of the release's.")
+    images: RelayImages = Field(default_factory=RelayImages, description="Images instead of the release's.")
 
 
 class RelayServerStatus(ScaledStatus):

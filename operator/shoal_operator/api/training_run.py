@@ -85,13 +85,13 @@ class TrainingRunSpec(RunSettings):
         None, description="The relays; absent without relayServerRef: relays with the defaults."
     )
     relay_server_ref: ObjectName | None = Field(
-        None, description="A RelayServer in this namespace that others made for this run, in place of relayServer."
+        None, description="A RelayServer in this namespace that others made for this run, instead of relayServer."
     )
     validator: ValidatorTemplate | None = Field(
         None, description="The validators; absent without validatorRef: validators with the defaults."
     )
     validator_ref: ObjectName | None = Field(
-        None, description="A Validator in this namespace that others made for this run, in place of validator."
+        None, description="A Validator in this namespace that others made for this run, instead of validator."
     )
     runner: RunnerTemplate | None = Field(
         None,

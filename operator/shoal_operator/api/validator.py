@@ -33,7 +33,7 @@ class ValidatorSpec(ValidatorFields):
 
     run: RunName = Field(..., description="Name of the run whose uploads are checked.")
     storage: StorageSpec = Field(default_factory=StorageSpec, description="The run's object store.")
-    images: ValidatorImages = Field(default_factory=ValidatorImages, description="Images in place of the release's.")
+    images: ValidatorImages = Field(default_factory=ValidatorImages, description="Images instead of the release's.")
 
 
 class Validator(SpecModel):

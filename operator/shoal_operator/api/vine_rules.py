@@ -10,7 +10,7 @@ MOST_ROWS = 65_536
 
 MOST_TOKENS = 16 << 20
 """Tokens of such a file if every sequence is as long as allowed: as many as the default file of another algorithm has with sequences of 262,144. A
-validator's reader takes 1 GB of memory for so many and 500 seconds at most; a lease lasts no longer than an hour and two rounds of decoding."""
+validator's reader takes 1 GB of memory for this many and 500 seconds at most; a lease lasts no longer than an hour and two rounds of decoding."""
 
 ROWS_EACH = (
     "(!has(self.recipe.algorithm.vineppo) ? 1 : "

@@ -1,6 +1,6 @@
 """Islands of a run beside its trainer, which is the first: a StatefulSet of one pod each, and the lighthouse where all meet. Pure.
 
-Each has a key of its own and no other. An island that dies is started again in its place, copies what the others share and goes on from there; only
+Each has a key of its own and no other. An island that dies is started again in its place, copies what the others share and continues from there; only
 the first publishes, so the others have no sidecars, and no key of the trainer's role. A run of a group of islands is one island, its own trainer; the
 others are runs, here or elsewhere.
 """

@@ -12,7 +12,7 @@ from shoal_operator.engine.cluster import Object
 TEMPLATE_REPLICAS = "shoal.dev/template-replicas"
 """The template's number when it was last applied."""
 RESUME_REPLICAS = "shoal.dev/resume-replicas"
-"""While stopped: the number to go on with."""
+"""While stopped: the number to continue with."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class ObservedRun:
 def training_run_children(
     run: TrainingRun, identity: RunIdentity, observed: ObservedRun, addresses: Addresses
 ) -> list[Object]:
-    """Every object that a run owns at this point, but for its Secrets, which reconcile makes."""
+    """Every object that a run owns at this point, except for its Secrets, which reconcile makes."""
     name, spec, references = run.metadata.name, run.spec, observed.references
     config = run_config(run, references, addresses, identity.roster, identity.run_key, identity.islands)
     join = NodeConfig(

@@ -77,7 +77,7 @@ def owner_of(kind: str, metadata: Mapping[str, Any]) -> Key | None:
 
 
 def entry_of(found: Object) -> CachedObject:
-    """An object as it is kept; raises KeyError or ValueError for what is no object of an API server."""
+    """An object as it is kept; raises KeyError or ValueError for what is not an object of an API server."""
     metadata = found["metadata"]
     labels = metadata.get("labels") or {}
     run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")

@@ -27,7 +27,7 @@ BAD_WHEN: Mapping[str, str] = {
 }  # fmt: skip
 SERIES_SECONDS = 1800.0
 MAX_WAITING = 256
-NOTE_LENGTH = 1000  # the API server takes 1,024 bytes; conditions are ASCII but for names that people chose
+NOTE_LENGTH = 1000  # the API server takes 1,024 bytes; conditions are ASCII except for names that people chose
 BUDGET_SECONDS = 5.0
 
 

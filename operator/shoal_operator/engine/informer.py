@@ -1,6 +1,6 @@
-"""Keeps the cache of one kind of children right: one list, then one watch after the other, for ever.
+"""Keeps the cache of one kind of children right: one list, then one watch after the other, forever.
 
-A list is taken in pages; a watch goes on from its resourceVersion, with bookmarks. When the server no longer has that version (410 Gone), or
+A list is taken in pages; a watch continues from its resourceVersion, with bookmarks. When the server no longer has that version (410 Gone), or
 a watch fell silent, the list is taken again, and what is not on it any more is gone. Everything else that goes wrong is tried again with
 backoff. One thread each, started by `manager.py`.
 """
@@ -39,7 +39,7 @@ SHORT_SECONDS = 1.0
 """A watch that ends sooner than this is not begun again at once: a server that is shutting down ends them all."""
 
 FAILURES_BEFORE_LIST = 3
-"""So many failures in a row at one version, and the version is not trusted any more."""
+"""This many failures in a row at one version, and the version is not trusted any more."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Informer:
         return self._version
 
     def _watch(self, version: str) -> str:
-        """Follow one watch to its end; returns the version to go on from."""
+        """Follow one watch to its end; returns the version to continue from."""
         self._version = version
         seconds = round(self._timing.watch * (1 - 0.25 * random.random()))
         query: dict[str, str | int] = {

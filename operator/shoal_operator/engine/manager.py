@@ -230,7 +230,7 @@ class Manager:
                 wait = self.queue.failed(key)
                 self._say(key, str(error), f"tried again in {wait:.1f} s")
         except Exception as error:
-            # Whatever it is, the other keys must go on.
+            # Whatever it is, the other keys must continue.
             result = "error"
             self.queue.failed(key)
             self._say(key, f"unexpected {type(error).__name__}: {error}", "tried again later", error)

@@ -28,7 +28,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def restart_pause(quick_failures: int) -> float:
-    """Seconds before the next start, after so many ends in a row without a minute of health between them."""
+    """Seconds before the next start, after this many ends in a row without a minute of health between them."""
     if quick_failures <= 1:
         return 0.0
     return doubled(quick_failures - 2, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

@@ -11,7 +11,7 @@ from shoal_operator.api.runner import RunnerTemplate
 
 
 def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
-    """What of the run cannot be had here."""
+    """What of the run is not available here."""
     spec = run.spec
     mistakes = []
     if spec.trainer.replicas > 1:

@@ -1,7 +1,7 @@
 """`LocalRun`: one TrainingRun on this machine, from its manifest to its end. What `shoal up` drives.
 
 `start`, then `tick` some four times a second until `finished`, then `stop`. The run has a folder `<runs_dir>/<name>/`: objects, volumes (the folder
-store among them), logs and addresses in it outlive the processes, so the same manifest goes on where it was.
+store among them), logs and addresses in it outlive the processes, so the same manifest continues where it was.
 """
 
 import os
@@ -96,7 +96,7 @@ class LocalRun:
         return dict((self._object() or {}).get("status", {}))
 
     def finished(self) -> str | None:
-        """None while the run goes on, else `complete` or `failed: why`."""
+        """None while the run continues, else `complete` or `failed: why`."""
         live = self._object()
         if is_true(live, "Complete"):
             return "complete"

@@ -58,7 +58,7 @@ def owned_by(live: Object, owner: Object) -> bool:
 
 def refuse_anothers(live: Object, owner: Object) -> None:
     """Raise ClusterError for an object that something else controls: a child of a run of the same name that was deleted a moment ago, which its end
-    takes along, or one of another owner that happens to be called the same, and that both would write in turn for ever.
+    takes along, or one of another owner that happens to be called the same, and that both would write in turn forever.
     """
     found = _controller(live)
     if found is None or owned_by(live, owner):
@@ -81,7 +81,7 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
     """Make each child what it should be, in order; what is right already is not touched. One that is refused does not keep the others.
 
     Returns:
-        What the cluster said to the first claim that it did not let grow, empty when all are well: pods go on with the volumes that they have.
+        What the cluster said to the first claim that it did not let grow, empty when all are well: pods continue with the volumes that they have.
 
     Raises:
         ClusterError: a child was refused, or the cluster could not be asked.
@@ -115,7 +115,7 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
 
 
 def not_smaller(wanted: Object, live: Object) -> Object:
-    """A claim that is no smaller than it was: volumes grow, and an API server refuses anything else."""
+    """A claim that is not a smaller than it was: volumes grow, and an API server refuses anything else."""
     if wanted["kind"] != "PersistentVolumeClaim":
         return wanted
     have = live.get("spec", {}).get("resources", {}).get("requests", {}).get("storage")
@@ -128,9 +128,9 @@ def not_smaller(wanted: Object, live: Object) -> Object:
 
 
 def pods_go_on(wanted: Object, live: Object) -> bool:
-    """Whether the pods of a workload that is replaced may go on without it until its successor takes them over.
+    """Whether the pods of a workload that is replaced may continue without it until its successor takes them over.
 
-    A Job's pods are part of it. Pods that the successor's selector would not find would be nobody's for ever.
+    A Job's pods are part of it. Pods that the successor's selector would not find would be nobody's forever.
     """
     if wanted["kind"] == "Job":
         return False
@@ -159,7 +159,7 @@ def grow_claims(cluster: Cluster, set_name: str, run: str, sizes: Mapping[str, s
 
     Returns:
         What the cluster said to the first that it refused, empty when all are well. A storage class that cannot grow its volumes is common, and the
-        pods go on with those they have.
+        pods continue with those they have.
     """
     refused = ""
     for live in cluster.list("PersistentVolumeClaim", {names.RUN_LABEL: run, names.SET_LABEL: set_name}):

@@ -31,7 +31,7 @@ OPTIONAL = frozenset({"Runner", "Lighthouse", "Island", "Ui"})
 SEVERAL = frozenset({"InferencePool", "Island"})
 """Components of which a run may have several parts."""
 BESIDE = frozenset({"Ui"})
-"""Components that a run goes on without: they have a condition, and never keep the run from being ready."""
+"""Components that a run continues without: they have a condition, and never keep the run from being ready."""
 
 
 @dataclass(frozen=True)

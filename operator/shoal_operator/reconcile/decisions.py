@@ -138,7 +138,7 @@ def decide_trainer(
 
 
 def _next_attempt(number: int, remembered: TrainerAttempt, latest_version: int, limit: int) -> TrainerAttempt:
-    """What is remembered of a new attempt: the count of failures goes on, unless a version was made or someone said "try again"."""
+    """What is remembered of a new attempt: the count of failures continues, unless a version was made or someone said "try again"."""
     began_anew = latest_version > remembered.started_at_version or remembered.failures >= limit
     failures = 0 if began_anew else remembered.failures
     return TrainerAttempt(number, latest_version, failures, remembered.last_failed)

@@ -32,7 +32,7 @@ RUN_SECRET_BYTES = 32
 
 
 def ensure_identity(cluster: Cluster, owner: Object, islands: int) -> RunIdentity:
-    """The public identity of a run of so many islands (0: of one trainer), its Secrets made where they are missing.
+    """The public identity of a run of this many islands (0: of one trainer), its Secrets made where they are missing.
 
     Raises `ClusterError` when one cannot be read.
     """

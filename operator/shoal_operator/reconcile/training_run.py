@@ -89,7 +89,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         trainer_failure=trainer.failure,
     )
     if ungrouped and stage == "running":
-        # Nothing new is made of such a list. What trains goes on with the one before, until the list is right.
+        # Nothing new is made of such a list. What trains continues with the one before, until the list is right.
         trainer = replace(trainer, delete=())
     for job in trainer.delete:
         cluster.delete("Job", job)
@@ -106,7 +106,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     )
     refused, failed, children = "", None, list[Object]()
     wanted = lighthouse_way_in(run) if ungrouped else []
-    # What has nothing to do stops, whatever it would wait for to go on.
+    # What has nothing to do stops, whatever it would wait for to continue.
     if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
         wanted = children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
     try:

@@ -118,7 +118,7 @@ def test_a_file_of_a_slice_that_is_not_known_any_more_expires(rated: Orchestrato
         rated.judge(scoring(job))
     verdict = find_verdict(rated.state, first, file)
     assert verdict is not None
-    assert verdict.document.evidence == f"{FIRST_SLICE} is no slice that this run knows"
+    assert verdict.document.evidence == f"{FIRST_SLICE} is not a slice that this run knows"
     rated.restarted()
     assert rated.state.queue.size() == 0
 

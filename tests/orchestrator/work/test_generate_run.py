@@ -131,7 +131,7 @@ def test_a_step_without_signal_stalls_at_the_cap_and_goes_on_with_a_higher_one(
         run.judge(verdict_on(run.claimed(), rewards=[1.0] * GROUP_SIZE * GROUPS))
     told = run_progress(run.state)
     assert told.stalled_on_signal.startswith(f"step 0: {2 * NEEDED} groups were sampled and 0 of {NEEDED} carry signal")
-    assert "Raise spec.recipe.samplingCap to go on" in told.stalled_on_signal
+    assert "Raise spec.recipe.samplingCap to continue" in told.stalled_on_signal
     assert (told.judged_groups, told.groups_accepted_total, told.groups_dropped_total) == (2 * NEEDED, 0, 2 * NEEDED)
     with pytest.raises(Refusal, match="step-stalled"):
         run.lease(node)

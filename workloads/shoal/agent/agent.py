@@ -34,7 +34,7 @@ STATUS_SECONDS = 10.0
 
 
 class AssignedWork(Protocol):
-    """What does a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, but for `end`."""
+    """What does a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, except for `end`."""
 
     def follow(self, assignment: Assignment | None) -> None:
         """Bring about what is assigned; called every `FOLLOW_SECONDS`."""

@@ -13,7 +13,7 @@ GoOn = Callable[[], bool]
 Solver = Callable[[ChallengeWork, GoOn], bytes]
 
 LARGEST_DEPTH = 4096
-"""Four times what an orchestrator of ours asks for: a node does not compute for ever because somebody says so."""
+"""Four times what an orchestrator of ours asks for: a node does not compute forever because somebody says so."""
 LONGEST_SECONDS = 600.0
 """Nor for longer than this, whatever limit it is given: an orchestrator of ours gives at least 4.4 seconds and, for 1 gflops, less than ten."""
 

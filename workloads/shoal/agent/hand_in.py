@@ -103,7 +103,7 @@ def open_plain(path: Path) -> IO[bytes]:
         raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name} is no regular file")
+        raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name} is not a regular file")
     return os.fdopen(handle, "rb")
 
 

@@ -1,7 +1,7 @@
 """What this machine has, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. What only discovery can see, the way
 out to it, is `uplink`'s.
 
-A number that cannot be had is 0.
+A number that is not available is 0.
 """
 
 import os

@@ -116,7 +116,7 @@ def make_app(
 
 
 def _passed_on(path: str, request: Request, parameter: str) -> str:
-    """The path with the one query parameter that is passed on; raises `Refusal` when it is no list of names."""
+    """The path with the one query parameter that is passed on; raises `Refusal` when it is not a list of names."""
     value = request.query_params.get(parameter)
     if value is None:
         return path
@@ -139,7 +139,7 @@ def parse_metrics(body: bytes) -> dict[str, float]:
             METRIC_NAME.validate_python(name)
         except ValidationError as error:
             raise Refusal(
-                ProblemCode.NOT_VALID, f"{name[:100]!r} is no metric name: a letter, then letters, digits, '_'"
+                ProblemCode.NOT_VALID, f"{name[:100]!r} is not a metric name: a letter, then letters, digits, '_'"
             ) from error
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise Refusal(ProblemCode.NOT_VALID, f"{name}: expected a finite number")

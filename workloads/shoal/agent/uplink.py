@@ -12,7 +12,7 @@ from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 
 LARGEST_BYTES = 32 << 20
-"""Twice what a discovery of ours asks for: a node does not upload for ever because somebody says so."""
+"""Twice what a discovery of ours asks for: a node does not upload forever because somebody says so."""
 LONGEST_SECONDS = 60.0
 ASK_SECONDS = 45.0
 """Others may be at it, and a key has one test in half a minute."""

@@ -28,7 +28,7 @@ def find_way(
     keep_on: Callable[[float], bool],
     wait_seconds: float = WAIT_SECONDS,
 ) -> list[VersionOpen] | None:
-    """Records to fetch, the last one of `wanted`; None when one was not to be had in time, or `keep_on` (seconds waited) said no.
+    """Records to fetch, the last one of `wanted`; None when one was not available in time, or `keep_on` (seconds waited) said no.
 
     `held`: finished versions with the SHA-256 of their streams. One that is not what a delta was made against does not count.
     """

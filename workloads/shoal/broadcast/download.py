@@ -15,7 +15,7 @@ from shoal.broadcast.connections import Connections, Exchange
 from shoal.broadcast.parts import ShardPart
 
 STALL_SECONDS = 10.0
-"""No byte for so long ends a request: a relay that hangs must not hold a shard."""
+"""No byte for this long ends a request: a relay that hangs must not hold a shard."""
 PATIENCE_SECONDS = 20.0
 SLOWEST_BYTES_PER_SECOND = 64 << 10
 """A request may take PATIENCE_SECONDS plus its size at this speed; below that another relay is the better choice."""

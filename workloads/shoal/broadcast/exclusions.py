@@ -65,5 +65,5 @@ class Exclusion:
         if ended:
             self._log.warning("evicted nodes were served here, ending what they read", nodes=sorted(ended))
             self._last = time.monotonic() + SETTLE_SECONDS
-            if self._due is None:  # else many evictions, one after the other, would put it off for ever
+            if self._due is None:  # else many evictions, one after the other, would put it off forever
                 self._due = self._last

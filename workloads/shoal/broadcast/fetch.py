@@ -37,7 +37,7 @@ STATE_SECONDS = 2.0
 """How old the agent's answer may be: tokens live 30 s and are renewed every 10 s, so one of this age is still good."""
 AGENT_DEADLINE_SECONDS = 5.0
 GIVE_WAY_SECONDS = 5.0
-"""A transfer in which nothing new came for so long gives way to a newer version; one that moves is finished, or a slow node would never get one."""
+"""A transfer in which nothing new came for this long gives way to a newer version; one that moves is finished, or a slow node would never get one."""
 LOOK_SECONDS = 1.0
 """Between looks for a version that is not announced: a thousand nodes at four relays make 250 small requests a second at each."""
 LIVENESS_SECONDS = 180.0
@@ -74,7 +74,7 @@ class Agent:
             return self._state
 
     def try_state(self) -> AgentState | None:
-        """The state, or None while the agent is away: a transfer goes on with what it knows."""
+        """The state, or None while the agent is away: a transfer continues with what it knows."""
         try:
             return self.state()
         except (Unavailable, Refused):

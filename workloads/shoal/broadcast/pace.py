@@ -1,8 +1,8 @@
 """Which shards in flight are too slow: taken from their relay, or asked for a second time at another one.
 
 Pure. In: the flights of a transfer, and what the sources are known to give. Out: the flight to act on, or none. Two cases. While there is other
-work, a slow flight is *stolen*: ended, and its shard goes on at another relay from the byte it had reached. When only the tail is left, idle threads
-*hedge*: they ask a second relay for the same shard, and whoever is second is cancelled. Called by `transfer`.
+work, a slow flight is *stolen*: ended, and its shard continues at another relay from the byte it had reached. When only the tail is left, idle
+threads *hedge*: they ask a second relay for the same shard, and whoever is second is cancelled. Called by `transfer`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 SETTLE_SECONDS = 1.0
 """A flight younger than this is not judged: its connection may still be growing its window."""
 SILENT_SECONDS = 3.0
-"""Without any byte for so long, any other relay is the better choice, even one that nothing is known of."""
+"""Without any byte for this long, any other relay is the better choice, even one that nothing is known of."""
 EXPLORE_SECONDS = 5.0
 """A flight that would last longer may be moved to a source of which nothing is known yet, to learn what it gives."""
 STEAL_FACTOR = 4.0
-"""Another relay must be so many times faster: shares of one link differ by less, and a move costs a request."""
+"""Another relay must be this many times faster: shares of one link differ by less, and a move costs a request."""
 WORTH_SECONDS = 1.0
 """A flight that will end by itself within this time is left alone."""
 

@@ -1,8 +1,8 @@
 """Shards that are being received: their bytes in order from the start, hashed while they pass, each where it will stay.
 
-In: bytes, as they come from whichever source goes on with the shard. Out: how many are here, and their SHA-256. `FilePart` collects in a file of its
-own, `PlacedPart` at the shard's place in the checkpoint that is being assembled, so that its bytes are written once. Made by a `Target`, filled by
-`download`, which may be broken off anywhere: a new process goes on from what a part had.
+In: bytes, as they come from whichever source continues with the shard. Out: how many are here, and their SHA-256. `FilePart` collects in a file of
+its own, `PlacedPart` at the shard's place in the checkpoint that is being assembled, so that its bytes are written once. Made by a `Target`, filled
+by `download`, which may be broken off anywhere: a new process continues from what a part had.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class ShardPart(ABC):
 
 
 class FilePart(ShardPart):
-    """In a file of its own, which a target moves or unpacks when it is whole."""
+    """In a file of its own, which a target moves or unpacks when it is complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

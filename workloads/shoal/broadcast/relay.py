@@ -51,7 +51,7 @@ LAG = Gauge(
 
 SYNC_SECONDS = Histogram(
     "shoal_relay_sync_seconds",
-    "Time that a version took to be whole on this relay, by outcome; exemplars name the version.",
+    "Time that a version took to be complete on this relay, by outcome; exemplars name the version.",
     ["outcome"],
     buckets=(1, 3, 10, 30, 100, 300, 600, 900, 1800, 3600),  # the paper's 62 GB took 14 minutes
 )
@@ -120,7 +120,7 @@ class Relay:
 
     def not_ready(self) -> str | None:
         """None, or why clients get nothing here."""
-        return None if self._tree.sealed() else "no version is whole here yet: waiting for the origin"
+        return None if self._tree.sealed() else "no version is complete here yet: waiting for the origin"
 
     def _index(self) -> list[int]:
         """What can be had upstream, ascending; raises when none of the sources can be asked."""

@@ -92,7 +92,7 @@ class TreeTarget:
             if self._tree.free_bytes() >= needed:
                 return
             if number not in kept and number < self._version:
-                telemetry.get_logger().warning("dropping a version for want of space", dropped=number)
+                telemetry.get_logger().warning("dropping a version because the volume is full", dropped=number)
                 self._tree.drop(number)
         if self._tree.free_bytes() < needed:
             raise NoSpace(

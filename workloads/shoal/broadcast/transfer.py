@@ -34,13 +34,13 @@ STOLEN = Counter("shoal_broadcast_stolen_total", "Shards taken from a slow sourc
 HEDGED = Counter("shoal_broadcast_hedged_total", "Shards of the tail asked for at a second source.")
 
 STALL_SECONDS = 60.0
-"""With nothing new for so long the transfer ends; the caller looks which version is wanted now and goes on from what is here."""
+"""With nothing new for this long the transfer ends; the caller looks which version is wanted now and continues from what is here."""
 UNSEALED_SECONDS = 1.0
 """Between looks for a manifest while shards are missing: it is needed last."""
 LONGEST_ABSENT_SECONDS = 0.8
 """Between looks for a shard that nobody has yet, unless it is the lowest: that one is looked for all the time."""
 SERVED_SECONDS = 5.0
-"""A connection that broke off after so long was ended for the relay's own reasons: the shard goes on there, and the relay is not blamed."""
+"""A connection that broke off after this long was ended for the relay's own reasons: the shard goes on there, and the relay is not blamed."""
 IN_FLIGHT = 4
 """Shards at once: enough to fill a link over several relays, and few enough that a shard is soon done."""
 
@@ -75,7 +75,8 @@ class Target(Protocol):
     """Keeps the checked pieces of one version."""
 
     def opened(self, signed: Signed[VersionOpen]) -> dict[int, str | None]:
-        """Prepare for this record; returns the shards that are here already, with digests where known. May raise `OSError` for want of space."""
+        """Prepare for this record; returns the shards that are here already, with digests where known. May raise `OSError` when the volume is
+        full."""
 
     def part(self, descriptor: ShardDescriptor, *, second: bool) -> ShardPart:
         """What collects the bytes of a shard that is not checked yet; `second`: of a copy that is fetched beside the first one."""
@@ -125,7 +126,7 @@ class Transfer:
         self._expected: list[str] | None = None
         self._trouble: Exception | None = None
         self._progress_at = time.monotonic()
-        # Bytes of a shard that were had before are no progress: a relay that sends rubbish for ever must not keep a transfer alive.
+        # Bytes of a shard that were had before are no progress: a relay that sends rubbish forever must not keep a transfer alive.
         self._furthest: dict[int, int] = {}
         # What collects a shard, kept from one source to the next, and whose bytes it has: if they are wrong, any of them may be to blame.
         self._parts: dict[tuple[int, bool, str], ShardPart] = {}
@@ -193,7 +194,7 @@ class Transfer:
         return self._documents.sealing(record)
 
     def _allowed(self) -> bool | None:
-        """Whether the version may become visible. Nothing is missing: to wait for it is no stall."""
+        """Whether the version may become visible. Nothing is missing: to wait for it is not a stall."""
         self._progress_at = time.monotonic()
         return self._may_seal() or None
 
@@ -370,7 +371,7 @@ class Transfer:
 
     @staticmethod
     def _was_served(flight: Flight) -> bool:
-        """Whether a connection that broke off had brought bytes for so long that its end is no sign of a bad source."""
+        """Whether a connection that broke off had brought bytes for this long that its end is not a sign of a bad source."""
         return flight.age() >= SERVED_SECONDS and flight.received > 0
 
     def _hand_over(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:

@@ -42,7 +42,7 @@ class Tree:
         return [number for number in self._numbers() if self.path(number, OPEN).is_file()]
 
     def sealed(self) -> list[int]:
-        """Numbers of the versions that are whole, ascending."""
+        """Numbers of the versions that are complete, ascending."""
         return [number for number in self.held() if self.path(number, WEIGHTS).is_file()]
 
     def path(self, version: int, name: str) -> Path:
@@ -94,7 +94,7 @@ class Tree:
             _replace(path, target)
 
     def unseal(self, version: int) -> None:
-        """Take the seal off a version that turned out not to be whole, so that it is completed again."""
+        """Take the seal off a version that turned out not to be complete, so that it is completed again."""
         self.path(version, WEIGHTS).unlink(missing_ok=True)
 
     def drop(self, version: int) -> None:

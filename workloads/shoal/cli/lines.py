@@ -1,4 +1,4 @@
-"""Plain lines in place of the live view: one for every event, and a status line every few seconds. Pure.
+"""Plain lines instead of the live view: one for every event, and a status line every few seconds. Pure.
 
 For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; a line says what happened, never what is merely still so.
 """

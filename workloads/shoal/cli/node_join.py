@@ -1,7 +1,7 @@
 """`shoal node join`: brings this machine to an open pool, and stays until it is asked to end or the run is over.
 
 Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, holds it to the run's key, says what this machine lacks, writes
-`config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes in place of containers.
+`config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes instead of containers.
 """
 
 import contextlib
@@ -195,7 +195,7 @@ def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
 
 
 def measure(client: SignedClient, key: PrivateKey, pool: OpenPool, say: Say) -> float | None:
-    """What discovery sees of this machine's way out, 10^6 bits a second; None, and why, when it cannot be had."""
+    """What discovery sees of this machine's way out, 10^6 bits a second; None, and why, when it is not available."""
     wanted = pool.requirements.uplink_mbps
     say("measuring the uplink by uploading random bytes to discovery; this takes a few seconds")
     try:

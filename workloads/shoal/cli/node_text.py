@@ -1,4 +1,4 @@
-"""A joined machine in words: what it has, and what its agent is doing. Pure but for `Teller`, which reads the agent's `status.json`.
+"""A joined machine in words: what it has, and what its agent is doing. Pure except for `Teller`, which reads the agent's `status.json`.
 
 All that comes from the run is made harmless before it is printed.
 """

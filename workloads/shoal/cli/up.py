@@ -30,7 +30,7 @@ FAREWELL_SECONDS = HEARTBEAT_SECONDS + 2.0
 MOST_LAST_LINES = 3  # parts quoted when a run failed: the first that broke is most often the cause
 RESUME_HINT = "the same command resumes from the last version"
 AGAIN_HINT = "the same command tries again"
-"""Of a run that has no version to go on from."""
+"""Of a run that has no version to continue from."""
 CLUSTER_HINT = "; read its log, and delete the Job to try again"
 """With which the operator ends what failed; on this machine the same command does it."""
 
@@ -123,7 +123,7 @@ def _hint(run_dir: Path) -> str:
 
 
 def beginning(run_dir: Path, history: SnapshotHistory, before: bool) -> str:
-    """The first line: where the run lies, and whether it goes on."""
+    """The first line: where the run lies, and whether it continues."""
     steps = history.ordered()
     if steps:
         return f"{run_dir}: resumes after step {steps[-1].step + 1} with version {steps[-1].policy_version}"

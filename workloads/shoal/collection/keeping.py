@@ -23,11 +23,11 @@ TOO_SHORT = "is too short"
 TOO_LONG = "is too long"
 TOO_LARGE = "has a text above the bound of bytes"
 SAME = "is there already, letter for letter"
-ALIKE = "is there already but for case, spaces and Unicode forms"
+ALIKE = "is there already except for case, spaces and Unicode forms"
 ENOUGH = "comes after enough of its problem"
 
 DIGEST_BYTES = 16
-"""128 bits tell a hundred million texts apart; memory is some 100 bytes a row."""
+"""128 bits tell a hundred million texts apart; memory is about 100 bytes a row."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class BadSlice(ValueError):
 def read_slice(store: Store, batch: StepBatch, validator_key: str, wanted: range) -> list[Judged]:
     """Rollouts of the prompts `wanted` (rows of the task table), group by group in table order. Raises BadSlice.
 
-    `StoreUnavailable` is let through: that the store is away is no fault of the data.
+    `StoreUnavailable` is let through: that the store is away is not a fault of the data.
     """
     judged = [row for file in batch.files for row in _read_file(store, batch, file, validator_key)]
     kept = [row for row in judged if row[0].prompt_index in wanted]
@@ -49,7 +49,7 @@ def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: s
         raise BadSlice(f"{keys.verdict(file.node, file.sha256)}: {error}") from error
     about = (verdict.run, verdict.step, verdict.node, verdict.sha256, verdict.outcome)
     if about != (batch.run, batch.step, file.node, file.sha256, "accept"):
-        raise BadSlice(f"{keys.verdict(file.node, file.sha256)} is no accept of this file: it is about {about}")
+        raise BadSlice(f"{keys.verdict(file.node, file.sha256)} is not an accept of this file: it is about {about}")
     if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
         raise BadSlice(f"{key} has SHA-256 {found}; the store's bytes are not those that were accepted")
     try:

@@ -17,6 +17,6 @@ PROOF_BYTES, PROOF_TOKENS = 258, 32
 
 
 def largest_bytes(rows: int, sequence_tokens: int, completion_tokens: int) -> int:
-    """Bytes that an honest file of `rows` rows cannot exceed, of sequences and completions of at most so many tokens."""
+    """Bytes that an honest file of `rows` rows cannot exceed, of sequences and completions of at most this many tokens."""
     proofs = -(-completion_tokens // PROOF_TOKENS) * PROOF_BYTES
     return FILE_BYTES + rows * (sequence_tokens * BYTES_A_TOKEN + proofs + ROW_BYTES)

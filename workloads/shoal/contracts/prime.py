@@ -38,5 +38,5 @@ class PrimeSettings(SpecModel):
     )
 
     def keeps(self, task_rewards: Sequence[float]) -> bool:
-        """Whether a group with these task rewards (one or more) is of middling difficulty: PRIME's accuracy filter, in place of the online filter."""
+        """Whether a group with these task rewards (one or more) is of middling difficulty: PRIME's accuracy filter, instead of the online filter."""
         return self.min_accuracy <= sum(task_rewards) / len(task_rewards) <= self.max_accuracy

@@ -103,7 +103,7 @@ class ProofProfile(Contract):
 
 
 class WrongProfile(ValueError):
-    """The file is no profile of the model beside it; the message says what is wrong."""
+    """The file is not a profile of the model beside it; the message says what is wrong."""
 
 
 def read_profile(folder: Path, hidden_size: int) -> ProofProfile | None:

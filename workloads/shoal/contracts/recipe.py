@@ -129,7 +129,7 @@ class Recipe(SpecModel):
 
 
 class Lora(SpecModel):
-    """Low-rank adapters in place of full updates (arXiv:2106.09685); what is published is merged into the base weights."""
+    """Low-rank adapters instead of full updates (arXiv:2106.09685); what is published is merged into the base weights."""
 
     rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
     alpha: float = Field(32.0, gt=0.0, le=65536.0, description="Scale: an adapter is multiplied by alpha / rank.")
@@ -142,7 +142,7 @@ class Lora(SpecModel):
 
 
 class TrainerSettings(SpecModel):
-    """How the trainer computes; nothing here changes what is computed but for rounding, LoRA apart."""
+    """How the trainer computes; nothing here changes what is computed except for rounding, LoRA apart."""
 
     data_type: Literal["Auto", "BFloat16", "Float32"] = Field(
         "Auto",
@@ -393,7 +393,7 @@ class Validation(SpecModel):
     )
     slashing: Literal["Evict", "Discard"] = Field(
         "Evict",
-        description="What happens to the node of a rejected file. Evict: it leaves the run for ever. Discard: it loses the file only.",
+        description="What happens to the node of a rejected file. Evict: it leaves the run forever. Discard: it loses the file only.",
     )
     slash_votes: int = Field(
         1,

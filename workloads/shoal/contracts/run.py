@@ -77,7 +77,7 @@ class RunConfig(RunSettings):
     @field_validator("steps", "generate", mode="before")
     @classmethod
     def _filled_in(cls, given: Any, info: ValidationInfo) -> Any:
-        """The default in place of a setting that the manifest leaves out."""
+        """The default instead of a setting that the manifest leaves out."""
         return cls.model_fields[str(info.field_name)].default if given is None else given
 
     def trusted_roster(self) -> Roster:

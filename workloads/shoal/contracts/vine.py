@@ -1,9 +1,9 @@
 """Monte-Carlo values as in VinePPO (arXiv:2410.01679): where a completion is cut, and which continuations a file holds for the cuts.
 
 With algorithm `vineppo` a file holds the completions that every run's files hold (the *parents*, group after group) and behind them, parent after
-parent and boundary after boundary, `continuations` rows that go on from the parent's tokens up to that boundary. How many there are, from where and
-with which seeds follows from the parents alone, so that nobody chooses which rows get any. Workers make them by these rules, validators check them,
-the trainer reads values from them. Pure. The settings are part of `Recipe`, and so of the CRD and of `config/run.json`.
+parent and boundary after boundary, `continuations` rows that continue from the parent's tokens up to that boundary. How many there are, from where
+and with which seeds follows from the parents alone, so that nobody chooses which rows get any. Workers make them by these rules, validators check
+them, the trainer reads values from them. Pure. The settings are part of `Recipe`, and so of the CRD and of `config/run.json`.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class VineSettings(SpecModel):
 
 @dataclass(frozen=True)
 class Continuation:
-    """One row of a file that goes on from row `parent`, at inner boundary `boundary` (from 1), the `number`-th from there (from 0)."""
+    """One row of a file that continues from row `parent`, at inner boundary `boundary` (from 1), the `number`-th from there (from 0)."""
 
     row: int
     parent: int

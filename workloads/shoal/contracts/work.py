@@ -211,7 +211,7 @@ class WorkCodec:
                 if rest < each.slices:
                     return EvaluationSlice(number, version, each, rest, self.first_number(version))
                 rest -= each.slices
-        raise UnknownWorkError(f"{number} is no number of an evaluation of this run")
+        raise UnknownWorkError(f"{number} is not a number of an evaluation of this run")
 
     def first_number(self, version: int) -> int:
         """The number of a version's first slice."""

@@ -44,7 +44,7 @@ Values = npt.NDArray[np.float32]
 
 
 class BadProduct(ValueError):
-    """An answer that is no product, or a wrong one."""
+    """An answer that is not a product, or a wrong one."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def turned(bases: Values, drawn: npt.NDArray[np.int64]) -> Values:
 
 
 def reduce(values: Values, scratch: Values) -> None:
-    """Whole numbers from 0 to 2^24 modulo `PRIME`, in place: some ten times faster than `np.mod`, and as exact.
+    """Whole numbers from 0 to 2^24 modulo `PRIME`, in place: about ten times faster than `np.mod`, and as exact.
 
     The quotient by way of a reciprocal is off by one at most, and its product with `PRIME` is exact below 2^24.
     """

@@ -32,7 +32,7 @@ SIGNATURE_TAG = "shoal-request-v1"
 COVERED = ("@method", "@target-uri", "content-digest")
 MAX_HEADER_BYTES = 4096
 KNOWN_KEYS = 16_384
-"""Key objects that are kept ready, some 200 bytes each: reading one from its hex digits costs a tenth of a check."""
+"""Key objects that are kept ready, about 200 bytes each: reading one from its hex digits costs a tenth of a check."""
 
 _PLAIN_INPUT = re.compile(
     r'shoal=(\("@method" "@target-uri" "content-digest"\);created=([0-9]{1,10});keyid="([0-9a-f]{64})";alg="ed25519"'

@@ -57,7 +57,8 @@ ROWS_OF_ANSWER = 5000
 FORGET_SECONDS = 86_400.0
 """A registration that was not renewed for a day makes room: a node that lives registers again whenever it needs an invite."""
 LATELY_SECONDS = 60.0
-"""When all places are taken, a registration that was not answered with an invite for so long makes room: the orchestrator looks every few seconds."""
+"""When all places are taken, a registration that was not answered with an invite for this long makes room: the orchestrator looks every few
+seconds."""
 
 
 def invite_prefix(prefix: str) -> str:
@@ -173,7 +174,7 @@ class ConfigFile:
         self._stamp = self._now()
 
     def __call__(self) -> RunConfig:
-        """The newest that is whole and of the same run."""
+        """The newest that is complete and of the same run."""
         stamp = self._now()
         if stamp != self._stamp:
             self._stamp = stamp

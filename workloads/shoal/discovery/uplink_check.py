@@ -35,7 +35,7 @@ LIMIT_SECONDS = 15.0
 START_SECONDS = 5.0
 """A place is free again when its upload has not begun by then, or by when a line that is good enough is through."""
 KEPT_SECONDS = 3600
-"""A result counts for so long: for the registration that follows, and those of an agent that is restarted or forgotten."""
+"""A result counts for this long: for the registration that follows, and those of an agent that is restarted or forgotten."""
 MOST_AT_ONCE, MOST_OF_ADDRESS = 8, 2
 """Uploads, by all discoveries: more would measure our line and not theirs. So few of an address that it takes four of them to keep others waiting;
 behind an Ingress, where all are one, two uploads of 3 s still are more than `PER_ADDRESS` lets in."""
@@ -73,7 +73,7 @@ end
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
 return 1
 """
-"""A test's place in a set of them by when they end: 1 if it has one, in place of the one of a test before it, if that has not begun. In one step:
+"""A test's place in a set of them by when they end: 1 if it has one, instead of the one of a test before it, if that has not begun. In one step:
 who is refused was never counted, and has what it had. Places that end later than any can are of before the clock was set back."""
 
 
@@ -144,13 +144,13 @@ class UplinkCheck:
         if wanted and registration.proof is None and (seen := _lacks(found, wanted)):
             words = f"pool {registration.pool!r} requires an uplink of {wanted} Mbit/s, {seen}"
             raise Refusal(ProblemCode.UPLINK_NOT_MEASURED, words)
-        # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is no figure for the orchestrator either.
+        # Who says to be a pod of ours is not asked for it: a test that was too short for its pool is not a figure for the orchestrator either.
         counts = found is not None and found.size >= size_for(wanted)
         hardware = registration.hardware.model_copy(update={"uplink_mbps": found.mbps if counts and found else None})
         return registration.model_copy(update={"hardware": hardware})
 
     async def give(self, request: UplinkRequest, address: str) -> UplinkTest:
-        """A new test, in place of one that was not made; raises `Refusal` for who asks too often, or while many are at it."""
+        """A new test, instead of one that was not made; raises `Refusal` for who asks too often, or while many are at it."""
         require_no_wait(
             self._keys.wait(request.node), f"a key has {PER_KEY[1]} tests at once and one in {1 / PER_KEY[0]:.0f} s"
         )

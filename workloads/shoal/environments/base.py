@@ -115,7 +115,7 @@ def parameter(name: str) -> str | None:
 
 
 def known_count(environment: Environment) -> int | None:
-    """How many tasks an environment has, None where it makes as many as it is asked for. ValueError when they cannot be had."""
+    """How many tasks an environment has, None where it makes as many as it is asked for. ValueError when they are not available."""
     count = getattr(environment, "task_count", None)
     return None if count is None else int(count())
 

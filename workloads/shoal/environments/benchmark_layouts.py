@@ -147,7 +147,7 @@ class _TextOnly(pickle.Unpickler):
 
 def _tests(found: object, name: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(test, dict) for test in found):
-        raise BadRow(f"{name} is no list of tests")
+        raise BadRow(f"{name} is not a list of tests")
     return found
 
 

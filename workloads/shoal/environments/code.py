@@ -26,7 +26,7 @@ BAND = 2.0
 """A right program that takes between the limit and this many times as long is unscorable: on another machine it might be in time, and two honest
 machines must not disagree. What takes longer is wrong everywhere."""
 WALL_SECONDS = 10.0
-"""On top of the CPU time; a busy machine is no reason for a zero."""
+"""On top of the CPU time; a busy machine is not a reason for a zero."""
 FLOAT_TOLERANCE = 1e-6
 """Relative, of floating-point numbers that a function returns."""
 LONGEST_PROGRAM = 100_000

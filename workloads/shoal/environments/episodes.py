@@ -1,4 +1,4 @@
-"""Episodes with tools: a model writes, pauses at a call, is given the tool's output, and goes on, all in one completion.
+"""Episodes with tools: a model writes, pauses at a call, is given the tool's output, and continues, all in one completion.
 
 An environment with tools has `stop` (texts that end a call), `most_calls`, and `observe(task, text)`, the tool's output for an episode whose text so
 far ends in a call. A completion is then stretches of sampled tokens with the tokens of tools between them, whose `completion_mask` is false.
@@ -10,7 +10,7 @@ The rules are those of `Tools`, which workers follow and validators check, token
   at the pause, as "unanswered".
 - Every other stretch ends with an end-of-sequence token ("stop") or at the limit ("length"), and the completion with it. Tokens of tools count
   towards the limit.
-Pure, but for the environment's tools.
+Pure, except for the environment's tools.
 """
 
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ class Tools:
                 return f"sampled tokens follow the call that ends with token {place - 1}; {_expected(output)}"
             if output is None:
                 if not last:
-                    return f"there is a tool's output after call {number + 1}, and the tool gives none: no call is left, it is no call, or too long"
+                    return f"a tool's output follows call {number + 1}, but the tool gives none: no call is left, it is not a call, or too long"
                 return (
                     None
                     if finish_reason == "unanswered"

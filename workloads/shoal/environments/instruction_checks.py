@@ -63,7 +63,7 @@ def keywords(arguments: Arguments, answer: str) -> bool:
 
 
 def keyword_frequency(arguments: Arguments, answer: str) -> bool:
-    """A keyword occurs so many times."""
+    """A keyword occurs this many times."""
     return _related(_occurrences(_given(arguments, "keyword", str), answer), arguments, "relation", "frequency")
 
 
@@ -74,7 +74,7 @@ def forbidden_words(arguments: Arguments, answer: str) -> bool:
 
 
 def letter_frequency(arguments: Arguments, answer: str) -> bool:
-    """A letter, in either case, occurs so many times."""
+    """A letter, in either case, occurs this many times."""
     count = answer.lower().count(_given(arguments, "letter", str).lower())
     return _related(count, arguments, "let_relation", "let_frequency")
 
@@ -88,14 +88,14 @@ def response_language(arguments: Arguments, answer: str) -> bool:
 
 
 def number_of_sentences(arguments: Arguments, answer: str) -> bool:
-    """So many sentences, by their ends."""
+    """This many sentences, by their ends."""
     ends = [each.end() for each in _SENTENCE_END.finditer(answer)]
     rest = answer[ends[-1] :] if ends else answer
     return _related(len(ends) + bool(_WORD.search(rest)), arguments, "relation", "num_sentences")
 
 
 def number_of_paragraphs(arguments: Arguments, answer: str) -> bool:
-    """Exactly so many paragraphs, with `***` between them."""
+    """Exactly this many paragraphs, with `***` between them."""
     parts = re.split(r"\s?\*\*\*\s?", answer)
     if any(not part.strip() for part in parts[1:-1]):
         return False
@@ -103,12 +103,12 @@ def number_of_paragraphs(arguments: Arguments, answer: str) -> bool:
 
 
 def number_of_words(arguments: Arguments, answer: str) -> bool:
-    """So many words."""
+    """This many words."""
     return _related(len(_WORD.findall(answer)), arguments, "relation", "num_words")
 
 
 def first_word_of_paragraph(arguments: Arguments, answer: str) -> bool:
-    """Exactly so many paragraphs with an empty line between them, of which the n-th begins with a word."""
+    """Exactly this many paragraphs with an empty line between them, of which the n-th begins with a word."""
     parts = answer.split("\n\n")
     count, place = sum(bool(part.strip()) for part in parts), _given(arguments, "nth_paragraph", int)
     if not 1 <= place <= count or not parts[place - 1].strip():
@@ -120,7 +120,7 @@ def first_word_of_paragraph(arguments: Arguments, answer: str) -> bool:
 
 
 def placeholders(arguments: Arguments, answer: str) -> bool:
-    """At least so many placeholders such as [address]."""
+    """At least this many placeholders such as [address]."""
     return len(re.findall(r"\[[^\[\]\n]*\]", answer)) >= _given(arguments, "num_placeholders", int)
 
 
@@ -132,7 +132,7 @@ def postscript(arguments: Arguments, answer: str) -> bool:
 
 
 def bullet_lists(arguments: Arguments, answer: str) -> bool:
-    """Exactly so many bullet points."""
+    """Exactly this many bullet points."""
     lines = [line.lstrip() for line in answer.splitlines()]
     points = sum(line.startswith("-") or bool(re.match(r"\*[^*]", line)) for line in lines)
     return points == _given(arguments, "num_bullets", int)
@@ -144,14 +144,14 @@ def constrained_response(arguments: Arguments, answer: str) -> bool:
 
 
 def highlighted_sections(arguments: Arguments, answer: str) -> bool:
-    """At least so many sections in asterisks."""
+    """At least this many sections in asterisks."""
     found = [each.strip("*") for each in re.findall(r"\*[^\n*]*\*", answer)]
     found += [each[2:-2] for each in re.findall(r"\*\*[^\n*]*\*\*", answer)]
     return sum(bool(each.strip()) for each in found) >= _given(arguments, "num_highlights", int)
 
 
 def multiple_sections(arguments: Arguments, answer: str) -> bool:
-    """At least so many sections, each after a word and its number."""
+    """At least this many sections, each after a word and its number."""
     word = re.escape(_given(arguments, "section_spliter", str).strip())
     return len(re.findall(rf"{word}\s?\d+", answer)) >= _given(arguments, "num_sections", int)
 
@@ -203,7 +203,7 @@ def quotation(arguments: Arguments, answer: str) -> bool:
 
 
 def capital_words(arguments: Arguments, answer: str) -> bool:
-    """So many words in capital letters."""
+    """This many words in capital letters."""
     count = sum(word.isupper() for word in re.findall(r"[\w'-]+", answer))
     return _related(count, arguments, "capital_relation", "capital_frequency")
 

@@ -273,7 +273,7 @@ def _check_slices(benchmarks: list[BenchmarkTerms]) -> None:
 def checked_checkpoint(folder: Path) -> Path:
     """The folder, if it is a checkpoint of ours to serve: configuration, tokenizer and safetensors. Raises CannotPrepare."""
     if not folder.is_dir():
-        raise CannotPrepare(f"spec.model.path: {folder} is no folder; mount the checkpoint there")
+        raise CannotPrepare(f"spec.model.path: {folder} is not a folder; mount the checkpoint there")
     for needed in ("config.json", "tokenizer.json"):
         if not (folder / needed).is_file():
             raise CannotPrepare(f"spec.model.path: {folder} lacks {needed}; a Hugging Face checkpoint has it")

@@ -27,7 +27,7 @@ HOSTILE = (
     "{" * 100_000,
     "\\boxed{9^{9^{9^9}}}",
 )
-"""Completions of a policy that is no good, or means harm. None may raise; none is right."""
+"""Completions of a policy that is not a good, or means harm. None may raise; none is right."""
 MOST_FAULTS = 20
 TARGET_LENGTH = 1000
 

@@ -42,7 +42,7 @@ def read_test(test: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(wanted, list) and len(wanted) == 1:
         wanted = wanted[0]  # these layouts wrap the one returned value
     if not isinstance(given, list):
-        raise BadRow("input of a function test is no list of arguments")
+        raise BadRow("input of a function test is not a list of arguments")
     return {"type": "function_call", "fn_name": str(name), "input": given, "output": wanted}
 
 

@@ -18,7 +18,7 @@ AGAIN = 2
 """Further runs of a program whose reward another machine found to be different."""
 PAUSE_SECONDS = 1.0
 SLOW_SECONDS = 4.0
-"""A scoring that failed after so long ran into its limit of time, which is the text's doing: another try would cost as much again."""
+"""A scoring that failed after this long ran into its limit of time, which is the text's doing: another try would cost as much again."""
 
 
 class ScoredOnce:

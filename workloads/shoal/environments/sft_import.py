@@ -29,7 +29,7 @@ from shoal.environments.tokens import eos_token_ids
 from shoal.storage import NotFound, Store, open_below_prefix, open_store_of
 
 SHARD_ROWS, SHARD_TOKENS = 10_000, 4_000_000
-"""Of one shard at most: some ten megabytes, so that neither this process nor a reader holds much at once."""
+"""Of one shard at most: about ten megabytes, so that neither this process nor a reader holds much at once."""
 ENCODE_ROWS = 256
 """Texts that the tokenizer is given at once."""
 DEFAULT_DATASET = "traces"
@@ -276,6 +276,6 @@ def _mounted(place: Path) -> list[Path]:
         files = [place] if place.is_file() else []
     if not files:
         raise BadSftData(
-            f"{place} is no file that ends in {' or '.join(SUFFIXES)}, nor a folder with one; mount it there"
+            f"{place} is not a file that ends in {' or '.join(SUFFIXES)}, nor a folder with one; mount it there"
         )
     return files

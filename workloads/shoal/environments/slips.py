@@ -10,7 +10,7 @@ import random
 from shoal.environments.arithmetic import worked_addition
 
 OFF_BY_ONE = 0.3
-"""Share of the slips in which one column's sum is one too high or too low, and the learner goes on from there. In the others the digits of the sum
+"""Share of the slips in which one column's sum is one too high or too low, and the learner continues from there. In the others the digits of the sum
 are written in the order in which they were worked out, units first."""
 
 

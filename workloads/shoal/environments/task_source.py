@@ -30,7 +30,7 @@ from shoal.environments.judgeable import fitting
 from shoal.storage import Store, open_below_prefix
 
 TASKS_OF_AN_ENVIRONMENT = 4096
-"""An environment makes as many tasks as it is asked for; so many when the manifest does not say."""
+"""An environment makes as many tasks as it is asked for; this many when the manifest does not say."""
 TASKS_OF_A_BENCHMARK = 128
 """The same for a benchmark: the interval of its score is some 9 points wide to either side."""
 CHARACTERS_PER_TOKEN = 8

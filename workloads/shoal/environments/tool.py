@@ -1,6 +1,6 @@
 """A calculator in the loop: sums too large for the head, and a tool that does them.
 
-The model writes `<calc>123*456</calc>`, sampling pauses, the calculator's `<result>56088</result>` is put after it, and the model goes on.
+The model writes `<calc>123*456</calc>`, sampling pauses, the calculator's `<result>56088</result>` is put after it, and the model continues.
 What follows the last `Answer:` is scored, strictly. A result that the model writes itself is the model's own text and proves nothing.
 `verification_info` of a task is `{"answer": "..."}`.
 """
@@ -23,7 +23,7 @@ LONGEST_EXPRESSION = 200
 """Characters; Python's parser takes far deeper nesting than fits into these."""
 LARGEST_EXPONENT = 64
 MOST_BITS = 4096
-"""Of any number on the way: some 1200 digits."""
+"""Of any number on the way: about 1200 digits."""
 MOST_TASKS = 100_000
 
 

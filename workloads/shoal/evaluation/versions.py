@@ -113,7 +113,7 @@ class Standing:
     avg_at_k: float
     interval: tuple[float, float]
     below_best: bool
-    """Its whole interval lies below that of the version with the largest avg@k: that is no chance draw of tasks."""
+    """Its whole interval lies below that of the version with the largest avg@k: that is not a chance draw of tasks."""
 
 
 def standing(found: Mapping[int, ScoredVersion]) -> Standing | None:

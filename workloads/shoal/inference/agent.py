@@ -39,7 +39,7 @@ class AgentClient:
             return None
 
     def tasks(self, digest: str, benchmark: bool = False) -> list[Task] | None:
-        """The run's task table, or that of a benchmark, checked against its digest; None while it cannot be had."""
+        """The run's task table, or that of a benchmark, checked against its digest; None while it is not available."""
         path = f"/v1/tasks?digest={digest}" if benchmark else "/v1/tasks"
         try:
             tasks = read_tasks(self._http.request("GET", path, deadline_seconds=60.0).content)

@@ -72,7 +72,7 @@ def benchmarks_here(public: PublicRun, tasks: Callable[[str], list[Task]]) -> di
 
 
 def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
-    """The run's description with a benchmark's in place of its tasks and sampling."""
+    """The run's description with a benchmark's instead of its tasks and sampling."""
     return public.model_copy(
         update={
             "environment": terms.environment,

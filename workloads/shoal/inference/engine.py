@@ -57,7 +57,7 @@ class Engine:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
         together. `settings` are the pool's.
 
-        Takes some seconds (a CPU and a tiny model) to minutes.
+        Takes a few seconds (a CPU and a tiny model) to minutes.
         """
         # Whoever loaded torch before us may have left it with a thread for every core.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

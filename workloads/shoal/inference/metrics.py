@@ -20,7 +20,7 @@ RUNNING = Gauge("shoal_worker_running_sequences", "Sequences that are decoded to
 WAITING = Gauge("shoal_worker_waiting_sequences", "Sequences that wait for a place among those.")
 SWAP_SECONDS = Histogram(
     "shoal_worker_swap_seconds",
-    "Time that the engine took to go on with another version; exemplars name the version.",
+    "Time that the engine took to continue with another version; exemplars name the version.",
     buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100),  # a tiny model on a CPU; tens of gigabytes from a slow disk
 )
 PROOF_WAIT_SECONDS = Histogram(

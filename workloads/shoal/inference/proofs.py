@@ -84,7 +84,7 @@ class ProofRecorder:
             self._store_notes()
 
     def finish(self, tokens: Mapping[str, int]) -> None:
-        """These sequences have ended with so many sampled tokens; their slots are free.
+        """These sequences have ended with this many sampled tokens; their slots are free.
 
         Raises LostStatesError when their rows are not as many.
         """

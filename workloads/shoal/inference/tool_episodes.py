@@ -19,7 +19,7 @@ Generate = Callable[[Sequence[Request]], list[Completion]]
 
 
 class ToolFailedError(RuntimeError):
-    """A tool failed, so that the row cannot go on: nobody's fault, and no file can be made of this lease."""
+    """A tool failed, so that the row cannot continue: nobody's fault, and no file can be made of this lease."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class HiddenStateExtension:
             self.shoal_recorder.on = on
 
     def shoal_finish(self, tokens: Mapping[str, int]) -> None:
-        """These requests have ended with so many sampled tokens each."""
+        """These requests have ended with this many sampled tokens each."""
         if self.shoal_recorder is not None:
             self.shoal_recorder.finish(tokens)
 
@@ -148,8 +148,8 @@ def _draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) ->
 def inspect_in_process(architecture: str) -> None:
     """Let vLLM look at the model's class in this process.
 
-    By default it starts another Python for this (some 20 s on a busy core) and caches the answer in the home folder,
-    which a container may not have. It does so to keep CUDA uninitialised in the parent, which is no concern on a CPU.
+    By default it starts another Python for this (about 20 s on a busy core) and caches the answer in the home folder,
+    which a container may not have. It does so to keep CUDA uninitialised in the parent, which is not a concern on a CPU.
     """
     known = ModelRegistry.models.get(architecture)
     if known is not None:

@@ -1,6 +1,6 @@
 """Which policy versions lie in `weights/`, and which one to use.
 
-In: the folder that the fetcher fills (it renames a version into place when it is whole and checked). Out: the newest
+In: the folder that the fetcher fills (it renames a version into place when it is complete and checked). Out: the newest
 version that a step allows. Called by `worker`.
 """
 

@@ -17,7 +17,7 @@ from shoal.contracts.signed import BadSignature, Signed
 from shoal.islands.contributions import unpadded
 
 VOTE_BYTES = 4096
-"""A signed agreement of sixteen islands with the longest names takes some 1,900 bytes."""
+"""A signed agreement of sixteen islands with the longest names takes about 1,900 bytes."""
 Certificate = Sequence[CertificateLink]
 
 

@@ -1,7 +1,8 @@
 """Contributions of a round as they travel, checked and summed: a signed header of fixed length, then the encoded vector.
 
 In: headers and bytes as they came. Out: which of them count, the inner products of those that do, and their weighted sum. A contribution with a wrong
-signature, another digest or bytes that no honest island makes is left out, with a reason; the others go on. Pure but for its log; called by `island`.
+signature, another digest or bytes that no honest island makes is left out, with a reason; the others go on. Pure except for its log; called by
+`island`.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from shoal.islands.encoding import BLOCK, BadPayload, decode, encode, encoded_si
 from shoal.islands.outer import weighted_sum
 
 HEADER_BYTES = 2048
-"""A signed header takes some 700 bytes with the longest names."""
+"""A signed header takes about 700 bytes with the longest names."""
 PART = 4096 * BLOCK
 """Values decoded at a time: a million of each island are 4 MB, whatever the model's size."""
 

@@ -2,7 +2,8 @@
 
 In: the notices of a meeting, signatures checked. Out: who holds the round up, and why. All who came with the same terms come to the same answer,
 since each says in its notice for whom it holds rounds up. A member with other terms is remembered for a while: it may be training, or be started
-again with the terms of all, and a round made meanwhile would be one that it does not know of. Pure but for its log and clocks; called by `members`.
+again with the terms of all, and a round made meanwhile would be one that it does not know of. Pure except for its log and clocks; called by
+`members`.
 """
 
 import time
@@ -12,7 +13,8 @@ from shoal import telemetry
 from shoal.contracts.islands import IslandNotice, IslandSharedTerms
 
 REMEMBERED_SECONDS, LONGEST_REMEMBERED_SECONDS = 3600.0, 24 * 3600.0
-"""A member with other terms that is not met for so long, or for two usual rounds if those take longer, is taken for gone: rounds go on without it."""
+"""A member with other terms that is not met for this long, or for two usual rounds if those take longer, is taken for gone: rounds go on without
+it."""
 FRESH_SECONDS = 900.0
 """A notice that was signed longer ago than any wait of one meeting says nothing: whoever reaches the lighthouse can repeat what a member said once.
 Clocks of clusters differ by less."""

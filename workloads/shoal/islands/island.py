@@ -3,7 +3,7 @@
 In: a trainer's parameters, changed by its own optimizer between two rounds. Out: the parameters of the shared state, the same bits on every
 island that stood in the round. A round is one meeting: whoever lacks the shared state copies it from a holder and contributes nothing; then
 everybody's signed vector goes to everybody, is judged, and the outer step is made when most have signed that they came to the same state. Whatever
-fails on the way changes nothing: the round is tried again with whoever is left, and after a bounded wait training goes on without it. All ranks of
+fails on the way changes nothing: the round is tried again with whoever is left, and after a bounded wait training continues without it. All ranks of
 an island call this alike.
 """
 
@@ -305,7 +305,7 @@ class Island:
         return _Made(state, digest, certificate, exchanged)
 
     def _inner_seconds(self, started: float) -> float:
-        """How long this island trained for a round that it began to make at `started`. Time for which rounds were held up is no part of it."""
+        """How long this island trained for a round that it began to make at `started`. Time for which rounds were held up is not a part of it."""
         took = min(1e7, max(0.0, started - self._began))
         usual = self.shared.meta.inner_seconds
         return min(took, usual) if self._was_held and usual is not None else took
@@ -333,7 +333,7 @@ class Island:
 
     def _copy_state(self, head: Head) -> SharedState:
         """Send the shared state to joiners whose source this island is, or receive it, within `copy_seconds` together; the state that this rank
-        goes on from."""
+        continues from."""
         mine, names = self._place.island, head.members
         end = time.monotonic() + self._settings.copy_seconds
         for joiner in head.joiners:
@@ -392,7 +392,7 @@ class Island:
             log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
 
     def _expect(self) -> None:
-        """Training goes on, whether or not a round came about."""
+        """Training continues, whether or not a round came about."""
         self._refuses = []
         if self._members is not None:
             self._members.expect_within(self.shared.meta.inner_seconds)

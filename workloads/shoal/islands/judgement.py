@@ -24,7 +24,7 @@ from shoal.islands.outer import OuterSettings, outer_step
 from shoal.islands.shared import Meta, SharedState
 
 LONGEST = 2.5
-"""Times the median norm. Honest islands of one run differ by some ten per cent, and by a factor of two where their data do."""
+"""Times the median norm. Honest islands of one run differ by about ten per cent, and by a factor of two where their data do."""
 FULL_AGREEMENT = 0.5
 """Of the median agreement, from which on a contribution counts in full: honest islands with data of their own stay above it."""
 NORM_BITS, COSINE_STEPS = 12, 1024

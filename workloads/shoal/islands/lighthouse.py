@@ -31,7 +31,7 @@ def serve(
 
     return LighthouseServer(
         bind=f"{host}:{port}",
-        min_replicas=1,  # one survivor goes on; that no minority does beside living others is the lighthouse's own rule
+        min_replicas=1,  # one survivor continues; that no minority does beside living others is the lighthouse's own rule
         join_timeout_ms=round(wait_seconds * 1000),
         quorum_tick_ms=TICK_MILLISECONDS,
         heartbeat_timeout_ms=round(silence_seconds * 1000),

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from torchft.coordination import LighthouseClient
 
 BEAT_SECONDS = 1.0
-"""Between two signs of life; the lighthouse takes some seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
+"""Between two signs of life; the lighthouse takes a few seconds without one for the end (`lighthouse.SILENCE_SECONDS`)."""
 CONNECT_SECONDS = 5.0
 UNHEARD_SECONDS, LISTEN_SECONDS = 15.0, 3.0
-"""A lighthouse that nobody has heard for so long is not waited for: who asks listens for some beats more, and trains on."""
+"""A lighthouse that nobody has heard for this long is not waited for: who asks listens for some beats more, and trains on."""
 LONGEST_PAUSE_SECONDS = 3600.0
 """Between two updates of an island whose round has no usual time: before the first one, and while rounds are held up. Then it falls silent."""
 RENEWALS = 4
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 MAX_TOLD = 64
 """Names in the log of one wait: strangers can bring as many as they like."""
 LARGEST_NOTICE = 32768
-"""Characters of a signed notice: some 600, and as many for each link of a certificate of four islands."""
+"""Characters of a signed notice: about 600, and as many for each link of a certificate of four islands."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Members:
         self._stopped.set()
 
     def expect_within(self, seconds: float | None) -> None:
-        """A round begins, and usually takes so long; None when nobody knows yet. Then, and where rounds are held up, this island is late only when it
-        makes no update for long."""
+        """A round begins, and usually takes this long; None when nobody knows yet. Then, and where rounds are held up, this island is late only
+        when it makes no update for long."""
         self._usual_seconds = seconds
         self._by_updates = seconds is None or bool(self.holds)
         self._due = time.monotonic() + (seconds or 0.0) + self._wait_seconds
@@ -180,7 +180,7 @@ class Members:
                     other_software.append(island)
                 else:
                     self._note_unread(island, str(error)[:200], unread)
-        self._unmet = "; ".join(f"what is there as {island} is no notice: {why}" for island, why in unread.items())
+        self._unmet = "; ".join(f"what is there as {island} is not a notice: {why}" for island, why in unread.items())
         if found.get(self._island) != mine or unread:
             return None
         held = self._differing.who_holds_up(found, mine, self._usual_seconds)

@@ -71,7 +71,8 @@ class NodeTotals:
     proven: bool = False  # at some time as many files were accepted as the terms of that time asked for
 
     def credit(self, probation_files: int | None = None) -> int:
-        """Tokens that count: none of a node that was slashed, and none before so many of its files were accepted; None: as the ledger's terms say."""
+        """Tokens that count: none of a node that was slashed, and none before this many of its files were accepted; None: as the ledger's terms
+        say."""
         counts = self.proven if probation_files is None else self.files_accepted >= probation_files
         return self.tokens if counts and not self.evicted else 0
 

@@ -40,7 +40,7 @@ from shoal.ledger.merkle import Frontier, leaf_hash
 ZSTD_LEVEL = 6
 """Segments are written once; digests and keys, which are most of them, do not get smaller at higher levels."""
 LARGEST_SEGMENT_BYTES = SEGMENT_ENTRIES * 16_384
-"""An entry with a full `detail` (4,000 characters, each up to 12 bytes in JSON escapes) is rare; a segment of them all is no segment of ours."""
+"""An entry with a full `detail` (4,000 characters, each up to 12 bytes in JSON escapes) is rare; a segment of them all is not a segment of ours."""
 
 
 class BrokenChain(RuntimeError):

@@ -20,7 +20,7 @@ from shoal.ledger.merkle import LONGEST_PATH
 CHECKPOINT_ENTRIES = 256
 """A checkpoint is written whenever the ledger is a multiple of this long, and in between when it has grown and time has passed."""
 SEGMENT_ENTRIES = 1024
-"""Entries in one object of `segments/`: one read in place of a thousand. A multiple of `CHECKPOINT_ENTRIES`, so that a checkpoint vouches for it."""
+"""Entries in one object of `segments/`: one read instead of a thousand. A multiple of `CHECKPOINT_ENTRIES`, so that a checkpoint vouches for it."""
 
 GENESIS = "0" * 64
 """`previous` of the first entry."""

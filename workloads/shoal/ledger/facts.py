@@ -23,7 +23,7 @@ DOMAINS: dict[Mode, ComputeDomain] = {
     "SFT": "supervised-fine-tuning",
 }
 MOST_DECLARED_POOLS = 64
-"""Named in an entry, some 150 bytes each; `pools_digest` covers them all."""
+"""Named in an entry, about 150 bytes each; `pools_digest` covers them all."""
 
 
 class DeclaredPool(Contract):

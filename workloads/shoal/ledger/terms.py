@@ -17,7 +17,7 @@ from shoal.telemetry import get_logger
 FIRST_WAIT_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 86_400.0
 """Two orchestrators with different configurations, as during an update by hand, contradict each other. Each waits a minute before its second word,
-and twice as long before each further one: some twenty entries in a week, and the one that stays has the last word soon after."""
+and twice as long before each further one: about twenty entries in a week, and the one that stays has the last word soon after."""
 
 
 def terms_of_run(config: RunConfig) -> RunTerms:

@@ -33,10 +33,10 @@ from shoal.ledger.entries import (
 )
 
 SEALED_STEPS = 8
-"""Of so many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
+"""Of this many steps, those sealed last, the accepted files are held for the estimate of how many groups will count: a long run has millions."""
 UNUSED_SECONDS = 86_400.0
 MOST_UNUSED = 1000
-"""Of invites that nobody came with, the ledger takes so many in a day, and one of a node: keys are free, and a ledger is for ever. What is left out
+"""Of invites that nobody came with, the ledger takes this many in a day, and one of a node: keys are free, and a ledger is forever. What is left out
 is written when the node joins, so that nobody has to wait and every member's invite is there."""
 
 

@@ -121,7 +121,7 @@ class Background:
             self._stop.wait(INVITE_SECONDS * random.uniform(0.8, 1.2))
 
     def _attempt(self, what: str, task: Callable[[], object]) -> None:
-        """Run one task; whatever it raises is logged and left to the next round, because the other tasks must go on."""
+        """Run one task; whatever it raises is logged and left to the next round, because the other tasks must continue."""
         try:
             task()
         except Exception as error:

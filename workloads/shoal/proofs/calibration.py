@@ -64,7 +64,7 @@ def _at_most(events: int, trials: int, p: float) -> float:
 
 
 MARGIN = 2.0
-"""Thresholds are so many times the largest honest error seen: another engine's or device's kernels are further off (docs/toploc.md)."""
+"""Thresholds are this many times the largest honest error seen: another engine's or device's kernels are further off (docs/toploc.md)."""
 LEAST_FLOAT32 = ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=0.1, max_mantissa_error_median=0.0)
 """Thresholds are at least these: a value on the border of two exponents may fall on either side on another machine, in float32 too."""
 LEAST_HALF = ProofThresholds(max_exponent_mismatches=10, max_mantissa_error_mean=2.2, max_mantissa_error_median=2.0)
@@ -72,7 +72,7 @@ LEAST_HALF = ProofThresholds(max_exponent_mismatches=10, max_mantissa_error_mean
 up to 5, 1.06 and 1.0 off in bfloat16, transformers' own 3, 0.31 and 0.0. Twice vLLM's.
 """
 FILE_MARGIN = 1.25
-"""The bound on a file's mean, and the deviation, are so many times the engine's own: a mean of many chunks hardly scatters, but another
+"""The bound on a file's mean, and the deviation, are this many times the engine's own: a mean of many chunks hardly scatters, but another
 device's lies elsewhere."""
 FILE_CHANCE = 1e-6
 """How often an honest file may exceed the bound on its mean, for the rates told: about what a look of a run with the default rate has."""
@@ -119,7 +119,7 @@ LEAST_GAPS = {
 
 
 Serve = Callable[[Sequence[Sequence[int]], int, Sequence[int]], list[Served]]
-"""Completes prompts with up to so many tokens by the workers' own engine, whose proofs leave out the masked dimensions given last."""
+"""Completes prompts with up to this many tokens by the workers' own engine, whose proofs leave out the masked dimensions given last."""
 
 
 @dataclass(frozen=True)

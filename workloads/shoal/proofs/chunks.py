@@ -29,7 +29,7 @@ class Chunks:
 
 
 def layout(lengths: Sequence[int]) -> Chunks:
-    """Chunks of sequences of so many tokens, in order."""
+    """Chunks of sequences of this many tokens, in order."""
     sequence, tokens = [], []
     for number, length in enumerate(lengths):
         for start in range(0, length, codec.CHUNK_TOKENS):

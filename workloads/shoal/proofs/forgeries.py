@@ -130,7 +130,7 @@ def token_prior(
 
 
 def constants(honest: Points, chunks: int) -> codec.Proofs:
-    """The most frequent pattern everywhere: a polynomial of degree 0, but for the smallest term that the parser lets through."""
+    """The most frequent pattern everywhere: a polynomial of degree 0, except for the smallest term that the parser lets through."""
     patterns, counts = np.unique(honest[1], return_counts=True)
     coefficients = np.zeros((chunks, TOP_K), dtype=np.int64)
     coefficients[:, 0] = patterns[counts.argmax()]

@@ -32,9 +32,9 @@ from shoal.report.records import (
 )
 
 REWARD_START_STEPS = 3
-"""`reward_start` is the mean task reward of so many first steps, at most: before the policy has moved much."""
+"""`reward_start` is the mean task reward of this many first steps, at most: before the policy has moved much."""
 REWARD_END_STEPS = 5
-"""`reward_end` is the mean task reward of so many last steps, at most."""
+"""`reward_end` is the mean task reward of this many last steps, at most."""
 UTILISATION_BIN_SECONDS = 15.0
 """Three readings: shorter bins show the rhythm of the readings, not of the parts."""
 
@@ -60,7 +60,7 @@ class ModelPlace:
 
 @dataclass
 class ReportData:
-    """All that the report says. Seconds are wall-clock but for `busy_seconds`, which are CPU seconds."""
+    """All that the report says. Seconds are wall-clock except for `busy_seconds`, which are CPU seconds."""
 
     run: str
     steps_total: int | None

@@ -18,6 +18,6 @@ def completions_of(rows: int, step: int, vine: VineSettings | None) -> int:
 
 
 def parents_of(rows: int, step: int, vine: VineSettings | None) -> dict[int, int]:
-    """The row that each continuation goes on from, by its own number."""
+    """The row that each continuation continues from, by its own number."""
     completions = completions_of(rows, step, vine)
     return {} if completions == rows else {each.row: each.parent for each in continuations(completions, vine)}

@@ -23,7 +23,7 @@ from shoal.storage.versions import materialise, sealed_versions
 def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
     """Make `folder` hold the last trained version; None when no step was trained (version 0 is the base model).
 
-    A folder with an older version is replaced when the newer one is whole. Raises `WrongWeights` or `BadSignature` for pieces that the trainer did
+    A folder with an older version is replaced when the newer one is complete. Raises `WrongWeights` or `BadSignature` for pieces that the trainer did
     not sign or that are not what their seal says.
     """
     versions = sealed_versions(access.store)

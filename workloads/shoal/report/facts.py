@@ -29,7 +29,7 @@ Parsed = TypeVar("Parsed", bound=Contract)
 READERS = 16
 """Objects read at a time: a store over a network answers each after some milliseconds, and a long run has tens of thousands."""
 LARGEST_DOCUMENT_BYTES = 256 << 20
-"""A verdict with a million rows has some 100 MB; what is larger is none of ours."""
+"""A verdict with a million rows has about 100 MB; what is larger is none of ours."""
 
 
 @dataclass

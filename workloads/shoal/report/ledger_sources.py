@@ -71,7 +71,7 @@ def _open_copy(folder: Path) -> Store:
     found = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_dir()]
     if not found:
         raise InputWrong(
-            f"{plain(folder, 200)} has no folder ledger/, and is no run of `shoal up`: give the folder above ledger/"
+            f"{plain(folder, 200)} has no folder ledger/, and is not a run of `shoal up`: give the folder above ledger/"
         )
     if len(found) > 1:
         names = ", ".join(plain(path, 100) for path in found[:5])

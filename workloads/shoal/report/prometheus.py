@@ -93,7 +93,7 @@ def read_prometheus(url: str, run: str, begin_unix: float, end_unix: float, name
 
 def _label(name: str) -> str:
     if not name.replace("-", "").replace(".", "").isalnum() or not name.isascii():
-        raise NoReadings(f"{name[:60]!r} is no name of a run or namespace")
+        raise NoReadings(f"{name[:60]!r} is not a name of a run or namespace")
     return name
 
 

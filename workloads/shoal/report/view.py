@@ -15,9 +15,9 @@ from shoal.report.snapshot import Part, Snapshot
 from shoal.text import NONE, count, duration, number, percent, plain, sparkline
 
 RATE_WINDOW_SECONDS = 60.0
-"""Tokens per second are a mean over this long: files are accepted in lumps, some seconds apart."""
+"""Tokens per second are a mean over this long: files are accepted in lumps, a few seconds apart."""
 ETA_STEPS = 10
-"""The time left is taken from so many last steps: enough to smooth, few enough to follow a change."""
+"""The time left is taken from this many last steps: enough to smooth, few enough to follow a change."""
 
 
 @dataclass

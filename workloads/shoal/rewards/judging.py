@@ -25,7 +25,7 @@ from shoal.rewards.sandbox.inside import lockdown
 QUESTION_SECONDS = 5.0
 """Of CPU time. What takes longer is undecided on every machine, or on some: a row that is left out, no zero."""
 MOST_WALLS = 8
-"""A machine that gives a worker less than an eighth of a core for so long makes the question undecided."""
+"""A machine that gives a worker less than an eighth of a core for this long makes the question undecided."""
 START_SECONDS = 120.0
 """The packages that judge take 1 to 3 s to load on an idle machine."""
 QUESTIONS_A_WORKER = 5000
@@ -173,7 +173,7 @@ class Judges:
                 failure = str(error)
                 self._replace(process)
                 continue
-            except BaseException:  # whatever it was, the pool keeps its size: else `get` would wait for ever one day
+            except BaseException:  # whatever it was, the pool keeps its size: else `get` would wait forever one day
                 self._replace(process)
                 raise
             if reply is None:

@@ -31,7 +31,7 @@ class Assembler:
     """Collects the shards of one version into `folder`. Shards may be written from several threads."""
 
     def __init__(self, record: VersionOpen, folder: Path, base: Path | None = None) -> None:
-        """Start, or go on with what an earlier process had written for the same opening record.
+        """Start, or continue with what an earlier process had written for the same opening record.
 
         `base` is the finished folder of `record.base`, for a delta. Raises `WrongWeights` when its files are not laid out like this version's.
         """

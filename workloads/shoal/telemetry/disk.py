@@ -1,4 +1,4 @@
-"""Room on the volumes of a pod, as metrics: the folders of `$SHOAL_HOME` that fill up while a run goes on. Read when somebody scrapes."""
+"""Room on the volumes of a pod, as metrics: the folders of `$SHOAL_HOME` that fill up while a run continues. Read when somebody scrapes."""
 
 import os
 from collections.abc import Iterator

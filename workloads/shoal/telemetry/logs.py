@@ -177,7 +177,7 @@ def library_formatter() -> logging.Formatter:
 def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogger:
     """Configure logging of this process, once, at its entry point; returns the logger to use. Its volumes are measured from then on.
 
-    `stream`: where the lines go in place of standard output, which a program for people needs for itself, as it needs standard error.
+    `stream`: where the lines go instead of standard output, which a program for people needs for itself, as it needs standard error.
     """
     own = stream is None
     stream = stream if stream is not None else sys.stdout

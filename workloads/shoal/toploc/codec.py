@@ -30,7 +30,7 @@ from shoal.toploc.top_points import TOP_K, Bool, Int64, States, UInt16, top_poin
 MIN_MODULUS = 32768  # where the published search for an injective modulus ends
 CHUNK_TOKENS = 32  # decoded tokens of a proof (paper, section 5: 258 bytes for 32 tokens)
 PROOF_BYTES = 2 + 2 * TOP_K
-# 128 honest points have an interpolating polynomial of degree 127 but for one case in 65497, and of at least 126 but
+# 128 honest points have an interpolating polynomial of degree 127 except for one case in 65497, and of at least 126 but
 # for one in 4e9.
 MIN_DEGREE = TOP_K - 2
 NOT_FINITE = 0x7F80  # bfloat16's infinity without its sign; NaNs lie above

@@ -21,7 +21,7 @@ MOST_POINTS = 128  # of a proof, and so of a polynomial here
 BABY_STEPS = 16  # about the square root of that
 GIANT_STEPS = MOST_POINTS // BABY_STEPS
 BLOCK = 32  # polynomials worked on together: what is between steps stays in a core's cache
-DIRECT = 64  # products of so many polynomials times their degree are summed up directly, larger ones by FFT: measured
+DIRECT = 64  # products of this many polynomials times their degree are summed up directly, larger ones by FFT: measured
 
 Int16 = npt.NDArray[np.int16]
 Int64 = npt.NDArray[np.int64]

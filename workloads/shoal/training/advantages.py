@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 SMALLEST_DEVIATION = 1e-6
-"""Rewards that differ by less are equal but for rounding; dividing by so little would make noise the loudest signal."""
+"""Rewards that differ by less are equal except for rounding; dividing by so little would make noise the loudest signal."""
 
 
 def group_advantages(

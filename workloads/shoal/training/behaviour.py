@@ -26,7 +26,7 @@ from shoal.training.state import BadState, States
 
 
 class NoBehaviour(RuntimeError):
-    """The weights of a version that sampled rows are not to be had; the message says where they were looked for."""
+    """The weights of a version that sampled rows are not available; the message says where they were looked for."""
 
 
 class BehaviourWeights:

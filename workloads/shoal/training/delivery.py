@@ -7,7 +7,7 @@ can be announced only after its state is durable. Runs in the background of ever
 
 An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store: a version that has one is never
 handed over again. A step that had to be trained a second time (its state was damaged) gives the same bytes on the same number
-of ranks, and bytes that differ by rounding on another. Then the published ones stand, training goes on from its own, and the log says so.
+of ranks, and bytes that differ by rounding on another. Then the published ones stand, training continues from its own, and the log says so.
 
 The outbox is where a version waits for the publisher: `outbox/v000007/` appears by one rename, and the publisher takes it away. The result is
 `models/final/` and its seal `models/final.json`, which is written last: files without it are of a stop on the way, and whole ones are kept.
@@ -220,7 +220,7 @@ class Delivery:
             log.info("version was made again, with the bytes that are published")
         else:
             log.warning(
-                "version was made again and differs from the published one, which stands; training goes on from this one",
+                "version was made again and differs from the published one, which stands; training continues from this one",
                 published=published,
                 made_again=digest,
             )

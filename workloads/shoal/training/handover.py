@@ -39,7 +39,7 @@ class Handover:
         self._thread.start()
 
     def idle(self) -> bool:
-        """Whether nothing runs. Raises the error of the job that ended, in place of an answer."""
+        """Whether nothing runs. Raises the error of the job that ended, instead of an answer."""
         self.check()
         return self._thread is None or not self._thread.is_alive()
 

@@ -40,7 +40,7 @@ class ExtraState(Protocol):
 
 
 def trained(policy: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that training changes, by name, in order. Frozen ones are those of the base model for ever."""
+    """The parameters that training changes, by name, in order. Frozen ones are those of the base model forever."""
     return ((name, parameter) for name, parameter in sorted(policy.named_parameters()) if parameter.requires_grad)
 
 

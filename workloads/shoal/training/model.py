@@ -55,7 +55,7 @@ class Policy(torch.nn.Module):
     ) -> tuple[Float[Tensor, ""] | None, Float[Tensor, " completion"], Float[Tensor, " completion"]]:
         """Loss (to be differentiated; None without `loss`), log-probability and entropy of every completion token of the pack.
 
-        `look` is shown all log-probabilities before `loss` is asked for its first tile: a loss over whole completions is no sum over tokens, but
+        `look` is shown all log-probabilities before `loss` is asked for its first tile: a loss over whole completions is not a sum over tokens, but
         its gradient is known from them. That costs one more product with the head's weight.
         All ranks call this equally often: with nothing to do, on a filler.
         """
@@ -231,7 +231,7 @@ def _check_computed(folder: Path, model: Any) -> None:
             problems.append(f"it sets {name}, which is not computed here")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        problems.append("its head is no matrix without a bias")
+        problems.append("its head is not a matrix without a bias")
     if renamed := _renamed(folder, model):
         problems.append(f"its weights have other names once loaded ({renamed[0]}), under which nobody could serve them")
     if problems:

@@ -29,7 +29,7 @@ TELL_AGAIN_SECONDS = 15.0
 """In a long wait the phase is repeated, so that an orchestrator that restarted knows it too."""
 
 IDLE_PHASES = ("wait", "paused")
-"""Phases in which the trainer waits for others; all others count as busy, but for those of `Listener.idle_phases`."""
+"""Phases in which the trainer waits for others; all others count as busy, except for those of `Listener.idle_phases`."""
 NOTE_LENGTH = 500
 
 STEP = unmeasured(Gauge("shoal_trainer_step", "Step that the trainer is at; NaN while it starts."))
@@ -143,7 +143,7 @@ class ProgressReporter:
         self.utilisation = Utilisation()
 
     def taken_up(self, version: int, metrics: StepMetrics | None) -> None:
-        """A new process goes on from `version`: what the step that made it said is shown again, and counted only once."""
+        """A new process continues from `version`: what the step that made it said is shown again, and counted only once."""
         self._step = version
         STEP.set(version)
         if metrics is not None:
@@ -165,7 +165,7 @@ class ProgressReporter:
     def phase(self, name: str, note: str = "") -> Iterator[None]:
         """The block is phase `name` of the step: told with a `note` in words, timed, and counted as busy unless it is a wait.
 
-        A phase inside of another interrupts it: its time is no part of the outer one's.
+        A phase inside of another interrupts it: its time is not a part of the outer one's.
         """
         outer = self._phase, self._note
         self._enter(name, note)

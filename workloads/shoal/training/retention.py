@@ -1,7 +1,7 @@
 """Which training states and published versions may go: only what nobody can need any more.
 
 In: what there is, and what the run's settings say. Out: numbers to delete, and their deletion from the store. The seal `weights.json` of a published
-version stays for ever, a few hundred bytes: as long as it is there no number can get other bytes. Called by `loop`, in the background.
+version stays forever, a few hundred bytes: as long as it is there no number can get other bytes. Called by `loop`, in the background.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

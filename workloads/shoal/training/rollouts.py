@@ -104,7 +104,7 @@ class Continuations(Protocol):
     ) -> list[list[ContinuationReward]]:
         """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
 
-        Raises BadBatch when one does not go on from where it must: the file would not be one that a validator of this run accepts.
+        Raises BadBatch when one does not continue from where it must: the file would not be one that a validator of this run accepts.
         """
 
 
@@ -138,7 +138,7 @@ def read_groups(
     """The groups of a batch in the order of its files.
 
     What cannot be trained on raises BadBatch, or with `leave_out` is left out and named in `problems`. A group that is left with one row is
-    dropped: there is nothing to compare it with. Raises `StoreUnavailable` when the store is away: that is no fault of the data.
+    dropped: there is nothing to compare it with. Raises `StoreUnavailable` when the store is away: that is not a fault of the data.
     """
     groups: list[RolloutGroup] = []
     problems: list[str] = []

@@ -20,7 +20,7 @@ from shoal.contracts.weights import VersionNumber
 WARNINGS_THAT_ACT = 2
 """One signal alone is often noise; the paper saw gradient norm, entropy and clip ratio rise together before a collapse."""
 CLIP_RATIO_FLOOR = 1e-3
-"""A clip ratio below one token in a thousand counts as this: growth from nothing to next to nothing is no sign."""
+"""A clip ratio below one token in a thousand counts as this: growth from nothing to next to nothing is not a sign."""
 NORM_FLOOR = 1e-12
 LONGEST_WINDOW_STEPS = 1000
 
@@ -109,14 +109,14 @@ def decide(history: History, settings: Stability, states: Collection[int]) -> St
     what = f"version {incident.version} showed {WARNINGS_THAT_ACT} or more signs of instability at once"
     if settings.action == "Pause":
         return StabilityDecision(
-            "pause", reason=f"{what}; set stability.acknowledgedVersion to {incident.version} to go on"
+            "pause", reason=f"{what}; set stability.acknowledgedVersion to {incident.version} to continue"
         )
     target = max((version for version in states if version <= incident.calm_version), default=None)
     if target is None:
         return StabilityDecision(
             "pause",
             reason=f"{what}, and no state of version {incident.calm_version} or older is left to go back to;"
-            f" set stability.acknowledgedVersion to {incident.version} to go on from here",
+            f" set stability.acknowledgedVersion to {incident.version} to continue from here",
         )
     return StabilityDecision("roll_back", target, f"{what}; version {target} is the newest before the signs began")
 

@@ -1,4 +1,4 @@
-"""Training state: what is needed to go on bit for bit after any stop. Kept in the store under `trainer/state/v000007/`.
+"""Training state: what is needed to continue bit for bit after any stop. Kept in the store under `trainer/state/v000007/`.
 
 In: a `HostCopy` and the metrics of the step that made it. Out: a distributed checkpoint (`torch.distributed.checkpoint`), one file a global rank and
 one of metadata, then `state.json`, which seals them by their SHA-256 and is written last, when every rank's file is up: a state
@@ -179,7 +179,7 @@ class States:
             self.delete(version)
 
     def _read_seal(self, version: int) -> SealedState:
-        """All ranks call this: a seal that one of them cannot read counts as damaged on all, or they would go on with different states."""
+        """All ranks call this: a seal that one of them cannot read counts as damaged on all, or they would continue with different states."""
         key = keys.trainer_state(version) + SEAL
         sealed, problem = None, None
         try:

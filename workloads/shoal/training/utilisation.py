@@ -1,6 +1,6 @@
 """Model FLOPs utilisation: how much of the accelerators' peak the updates of a step used.
 
-In: parameters, completion tokens, seconds, devices. Out: FLOP/s and a share. Pure but for the name of the device. Called by `loop` and `progress`.
+In: parameters, completion tokens, seconds, devices. Out: FLOP/s and a share. Pure except for the name of the device. Called by `loop` and `progress`.
 """
 
 import math

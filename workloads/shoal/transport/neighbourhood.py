@@ -84,7 +84,7 @@ class Neighbourhood:
         except (httpx.InvalidURL, ValueError) as error:
             raise ForbiddenUrl(f"{url[:200]!r} is no URL: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
-            raise ForbiddenUrl(f"{url[:200]!r} is no plain http or https URL")
+            raise ForbiddenUrl(f"{url[:200]!r} is not a plain http or https URL")
         if self._https and parts.scheme != "https":
             raise ForbiddenUrl(f"{url[:200]!r} is not HTTPS, as discovery is")
         try:

@@ -1,6 +1,6 @@
-"""Token buckets: how often one caller may ask. Pure but for the clock; one event loop or lock around it is the caller's affair.
+"""Token buckets: how often one caller may ask. Pure except for the clock; one event loop or lock around it is the caller's affair.
 
-A bucket is per process: with several replicas behind one address a caller may have so many times more, which is fine for what this is for, one
+A bucket is per process: with several replicas behind one address a caller may have this many times more, which is fine for what this is for, one
 key that asks without end.
 """
 
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 MOST_CALLERS = 50_000
-"""Remembered at once, some 200 bytes each; the one that asked longest ago is forgotten first, and its bucket is full again."""
+"""Remembered at once, about 200 bytes each; the one that asked longest ago is forgotten first, and its bucket is full again."""
 
 
 class Pace:

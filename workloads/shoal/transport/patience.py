@@ -73,7 +73,7 @@ class PatientProtocol(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """An answer may come before its request's body has (a refusal): what is left of the body is thrown away, and waited for so long."""
+        """An answer may come before its request's body has (a refusal): what is left of the body is thrown away, and waited for this long."""
         super().on_response_complete()
         if self.cycle.response_complete and not self._in_head and self._rest_timer is None:
             self._rest_timer = self.loop.call_later(BODY_SECONDS, self.timeout_keep_alive_handler)

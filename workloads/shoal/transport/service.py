@@ -30,7 +30,7 @@ Body = TypeVar("Body", bound=Contract)
 REQUESTS_PER_SECOND, REQUESTS_AT_ONCE = 20.0, 200
 """Of one node's key. An agent and its worker ask some two times a second, and more often for a moment when a step opens."""
 OFFERS_PER_SECOND, OFFERS_AT_ONCE = 50.0, 500
-"""Of `GET /v1/join`, for one address, which behind an Ingress is everybody's: so many machines may begin to join, and a flood costs some percent of
+"""Of `GET /v1/join`, for one address, which behind an Ingress is everybody's: this many machines may begin to join, and a flood costs some percent of
 a core. Who has joined asks for it no more, so that whoever spends it for others keeps only newcomers waiting."""
 LONGEST_POLL_SECONDS = 25.0
 """A long poll ends before the usual 30 s of clients and of proxies between."""

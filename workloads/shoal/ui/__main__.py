@@ -20,7 +20,7 @@ from shoal.ui.watch import RunWatch
 
 PORT = 8082
 STORE_SECONDS = 20.0
-"""A person waits: the page says that the store is away after this, and goes on."""
+"""A person waits: the page says that the store is away after this, and continues."""
 
 
 def main() -> None:

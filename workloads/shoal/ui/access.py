@@ -1,4 +1,5 @@
-"""Who may read the page: on this machine's loopback whoever asks by a loopback name, elsewhere whoever has the token. Pure, but for reading a file.
+"""Who may read the page: on this machine's loopback whoever asks by a loopback name, elsewhere whoever has the token. Pure, except for reading a
+file.
 
 A name check stands against pages of other sites that rebind their own name to 127.0.0.1. The token is compared in constant time; a browser trades it
 for a cookie that scripts cannot read. Nothing here changes anything: there is no request that writes.
@@ -55,7 +56,7 @@ class Access:
         return self.token is not None and hmac.compare_digest(text.encode(), self.token.encode())
 
     def cookie_value(self) -> str:
-        """What the browser keeps in place of the token: useless for anything but this page."""
+        """What the browser keeps instead of the token: useless for anything but this page."""
         return hashlib.sha256(b"shoal ui cookie\0" + (self.token or "").encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ COMING = frozenset({"NotObserved", "PodsNotReady"})
 
 
 def part_of(state: PartState) -> Part:
-    """A row of the map: the part's object in place of a pod."""
+    """A row of the map: the part's object instead of a pod."""
     return Part(pod=state.name, container="", phase=_phase(state), ready=state.ready, message=state.message)
 
 

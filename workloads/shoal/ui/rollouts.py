@@ -2,7 +2,7 @@
 
 A file is a stranger's: its bytes must have the digest that the verdict names, and it is parsed as validators do, in a child process with limits on
 memory and time. Only one is parsed at a time, and the last few are kept. Tokens become text by the base model's own tokenizer, which prepare made;
-where that is not to be had the page shows numbers.
+where that is not available the page shows numbers.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ LARGEST_FILE_BYTES = 64 << 20
 """A page shows no more; a submission of the paper's size is some tens of megabytes."""
 MOST_TOKENS = 2_000_000
 """Fewer than a file of the default recipes may have (2,097,152, with continuations 3,407,872), more than one has whose answers are not all as long
-as allowed. Rows of so many take some 250 MB here."""
+as allowed. Rows of this many take about 250 MB here."""
 MOST_ROWS = 65_536
 LONGEST_ROW_TOKENS = 131_072
 """What the reader's memory is reckoned with."""
@@ -137,7 +137,7 @@ class RolloutFiles:
 
 
 def file_document(parsed: Parsed, verdict: Verdict, vine: VineSettings | None = None) -> dict[str, Any]:
-    """The file's own words about itself, and its rows in short, each continuation with the row and the token that it goes on from."""
+    """The file's own words about itself, and its rows in short, each continuation with the row and the token that it continues from."""
     rows, metadata = parsed
     parents = parents_of(len(rows), verdict.step, vine)
     return {

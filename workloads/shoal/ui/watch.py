@@ -31,7 +31,7 @@ LEDGER_SECONDS = 10.0
 PAUSE_FACTOR = 10.0
 """A reading that took long is repeated after ten times as long: a store with a million objects is not listed all day."""
 UNWATCHED_SECONDS = 60.0
-"""Reading goes on for so long after the last request."""
+"""Reading goes on for this long after the last request."""
 STUCK_SECONDS = 1800.0
 """A reading that takes longer hangs: the longest is that of a whole ledger, and each call of the store has a deadline of its own."""
 

@@ -44,7 +44,7 @@ from shoal.validation.prefill import Prefill, prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
 MOST_TIMES_ROWS = 4
-"""A file with more than so many times its rows is refused unread: kilobytes unpack to millions of rows, and each costs what a long one does."""
+"""A file with more than this many times its rows is refused unread: kilobytes unpack to millions of rows, and each costs what a long one does."""
 
 
 class PolicySource(Protocol):

@@ -46,12 +46,12 @@ _PROCESSES.set_forkserver_preload([__name__])
 
 
 def reading_memory(max_tokens: int, row_tokens: int) -> int:
-    """Bytes that the reader of a file may take beyond what it begins with: for so many tokens in all, and in its longest row."""
+    """Bytes that the reader of a file may take beyond what it begins with: for this many tokens in all, and in its longest row."""
     return BASE_MEMORY_BYTES + BYTES_PER_TOKEN * max_tokens + ROW_BYTES_PER_TOKEN * row_tokens
 
 
 def reading_seconds(max_tokens: int) -> float:
-    """How long one reader of a file that may have so many tokens has, by the clock and of a processor."""
+    """How long one reader of a file that may have this many tokens has, by the clock and of a processor."""
     return max(DEADLINE_SECONDS, SECONDS_A_TOKEN * max_tokens)
 
 

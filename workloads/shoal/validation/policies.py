@@ -59,7 +59,7 @@ class Policies:
         self._loaded: OrderedDict[int, LoadedPolicy] = OrderedDict()
 
     def get(self, version: int) -> LoadedPolicy:
-        """The version, loaded; raises what `storage.versions.materialise` raises when it cannot be had, and
+        """The version, loaded; raises what `storage.versions.materialise` raises when it is not available, and
         `proof_profile.WrongProfile`.
         """
         if version in self._loaded:

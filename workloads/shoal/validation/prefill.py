@@ -47,7 +47,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Prefill:
-    """Arrays over the n sampled tokens of a row's completion (tools' output is left out), float32 but for `drawn` (int64).
+    """Arrays over the n sampled tokens of a row's completion (tools' output is left out), float32 except for `drawn` (int64).
 
     `states` [n, hidden size]; `logprobs` [n] of the chosen tokens, natural logarithms; `eos` [n] probability of
     ending there; `low` [n] sum of all probabilities below LOW_PROBABILITY, that is the chance that an honest sample

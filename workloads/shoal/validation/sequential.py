@@ -1,7 +1,7 @@
 """How many rows of a file are looked at: where to start, and when to stop.
 
-Pure. In: what the ledger says of the node, and what has been found so far. Out: numbers of rows, and whether to go on. Called by `judge`, which draws
-the rows themselves from randomness of its own, after the upload is sealed.
+Pure. In: what the ledger says of the node, and what has been found so far. Out: numbers of rows, and whether to continue. Called by `judge`, which
+draws the rows themselves from randomness of its own, after the upload is sealed.
 
 A node on probation has every row checked, and so has a file on which another check gave a statistical reject. After that the share falls as
 `probation files / accepted files` to the run's floor. Where the sampler's choices are drawn again (`checks/redraw`), each row says for itself whether

@@ -47,7 +47,7 @@ class EvaluationPlan:
 
 
 def open_leases_allowed(share: float, members: int) -> int:
-    """Evaluation leases open at a time while training goes on: the share of the nodes, one at least."""
+    """Evaluation leases open at a time while training continues: the share of the nodes, one at least."""
     return max(1, round(share * members))
 
 

@@ -2,7 +2,7 @@
 
 Such a one costs a signature check and a share of one call of Redis: `SWAP`, which takes the nonce and writes the node's record only if it still is
 what the new one was made from, so that no heartbeat undoes an eviction. Heartbeats of a few milliseconds travel to Redis together. Whatever is
-not plain (an invite, a node that is no member or must register anew, a body that does not parse, state that is being rebuilt) goes on untouched to
+not plain (an invite, a node that is not a member or must register anew, a body that does not parse, state that is being rebuilt) goes on untouched to
 the service's own route, `membership.heartbeat`, and no nonce is taken for it here.
 """
 
@@ -39,10 +39,10 @@ MAX_BODY_BYTES = 32 << 10
 LINGER_SECONDS = 0.004
 """Heartbeats wait this long for others to travel with: at a thousand a second, four share what one call of Redis costs this process."""
 BATCH = 64
-"""Most in one call: Redis serves nobody else meanwhile, some 200 microseconds."""
+"""Most in one call: Redis serves nobody else meanwhile, about 200 microseconds."""
 BEATS_PER_SECOND, BEATS_AT_ONCE = 1.0, 30
 """Of one key: an agent that has lost its way beats once a second, and at once when it was refused something."""
-TRIES = 4  # a record that changes under so many heartbeats in a row is left to the service's own route
+TRIES = 4  # a record that changes under this many heartbeats in a row is left to the service's own route
 
 SWAP = """
 local built, nodes = KEYS[1], KEYS[2]

@@ -64,12 +64,12 @@ LEDGER_SECONDS = 600.0
 """At start the store may be away for longer: nothing can be served without the ledger."""
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
 MAX_BODY_BYTES = 64 << 10
-"""Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics some 7,000 bytes."""
+"""Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics about 7,000 bytes."""
 BODY_BYTES = {
     "/v1/challenge-answers": 512 << 10,  # a product of 400,000 characters
     "/v1/logs": 8 * 6 * MAX_LOG_CHARACTERS + (64 << 10),  # eight parts; a character is six bytes where JSON escapes it
     "/v1/progress": 1 << 20,  # the trainer's figures of a step, and its islands'
-    "/v1/verdicts": 16 << 20,  # some 80 bytes for each row, and the largest files have some 100,000 rows
+    "/v1/verdicts": 16 << 20,  # about 80 bytes for each row, and the largest files have about 100,000 rows
 }
 """Of those that may be longer. None is read before the signature over its head fits, a role's only when it is that role's (`Gate`)."""
 

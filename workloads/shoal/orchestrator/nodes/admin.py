@@ -20,7 +20,7 @@ from shoal.orchestrator.work.leases import is_open
 from shoal.telemetry import get_logger
 
 PAGE = 500
-"""Nodes in one answer: some 250 KiB."""
+"""Nodes in one answer: about 250 KiB."""
 LOGS_SECONDS = 600
 """Logs that a node sent are kept so long, and so is the question."""
 
@@ -66,7 +66,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
 
 
 def assignment_of(record: NodeRecord) -> Assignment | None:
-    """What a node is to do; None for one that is no member."""
+    """What a node is to do; None for one that is not a member."""
     return Assignment(restarts=record.restarts) if record.state in MEMBERS else None
 
 

@@ -74,7 +74,7 @@ def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -
 
 
 def give(state: RunState, request: ChallengeRequest) -> Challenge:
-    """A new challenge, in place of one that was not answered; raises `Refusal` when none is due and after too many."""
+    """A new challenge, instead of one that was not answered; raises `Refusal` when none is due and after too many."""
     record = state.nodes.require_known(request.node)
     gflops = wanted_gflops(state, record)
     # A member is asked too: its agent restarted, and comes back with a new invite.

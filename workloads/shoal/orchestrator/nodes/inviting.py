@@ -50,7 +50,7 @@ class Inviter:
         self._discovery = discovery
         self._clock = clock
         self._full_at = -FULL_LOOK_SECONDS
-        self._all: float | None = None  # from where the look at all goes on; None between two
+        self._all: float | None = None  # from where the look at all continues; None between two
         self._until = 0.0  # where it ends: who comes later is a newcomer, of whom a flood brings more than we look at
         self._newest = state.clock() - SKEW_SECONDS  # until discovery's own time is known, from the first look at all
         self._pace = Pace(INVITES_PER_SECOND, INVITES_AT_ONCE, clock)

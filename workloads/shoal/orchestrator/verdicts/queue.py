@@ -77,7 +77,7 @@ def backoff_seconds(inconclusive: int) -> float:
 
 
 def suits(job: Job, validator: str, now_unix: float) -> bool:
-    """Whether this validator may check the file now: one that rejected it waits until others had their chance, one that gave it up for ever."""
+    """Whether this validator may check the file now: one that rejected it waits until others had their chance, one that gave it up forever."""
     if validator in job.given_up_by:
         return False
     return now_unix >= job.prefer_another_until_unix or validator not in {note.validator for note in job.opinions}

@@ -54,8 +54,8 @@ def decide(
     """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
-    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one, but for `NEVER_ALONE`. With
-    `votes` above 1 every reject needs so many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
+    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With
+    `votes` above 1 every reject needs this many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -172,7 +172,7 @@ def over(state: RunState, record: SubmissionRecord) -> str:
     """Why a waiting file is not to be checked any more, or nothing."""
     work = known(state, record.step)
     if work is None:
-        return f"{record.step} is no slice that this run knows"
+        return f"{record.step} is not a slice that this run knows"
     if closed(state, work):
         return f"step {record.step} was sealed before this file was checked"
     if record.drawn_by is not None and record.drawn_by.sampler not in (SAMPLER, None):

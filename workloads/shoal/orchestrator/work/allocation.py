@@ -42,7 +42,7 @@ def has_room(load: StepLoad, rate: float) -> bool:
 
 
 def is_stalled(load: StepLoad, cap: int) -> bool:
-    """Whether a step got `cap` times the groups that it needs and too few of them carry signal: more of the same would be sampled for ever."""
+    """Whether a step got `cap` times the groups that it needs and too few of them carry signal: more of the same would be sampled forever."""
     return load.accepted_groups < load.needed_groups and load.judged_groups >= cap * load.needed_groups
 
 
@@ -55,7 +55,7 @@ def may_serve(joined_number: int, revealed_number: int | None, others_joined: Se
     """Whether a node may serve a step: only if the ledger has its admission before the reveal of the step's beacon.
 
     A node that could choose its key after the reveal could choose its prompts. When no live node was admitted in time, later ones may serve: else one
-    lost pool would stop the run for ever. `others_joined` are the ledger numbers of admission of all live nodes.
+    lost pool would stop the run forever. `others_joined` are the ledger numbers of admission of all live nodes.
     """
     if revealed_number is None or joined_number < revealed_number:
         return True

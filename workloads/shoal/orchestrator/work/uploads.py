@@ -64,7 +64,7 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
         expires = now + upload_seconds(request.size)
         if record.sha256 is None:
             _take_from_quota(state, request.node, now)
-        else:  # time for the upload is given once: asking again and again must not keep the place for ever
+        else:  # time for the upload is given once: asking again and again must not keep the place forever
             expires = min(expires, record.lease.expires_unix)
         state.leases.name_file(record, request.sha256, request.size, expires)
     return make_grant(

@@ -44,11 +44,11 @@ def fault(terms: Mapping[str, Any]) -> str | None:
             return f"verification_info.{name} is no text"
     until, steps = terms["until"], terms["filters"]
     if not isinstance(until, list) or not all(isinstance(text, str) for text in until):
-        return "verification_info.until is no list of texts"
+        return "verification_info.until is not a list of texts"
     if not isinstance(steps, list) or not all(
         isinstance(step, dict) and isinstance(step.get("function"), str) for step in steps
     ):
-        return 'verification_info.filters is no list of filters, such as {"function": "take_first"}'
+        return 'verification_info.filters is not a list of filters, such as {"function": "take_first"}'
     if not isinstance(terms.get("metric_arguments", {}), dict):
         return "verification_info.metric_arguments is no mapping"
     return None
@@ -96,7 +96,7 @@ def named_function(name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     if not _MODULE.fullmatch(module) or not attribute.isidentifier():
-        raise NotScored(f"{name!r:.120} is no function of the installed lm_eval")
+        raise NotScored(f"{name!r:.120} is not a function of the installed lm_eval")
     if module.startswith(EVALUATES):
         raise NotScored(f"{name:.120} evaluates answers as programs: no task that asks for it is scored here")
     package = find_spec("lm_eval")

@@ -45,7 +45,7 @@ def main() -> None:
         except ModuleNotFoundError as error:
             reply = (
                 "error",
-                f"it is scored with {error.name or error}, which is no part of the environment lm-eval"[:300],
+                f"it is scored with {error.name or error}, which is not a part of the environment lm-eval"[:300],
             )
         except Exception as error:  # the functions of tasks raise anything; what they do is no score
             reply = ("error", f"{type(error).__name__}: {error}"[:300])

@@ -132,7 +132,7 @@ class SandboxPlace:
 
 
 def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
-    """The command line of one sandbox, which then waits for its program. Pure, but for where this machine's libraries lie."""
+    """The command line of one sandbox, which then waits for its program. Pure, except for where this machine's libraries lie."""
     boxed = isolation.kind == "bubblewrap"
     root = os.geteuid() == 0
     guest = "/sandbox" if boxed else str(place.guest)

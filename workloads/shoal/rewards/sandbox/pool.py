@@ -1,6 +1,6 @@
 """A pool of sandboxes that wait for programs: each is used once, and the next is up before it is asked for.
 
-Starting a sandbox takes some 20 ms of CPU time, most of it Python's own; done ahead, a small program is judged in a few. In: programs, from any
+Starting a sandbox takes about 20 ms of CPU time, most of it Python's own; done ahead, a small program is judged in a few. In: programs, from any
 thread. Out: outcomes. One pool a process (`shared_pool`); environments that judge programs call it.
 
 In a cluster a validator's programs run in runner pods (`use_runners`, `remote`), which have such a pool and no credentials: `ProgramPool` is what

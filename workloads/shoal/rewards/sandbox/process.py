@@ -27,7 +27,7 @@ STDERR_BYTES = 4096
 """Of standard error the end is kept: a traceback's last lines say what happened."""
 CHUNK = 1 << 16
 FOLDER_CHECK_SECONDS = 0.05
-"""How often files are counted where the file system is not the program's own; it may write some 100 MB until it is seen."""
+"""How often files are counted where the file system is not the program's own; it may write about 100 MB until it is seen."""
 AWAKE_SHARE = 0.03
 """A program that has had this share of its wall time in CPU time computes; one that sleeps or waits has next to nothing."""
 MOST_WALLS = 5
@@ -121,7 +121,7 @@ class Box:
     def _watch(self, flow: "_Flow", began: float, limits: Limits) -> tuple[Ended | None, float]:
         """Feed and read until the process has ended (None) or has gone too far; with the CPU seconds that were seen at a deadline.
 
-        A program that computes when its wall clock runs out is not asleep, but short of a busy machine's time: it goes on, a few times over.
+        A program that computes when its wall clock runs out is not asleep, but short of a busy machine's time: it continues, a few times over.
         """
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: PT018

@@ -1,7 +1,7 @@
 """Programs judged in runner pods: the other side of `shoal.rewards.runner`, with the interface of a `SandboxPool`.
 
 In: programs, from any thread. Out: outcomes. A runner is asked over HTTP; one that is busy (429, 503) or away is asked again after a pause, or
-another is, until a deadline. A runner that dies with a program in it is no verdict on the program: it is run again elsewhere, a few times. What
+another is, until a deadline. A runner that dies with a program in it is not a verdict on the program: it is run again elsewhere, a few times. What
 fails for good is `SandboxFailed`, by which nobody's score is zero. Made by `pool.use_runners`.
 """
 

@@ -59,7 +59,7 @@ class Extension:
         return {}
 
     def before_run(self, version: int) -> int:
-        """States are restored, and training goes on from `version`. Returns the version to go on from."""
+        """States are restored, and training continues from `version`. Returns the version to continue from."""
         return version
 
     def before_step(self, step: int) -> None:
@@ -86,7 +86,7 @@ class Extension:
         return {}
 
     def after_step(self, version: int) -> int:
-        """The step made `version`. Returns the version to go on from: a later one where its step need not be made here."""
+        """The step made `version`. Returns the version to continue from: a later one where its step need not be made here."""
         return version
 
     def after_run(self, result_is_there: Callable[[], bool], waits: Waits) -> None:
@@ -104,7 +104,7 @@ class Extension:
         return {}
 
     def check(self, keys: Collection[str]) -> None:
-        """Raises `state.WrongState` for the keys of a state that this trainer cannot go on from."""
+        """Raises `state.WrongState` for the keys of a state that this trainer cannot continue from."""
 
     def take_up(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a restored state; called when it had all keys of `empty`."""

@@ -46,7 +46,7 @@ class SftSchedule:
         return every if self.settings.max_updates is None else min(every, self.settings.max_updates)
 
     def of_step(self, step: int) -> range:
-        """The updates of a step: as many as of any other, but for one."""
+        """The updates of a step: as many as of any other, except for one."""
         return range(step * self.updates // self.steps, (step + 1) * self.updates // self.steps)
 
     def rows_of(self, update: int) -> Int[np.ndarray, " rows"]:

@@ -4,12 +4,12 @@ Most rows of such a file say how an answer that is there already might have gone
 changed here and there and a forward pass for the proofs. Where the sampler's choices cannot be drawn again, every such token is one that the policy
 might have drawn. What gives a copy away is how well the rows before it foretell it.
 
-`agreements` follows each row with a pointer into the rows of its prompt before it: a continuation's begins where its completion goes on, stays
+`agreements` follows each row with a pointer into the rows of its prompt before it: a continuation's begins where its completion continues, stays
 on its course over tokens that differ, and where the last `GRAM` tokens were said before it is set behind them. So each token is foretold from
 those before it, or nothing is. `find` compares two ways in which the row can have come about: P, the policy sampled it, and Q, each token was copied
-but for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the rule of the pointer, and the sum R of the
-ratios since every place, R -> (1 + R) x ratio, ever exceeds a border c in a row of n tokens with a chance of at most n / c (Shiryaev and Roberts'
-statistic; Pollak, Annals of Statistics 13, 1985). No number of pairs or of places has to be corrected for.
+except for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the rule of the pointer, and the sum R
+of the ratios since every place, R -> (1 + R) x ratio, ever exceeds a border c in a row of n tokens with a chance of at most n / c (Shiryaev and
+Roberts' statistic; Pollak, Annals of Statistics 13, 1985). No number of pairs or of places has to be corrected for.
 
 Copies are found as long as the tokens that agree are more improbable than the edits are dear: with 0.5 nats a token an edit in ten tokens is still
 found, with 0.2 nats one in thirty. Pure.
@@ -32,7 +32,7 @@ GRAM = 8
 EDITED = (1 / 8, 1 / 32)
 """Shares of a copy that were sampled; the evidence is the mean of both."""
 MOST_ANCHORS = 500_000
-"""Places of one prompt's rows that a pointer can be set to: some 100 MB. With more tokens it is every second, every third."""
+"""Places of one prompt's rows that a pointer can be set to: about 100 MB. With more tokens it is every second, every third."""
 MOST_SURPRISE = 30.0
 """Nats that one token counts at most, so that a sum stays a number. Less than the truth only spares a row."""
 

@@ -4,7 +4,7 @@ chance (INTELLECT-2, section 2.3.2).
 The paper rejects an end whose probability is at most 0.1. An honest sampler draws such an end too, now and then, so a
 rule for single rows would reject honest files of a policy that is unsure when to stop. The rule here is for the file:
 at each position the policy's own probability of an improbable end is known, the sum of these is how many an honest
-file is expected to have, and a file is rejected when it has so many more that chance does not explain it.
+file is expected to have, and a file is rejected when it has this many more that chance does not explain it.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The trainer as one of several islands: what it must know of itself, its rounds between updates, and the shared state in its own states.
 
 In: the run's `islands`, this island's key, the policy. Out: the policy changed at every round, metrics of rounds, and how far the islands are. A
-restarted island joins: it copies the state that the others share. An island of one run goes on from where they are; one of a group is a run of its
+restarted island joins: it copies the state that the others share. An island of one run continues from where they are; one of a group is a run of its
 own, and keeps its own steps. Made by `extension`, which tells it of every update.
 """
 
@@ -52,7 +52,7 @@ PAUSE_SECONDS, HELD_PAUSE_SECONDS = 2.0, 15.0
 """Between two meetings of an island that waits; the longer one where a member has other settings, which takes an edit. Such a meeting, and one of an
 island alone, takes no time at all."""
 SAID_BYTES = 1 << 16
-"""Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes some 30 kB."""
+"""Room in a training state for numbers and certificate: a certificate of sixteen islands with eight links takes about 30 kB."""
 PREFIX = "island/"
 """Before the keys of the shared state in a training state."""
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
@@ -103,7 +103,7 @@ def own_island(
     name = next((name for name, public in config.islands.peers.items() if public == key.public), None)
     if name is None:
         raise ValueError(
-            f"secrets/island.pem holds {key.public[:12]}..., which is no island of this run: {sorted(config.islands.peers)}"
+            f"secrets/island.pem holds {key.public[:12]}..., which is not an island of this run: {sorted(config.islands.peers)}"
         )
     return OwnIsland(name, key, config.islands, store if name == config.islands.publisher else open_own(name))
 
@@ -181,7 +181,7 @@ class Membership:
         return self._island.position
 
     def join(self, step: int) -> None:
-        """Before the first step: copy what the others share, as soon as they make a round; without one, go on from what is here. Where nobody has
+        """Before the first step: copy what the others share, as soon as they make a round; without one, continue from what is here. Where nobody has
         anything yet, the run begins with all islands, or with those that came until the deadline. A run of a group does not wait for the others'
         round when it finds itself alone, or a member with other settings."""
         began = time.monotonic()
@@ -196,7 +196,7 @@ class Membership:
             if not self._ranks.broadcast(time.monotonic() < began + seconds, "whether to wait for other islands"):
                 here = [] if said is None else said.islands
                 telemetry.get_logger().warning(
-                    "training goes on without having met all islands", islands=here, known=len(self._names)
+                    "training continues without having met all islands", islands=here, known=len(self._names)
                 )
                 break
             self._pause()

@@ -93,7 +93,7 @@ def process_returns(
 
 
 def whitened(values: Float[Tensor, " tokens"], mean: float, deviation: float) -> Float[Tensor, " tokens"]:
-    """(value - mean) / deviation, both over all tokens of the step. Values that are all equal, but for rounding, carry no signal: zeros."""
+    """(value - mean) / deviation, both over all tokens of the step. Values that are all equal, except for rounding, carry no signal: zeros."""
     if deviation < SMALLEST_DEVIATION:
         return torch.zeros_like(values)
     return (values - mean) / deviation

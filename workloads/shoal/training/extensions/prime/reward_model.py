@@ -123,7 +123,7 @@ class RewardModel:
         self.learner = Learner(model, Optimizer(model.parameters(), RewardModelRecipe.of(recipe, settings)))
 
     def complete(self, plan: StepPlan, reference: LogProbs, outcomes: Outcomes, beat: Beat) -> StepPlan:
-        """The plan with PRIME's advantages in place of the outcome's alone."""
+        """The plan with PRIME's advantages instead of the outcome's alone."""
         settings = self._settings
         logprobs = plan_logprobs(self._model, plan, beat)
         rewards = [
