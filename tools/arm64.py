@@ -52,7 +52,7 @@ def marked(lock: str, wheels: dict[tuple[str, str], dict[str, str]]) -> str:
         if own == {}:
             raise NotForArm64(f"{head['name']}=={head['version']} has no wheel for arm64")
     if waiting:
-        raise NotForArm64(f"arm64 wants what the lock has not: {sorted('=='.join(key) for key in waiting)}")
+        raise NotForArm64(f"arm64 needs what the lock lacks: {sorted('=='.join(key) for key in waiting)}")
     return "".join(entries)
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     if asked.quick and not asked.out:
         parser.error("--quick gives no figures to keep: say with --out where they go")
     if asked.delay_ms is not None and not 0 <= asked.delay_ms <= 1000:
-        parser.error(f"--delay-ms {asked.delay_ms:g}: allowed are 0 to 1000")
+        parser.error(f"--delay-ms {asked.delay_ms:g}: allowed: 0 to 1000")
     if asked.delay_ms is not None:
         WAN["delay_ms"] = asked.delay_ms
     if asked.quick:

@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 def clopper_pearson(events: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Lower and upper limit of the rate, two-sided; raises ValueError unless 0 <= events <= trials and trials >= 1."""
     if not 0 <= events <= trials or trials < 1:
-        raise ValueError(f"{events} events in {trials} trials: allowed are 0 to trials, and at least one trial")
+        raise ValueError(f"{events} events in {trials} trials: allowed: 0 to trials, and at least one trial")
     tail = (1 - confidence) / 2
     # With no event, or only events, one limit is 0 or 1 and the other takes the whole error.
     one_sided = 1 - confidence

@@ -36,7 +36,7 @@ def test_bytes_that_are_no_document_are_refused_with_the_place(wanted: WantedVer
 
 
 def test_a_piece_signed_by_another_role_is_refused(run_keys: Keys, wanted: WantedVersion) -> None:
-    with pytest.raises(BadPiece, match=r"VersionOpen is signed by .*, required is"):
+    with pytest.raises(BadPiece, match=r"VersionOpen is signed by .*; required:"):
         pieces.read_open(sign(_record(), run_keys.roles["relay"]).to_json(), wanted)
 
 
@@ -48,7 +48,7 @@ def test_a_piece_changed_after_signing_is_refused(run_keys: Keys, wanted: Wanted
 
 def test_an_old_versions_piece_under_a_new_name_is_refused(run_keys: Keys, wanted: WantedVersion) -> None:
     old = _record(version=2)
-    with pytest.raises(BadPiece, match=r"open\.json is of run tides version 2, wanted is tides version 3"):
+    with pytest.raises(BadPiece, match=r"open\.json is of run tides version 2; expected tides version 3"):
         pieces.read_open(sign(old, run_keys.trainer).to_json(), wanted)
     sealed = cut.manifest(old, "model", "5" * 64, ["1" * 64] * 3)
     with pytest.raises(BadPiece, match=r"weights\.json is of run tides version 2"):

@@ -163,5 +163,5 @@ def test_since_is_an_age_or_a_time(text: str, unix: float) -> None:
 
 
 def test_a_since_that_is_neither_says_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="--since 'yesterday': allowed are 90s, 10m, 2h, 1d, or a time such as"):
+    with pytest.raises(ValueError, match="--since 'yesterday': allowed: 90s, 10m, 2h, 1d, or a time such as"):
         since_unix("yesterday", 0.0)

@@ -124,7 +124,7 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
 
 def test_a_wrong_since_says_what_is_allowed(tmp_path: Path) -> None:
     assert failed(tmp_path, "logs", "demo", "--since", "soon") == [
-        "--since 'soon': allowed are 90s, 10m, 2h, 1d, or a time such as 2026-11-21T04:15:00"
+        "--since 'soon': allowed: 90s, 10m, 2h, 1d, or a time such as 2026-11-21T04:15:00"
     ]
 
 

@@ -46,7 +46,7 @@ def test_a_profile_is_read_as_it_was_written_and_gives_the_mask(tmp_path: Path) 
         ({"masked_dimensions": [17, 3]}, "ascending, each once, and below hidden_size 128"),
         ({"masked_dimensions": [3, 3]}, "ascending, each once"),
         ({"masked_dimensions": [128]}, "below hidden_size 128"),
-        ({"masked_dimensions": list(range(65))}, "65 of 128 dimensions are masked, allowed is half of them"),
+        ({"masked_dimensions": list(range(65))}, "65 of 128 dimensions are masked; at most half are allowed"),
         ({"thresholds": {"maxExponentMismatches": 39}}, "less than or equal to 38"),
         ({"dtype": "float8"}, "'float32', 'bfloat16' or 'float16'"),
         ({"another": 1}, "Extra inputs are not permitted"),
@@ -66,7 +66,7 @@ def test_what_is_no_document_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_profile_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(WrongProfile, match=f"allowed are {PROFILE_BYTES}"):
+    with pytest.raises(WrongProfile, match=f"at most {PROFILE_BYTES}"):
         read_profile(written(tmp_path, b" " * (PROFILE_BYTES + 1)), 128)
 
 

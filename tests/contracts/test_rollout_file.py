@@ -92,13 +92,13 @@ def test_a_missing_column_is_named(name: str) -> None:
 def test_a_column_of_another_type_is_named(name: str) -> None:
     required = ROLLOUT_SCHEMA.field(name).type
     wrong = pa.int64() if not pa.types.is_int64(required) else pa.float64()
-    with pytest.raises(BadRollouts, match=rf"column {name} has type {wrong}, required is"):
+    with pytest.raises(BadRollouts, match=rf"column {name} has type {wrong}; required:"):
         read_rollouts(with_column(name, [1, 1], wrong))
 
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_of_another_element_type_is_named(name: str) -> None:
-    with pytest.raises(BadRollouts, match=rf"column {name} has type list<.*: string>, required is"):
+    with pytest.raises(BadRollouts, match=rf"column {name} has type list<.*: string>; required:"):
         read_rollouts(with_column(name, [["x"], ["x"]], pa.list_(pa.string())))
 
 
@@ -134,7 +134,7 @@ def test_lists_of_unequal_length_name_row_and_column(name: str, change: int) -> 
             "row 1: completion_tokens is empty",
         ),
         ({"prompt_tokens": []}, "row 1: prompt_tokens is empty"),
-        ({"finish_reason": "abort"}, "row 1: finish_reason is 'abort', allowed are"),
+        ({"finish_reason": "abort"}, "row 1: finish_reason is 'abort'; allowed:"),
         ({"finish_reason": ""}, "row 1: finish_reason is ''"),
         ({"run": "other"}, "row 1: run differs from row 0"),
         ({"step": 8}, "row 1: step differs from row 0"),
@@ -172,7 +172,7 @@ def test_unknown_columns_and_another_order_are_refused() -> None:
 
 
 def test_more_than_one_row_group_is_refused() -> None:
-    with pytest.raises(BadRollouts, match="file has 2 row groups, allowed is one"):
+    with pytest.raises(BadRollouts, match="file has 2 row groups; exactly one is allowed"):
         read_rollouts(parquet(table(), row_group_size=1))
 
 

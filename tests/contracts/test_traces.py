@@ -69,14 +69,14 @@ def test_bytes_that_are_no_parquet_are_refused() -> None:
 def test_a_text_above_the_bound_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_traces(ROWS)
     monkeypatch.setattr(sft_data, "MAX_TEXT_BYTES", 8)
-    with pytest.raises(BadTraces, match="row 0: prompt has 10 bytes, allowed are 8"):
+    with pytest.raises(BadTraces, match="row 0: prompt has 10 bytes; at most 8 are allowed"):
         write_traces(ROWS)
-    with pytest.raises(BadTraces, match="row 0: prompt has 10 bytes, allowed are 8"):
+    with pytest.raises(BadTraces, match="row 0: prompt has 10 bytes; at most 8 are allowed"):
         list(read_traces(data))
 
 
 def test_a_file_above_the_bound_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_traces(ROWS)
     monkeypatch.setattr(sft_data, "MAX_PART_BYTES", 100)
-    with pytest.raises(BadTraces, match="allowed are 100"):
+    with pytest.raises(BadTraces, match="at most 100 are allowed"):
         list(read_traces(data))

@@ -217,7 +217,7 @@ def test_a_benchmark_without_a_count_has_all_documents(tmp_path: Path) -> None:
 
 METRICS: dict[str, Any] = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"output_type": "multiple_choice"}, "its output_type is multiple_choice; allowed are tasks of output_type generate_until"),
+    ({"output_type": "multiple_choice"}, "its output_type is multiple_choice; allowed: tasks of output_type generate_until"),
     ({"output_type": "loglikelihood"}, "which sampled answers do not have"),
     ({"unsafe_code": True}, "it runs answers as programs (unsafe_code)"),
     ({"repeats": 8}, "it scores 8 answers together (repeats)"),
@@ -229,9 +229,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dataset_path": "a/b", "dataset_kwargs": {"revision": "a-branch-whose-name-has-forty-characters"}}, "lies on a hub, where it may change"),
     ({"filter_list": ["take_first"]}, "its metrics, filters or where answers end are malformed: TypeError"),
     ({"dataset_path": None}, "it names no data set"),
-    ({"dataset_kwargs": {"data_files": {"test": "/nowhere/a.jsonl"}}}, "its documents cannot be had: FileNotFoundError"),
-    ({"doc_to_text": "{{no_such}}"}, "its documents cannot be had: UndefinedError"),
-    ({"process_results": "!function own.score"}, "is no function of the installed lm_eval: workers and validators run no other"),
+    ({"dataset_kwargs": {"data_files": {"test": "/nowhere/a.jsonl"}}}, "its documents are not available: FileNotFoundError"),
+    ({"doc_to_text": "{{no_such}}"}, "its documents are not available: UndefinedError"),
+    ({"process_results": "!function own.score"}, "is not a function of the installed lm_eval: workers and validators run no other"),
     ({"metric_list": [{"metric": "bleu"}]}, "bleu is not a mean over documents"),
     ({"metric_list": [METRICS | {"metric": "ter", "higher_is_better": False}]}, "of ter less is better"),
     ({"metric_list": [METRICS | {"metric": "rouge", "hf_evaluate": True}]}, "the code of its metric rouge lies on a hub"),

@@ -67,7 +67,7 @@ def test_tasks_of_middling_difficulty_are_kept_in_their_order_and_the_others_cou
 
 
 def test_counts_of_another_task_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotFilter, match="the data set was changed between the two; start the run anew"):
+    with pytest.raises(CannotFilter, match="the data set was changed between the two; start the run again"):
         filtered(run_config(), RULE, TASKS, counted(tmp_path / "store", tasks_digest="9" * 64))
 
 

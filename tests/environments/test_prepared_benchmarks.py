@@ -79,5 +79,5 @@ def test_a_benchmark_that_cannot_be_had_is_said_by_its_name(store: Store, tmp_pa
 
 def test_more_files_than_the_numbers_have_room_for_are_refused(store: Store, tmp_path: Path, base: ModelSource) -> None:
     many = {"name": "many", "tasks": {"environment": "arithmetic", "count": 2001}, "samples": 64}
-    with pytest.raises(CannotPrepare, match="they are 2001 files for each version, allowed are 2000"):
+    with pytest.raises(CannotPrepare, match="they are 2001 files for each version; allowed: 2000"):
         prepare(scored(base, many, sampling=Sampling(groups_per_submission=1)), store, tmp_path / "scratch")

@@ -190,7 +190,7 @@ def completion(*parts: tuple[list[int], bool], reason: str = "stop") -> Completi
         ),
         (
             completion((ids("x</calc>"), True), (RESULT, False), (REST, True)),
-            "there is a tool's output after call 1, and the tool gives none",
+            "a tool's output follows call 1, but the tool gives none",
         ),
         (
             completion((ids("x</calc>y"), True), (REST, True)),
@@ -198,7 +198,7 @@ def completion(*parts: tuple[list[int], bool], reason: str = "stop") -> Completi
         ),
         (
             completion(*[(CALL, True), (RESULT, False)] * 9, (REST, True)),
-            "there is a tool's output after call 9, and the tool gives none: no call is left",
+            "a tool's output follows call 9, but the tool gives none: no call is left",
         ),
         (completion((CALL[:9], True), (CALL[9:] + RESULT, False), (REST, True)), "follows no call"),
         (completion((CALL, True), (RESULT + REST[:3], False), (REST[3:], True)), "is claimed as"),
@@ -287,8 +287,8 @@ def test_the_calculator_is_exact(expression: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [
-        ("", "no expression"),
-        ("1+", "no expression"),
+        ("", "not an expression"),
+        ("1+", "not an expression"),
         ("1" * 201, "longer than 200"),
         ("9**9**9", "exponent"),
         ("2**65", "exponent"),
@@ -297,16 +297,16 @@ def test_the_calculator_is_exact(expression: str, value: str) -> None:
         ("1//0", "division by zero"),
         ("0**-1", "division by zero"),
         ("2**0.5", "exponent"),
-        ("__import__('os')", "allowed are numbers"),
-        ("x", "allowed are numbers"),
-        ("'a'*9", "allowed are numbers"),
-        ("True", "allowed are numbers"),
-        ("[1]", "allowed are numbers"),
-        ("1 if 1 else 2", "allowed are numbers"),
+        ("__import__('os')", "allowed: numbers"),
+        ("x", "allowed: numbers"),
+        ("'a'*9", "allowed: numbers"),
+        ("True", "allowed: numbers"),
+        ("[1]", "allowed: numbers"),
+        ("1 if 1 else 2", "allowed: numbers"),
         ("1e999", "too large"),
         ("(" * 90 + "1" + ")" * 90, None),
-        ("\0", "no expression"),
-        ("1j", "allowed are numbers"),
+        ("\0", "not an expression"),
+        ("1j", "allowed: numbers"),
     ],
 )
 def test_what_the_calculator_does_not_take_is_said(expression: str, problem: str | None) -> None:

@@ -82,7 +82,7 @@ def test_a_connection_over_such_links_takes_the_delay_and_keeps_its_bytes() -> N
     ("arguments", "said"),
     [
         (["--quick"], "--quick gives no figures to keep: say with --out where they go"),
-        (["--delay-ms", "-1"], "--delay-ms -1: allowed are 0 to 1000"),
+        (["--delay-ms", "-1"], "--delay-ms -1: allowed: 0 to 1000"),
     ],
 )
 def test_the_benchmark_refuses_options_that_make_no_sense(

@@ -152,7 +152,7 @@ def test_every_mistake_of_every_document_has_its_line() -> None:
         ("", "has no document; write one with `kind: TrainingRun`"),
         ("a: [1", "line 1, column 6: not valid YAML"),
         ("a: 1\na: 2\n", "line 2, column 1: not valid YAML: the key 'a' is given twice"),
-        ("- 1\n", "given a list of 1; allowed is a mapping with apiVersion, kind, metadata, spec"),
+        ("- 1\n", "given a list of 1; allowed: a mapping with apiVersion, kind, metadata, spec"),
         ("x" * (MAX_BYTES + 1), "is larger than 3145728 bytes"),
         ("a: !!python/object/apply:os.system ['true']", "not valid YAML: could not determine a constructor"),
         ("\x00", "not valid YAML: unacceptable character"),

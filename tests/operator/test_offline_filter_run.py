@@ -153,7 +153,7 @@ def test_a_filter_that_failed_fails_the_run_and_says_what_to_do(filtering: Memor
     assert said(filtering, "Failed")["reason"] == "FilterFailed"
     assert said(filtering, "Failed")["message"] == (
         "TrainingRun sums-filter, which samples every task (spec.tasks.offlineFilter), has failed: Job sums-filter-prepare: no such model;"
-        " delete it to sample anew"
+        " delete it to sample again"
     )
     assert "sums-prepare" not in filtering.names("Job")
 

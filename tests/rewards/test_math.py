@@ -274,7 +274,7 @@ def test_a_worker_that_was_killed_is_replaced(judge: MathJudge) -> None:
 def test_a_gold_answer_that_is_no_expression_is_undecided(judge: MathJudge) -> None:
     found = judge.equal(r"\frac{", "37")
     assert isinstance(found, Undecided)
-    assert found.reason == "the gold answer is no expression"
+    assert found.reason == "the gold answer is not an expression"
 
 
 def test_questions_have_a_time_that_is_in_the_page() -> None:

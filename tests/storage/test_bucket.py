@@ -41,7 +41,7 @@ def test_a_store_that_never_comes_is_given_up_with_its_address(loopback: Loopbac
 
 @pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio", "http://minio/path", "http://"])
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
-    with pytest.raises(NoBucket, match="allowed is http:// or https://"):
+    with pytest.raises(NoBucket, match="allowed: http:// or https://"):
         make_bucket(endpoint, "key", "secret-key", "rollouts", 0.0)
 
 

@@ -96,11 +96,11 @@ class TestFromTheStore:
 
     def test_a_version_of_another_run_or_number_is_refused(self, store: Store, tmp_path: Path) -> None:
         publish(store)
-        with pytest.raises(WrongWeights, match=f"opening record is of {RUN} version 7, wanted is other 7"):
+        with pytest.raises(WrongWeights, match=f"opening record is of {RUN} version 7; expected other 7"):
             materialise(store, 7, tmp_path / "v", "other", TRAINER_KEY.public)
         for info in store.list(keys.version(7)):
             store.put(info.key.replace("v000007", "v000008"), store.get(info.key))
-        with pytest.raises(WrongWeights, match="version 7, wanted is"):
+        with pytest.raises(WrongWeights, match="version 7; expected"):
             materialise(store, 8, tmp_path / "v", RUN, TRAINER_KEY.public)
 
     def test_one_flipped_bit_is_found_and_names_the_shard(self, store: Store, tmp_path: Path) -> None:

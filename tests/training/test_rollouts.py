@@ -249,7 +249,7 @@ def test_a_verdict_signed_by_anyone_else_is_refused(store: Store) -> None:
     key = keys.verdict(NODE, file.sha256)
     verdict = Signed[Verdict].from_json(store.get(key)).document
     store.put(key, sign(verdict, NODE_KEY).to_json())
-    with pytest.raises(BadBatch, match=r"Verdict is signed by .*, required is"):
+    with pytest.raises(BadBatch, match=r"Verdict is signed by .*; required:"):
         read(store, [file])
 
 

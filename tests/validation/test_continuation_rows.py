@@ -208,7 +208,7 @@ def test_a_continuation_beyond_the_length_limit_of_the_completion_is_rejected(
     assert prefix > 0
     cheat = vine.proven(row, [70] * (40 - prefix + 1), "length")
     evidence = refused(vine.judge(changed(file, PARENTS, cheat)), "sampling")
-    assert f"{41 - prefix} completion tokens behind {prefix} of row 0, allowed are {40 - prefix}" in evidence
+    assert f"{41 - prefix} completion tokens behind {prefix} of row 0; at most {40 - prefix} are allowed" in evidence
 
 
 def test_a_continuation_that_stops_early_as_if_at_the_limit_is_rejected(vine: VineCourt, file: list[Rollout]) -> None:

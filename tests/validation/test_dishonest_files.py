@@ -131,7 +131,7 @@ def test_rows_too_many_are_named_and_a_flood_of_short_ones_is_not_read(court: Co
     )
     row = honest[0]
     short = replace(row, prompt_tokens=[5], completion_tokens=[7], completion_logprobs=[-0.5], completion_mask=[True])
-    assert rejected(court.judge([short] * 97), "format") == "file has 97 rows, allowed are 96"
+    assert rejected(court.judge([short] * 97), "format") == "file has 97 rows; at most 96 are allowed"
 
 
 def test_an_easier_target_length_is_rejected(court: Court, honest: list[Rollout]) -> None:

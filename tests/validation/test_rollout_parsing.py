@@ -112,12 +112,24 @@ def test_an_answer_longer_than_that_of_an_honest_file_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("row", "count", "words"),
     [
-        (replace(ROW, prompt_tokens=[1] * 97), 3, "file has 300 entries of prompt and completion, allowed are 299"),
-        (replace(ROW, prompt_tokens=[1] * 3000), 1, "a row has 3000 entries of prompt_tokens, allowed are 120"),
-        (replace(ROW, prompt_tokens=[1] * 118), 1, "a row has 121 entries of prompt and completion, allowed are 120"),
-        (replace(ROW, completion_tokens=[1] * 400), 1, "a row has 400 entries of completion_tokens, allowed are 120"),
-        (ROW, 5, "file has 5 rows, allowed are 4"),
-        (replace(ROW, problem_id="x" * 1025), 1, "a row has 1025 bytes of problem_id, allowed are 1024"),
+        (
+            replace(ROW, prompt_tokens=[1] * 97),
+            3,
+            "file has 300 entries of prompt and completion; at most 299 are allowed",
+        ),
+        (replace(ROW, prompt_tokens=[1] * 3000), 1, "a row has 3000 entries of prompt_tokens; at most 120 are allowed"),
+        (
+            replace(ROW, prompt_tokens=[1] * 118),
+            1,
+            "a row has 121 entries of prompt and completion; at most 120 are allowed",
+        ),
+        (
+            replace(ROW, completion_tokens=[1] * 400),
+            1,
+            "a row has 400 entries of completion_tokens; at most 120 are allowed",
+        ),
+        (ROW, 5, "file has 5 rows; at most 4 are allowed"),
+        (replace(ROW, problem_id="x" * 1025), 1, "a row has 1025 bytes of problem_id; at most 1024 are allowed"),
     ],
 )
 def test_a_file_with_more_than_it_may_have_is_refused_before_its_rows_are_made(

@@ -181,7 +181,7 @@ def test_more_calls_than_there_are_is_rejected(bench: Court, rows: list[Rollout]
 
     sparing = replace(bench, facts=replace(bench.facts, environment=Sparing()))
     evidence = rejected(judge(sparing, cheat), "tools")
-    assert "row 0: there is a tool's output after call 3, and the tool gives none: no call is left" in evidence
+    assert "row 0: a tool's output follows call 3, but the tool gives none: no call is left" in evidence
 
 
 def test_log_probabilities_of_the_tools_tokens_are_rejected(bench: Court, rows: list[Rollout]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tools.docs`: writes docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md anew (`make docs`)."""
+"""`python -m tools.docs`: writes docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md again (`make docs`)."""
 
 from pathlib import Path
 

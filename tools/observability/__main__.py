@@ -1,4 +1,4 @@
-"""`python -m tools.observability`: writes docs/metrics.md and charts/shoal/dashboards/*.json anew (`make observability`)."""
+"""`python -m tools.observability`: writes docs/metrics.md and charts/shoal/dashboards/*.json again (`make observability`)."""
 
 import json
 from pathlib import Path

@@ -62,7 +62,7 @@ def _escape(character: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with `digits` decimals; very small ones in scientific notation; `-` for None or a value that is not finite."""
+    """A figure with `digits` decimals; small ones in scientific notation; `-` for None or a value that is not finite."""
     if value is None or not math.isfinite(value):
         return NONE
     if value != 0 and abs(value) < 0.5 * 10**-digits:

@@ -121,7 +121,7 @@ def _parse(text: str, source: str) -> list[Any]:
 def check(document: Any) -> tuple[CustomObject | None, list[tuple[str, str]]]:
     """Check one parsed document: the object with its defaults, or None with (path, problem) pairs."""
     if not isinstance(document, dict):
-        return None, [("", f"given {_shown(document)}; allowed is a mapping with apiVersion, kind, metadata, spec")]
+        return None, [("", f"given {_shown(document)}; allowed: a mapping with apiVersion, kind, metadata, spec")]
     mistakes = _type_mistakes(document)
     kind = document.get("kind")
     meant = kind if isinstance(kind, str) and kind in KINDS else _nearest(str(kind), list(KINDS))
@@ -184,7 +184,7 @@ def _explain(schema: Schema, place: Path, error: ErrorDetails) -> tuple[str, str
     field = schema_at(schema, place) or {}
     allowed = describe(field)
     if error["type"] == "missing":
-        return _dotted(place), f"missing; required is {allowed}"
+        return _dotted(place), f"missing; required: {allowed}"
     suggestion = _did_you_mean(str(error["input"]), [str(value) for value in field.get("enum", [])])
     return _dotted(place), f"given {_shown(error['input'])}; allowed: {allowed}{suggestion}"
 

@@ -20,7 +20,7 @@ from shoal_operator.api.validator import ValidatorTemplate
 
 
 class TrainerTemplate(SpecModel):
-    """The trainer: one Indexed Job whose pods do the updates together, started anew as a whole."""
+    """The trainer: one Indexed Job whose pods do the updates together, restarted as a whole."""
 
     replicas: int = Field(
         1, ge=1, le=1024, description="Pods of the trainer. Weights and optimizer state are sharded over all of them."

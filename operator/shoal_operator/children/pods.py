@@ -239,7 +239,7 @@ def pod_template(
         placement: what the author says about the pods; our own labels win.
         images: how images are pulled.
         gpu: kind of GPU that the node must have, where the containers ask for any.
-        config_hash: digest of the configuration: pods start anew when it changes.
+        config_hash: digest of the configuration: pods restart when it changes.
     """
     listed = list(containers)
     volumes: dict[str, Object] = {}

@@ -40,7 +40,7 @@ def relay_server_children(relay: RelayServer, config_hash: str | None) -> list[O
 
     Args:
         relay: the relays.
-        config_hash: digest of the run's configuration, which makes the pods start anew when it changes.
+        config_hash: digest of the run's configuration, which makes the pods restart when it changes.
     """
     name, run, spec = relay.metadata.name, relay.spec.run, relay.spec
     relay_json = RelayConfig(

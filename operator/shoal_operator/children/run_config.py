@@ -1,4 +1,4 @@
-"""`config/run.json` of a run, and its digests by component, which make pods start anew. Pure."""
+"""`config/run.json` of a run, and its digests by component, which make pods restart. Pure."""
 
 from collections.abc import Mapping, Sequence
 

@@ -121,5 +121,5 @@ def claim_spec(size: str | int, access: str) -> Object:
 
 
 def digest(data: bytes) -> str:
-    """A short digest of a configuration, for the annotation that makes its pods start anew when it changes."""
+    """A short digest of a configuration, for the annotation that makes its pods restart when it changes."""
     return hashlib.sha256(data).hexdigest()[:16]

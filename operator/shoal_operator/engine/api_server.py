@@ -27,7 +27,7 @@ ANSWER_SECONDS = 10.0
 """For one attempt. Server-side apply takes milliseconds; an answer after ten seconds is from a server in trouble."""
 
 LAST_SECONDS = 0.1
-"""An attempt that begins at the very end of the budget still has this long."""
+"""An attempt that begins at the end of the budget still has this long."""
 
 BUDGET_SECONDS = 15.0
 """For a call with all its retries. Beyond it the work queue's own backoff is the better place to wait."""

@@ -1,6 +1,6 @@
 """Decides whether a child must be written: pure, from what is wanted and what is live.
 
-A child is written when the hash of our template changed or the live object no longer contains what we want (drift). Nothing is compared that we
+A child is written when the hash of our template changed or the live object no longer contains the desired state (drift). Nothing is compared that we
 did not ask for, so fields that the API server or an autoscaler adds are left alone. Called by `reconcile/common.py`.
 """
 
@@ -48,7 +48,7 @@ class Action(Enum):
 
 
 def template_hash(wanted: Object) -> str:
-    """A short digest of what we want, without who owns it, the hash itself, and what others own."""
+    """A short digest of the desired state, without who owns it, the hash itself, and what others own."""
     kept = without(wanted, NOT_HASHED)
     metadata = {key: value for key, value in kept.get("metadata", {}).items() if key != "ownerReferences"}
     annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key != HASH_ANNOTATION}

@@ -44,7 +44,7 @@ def load_configuration(kubeconfig: Path | None = None, context: str | None = Non
 
 
 def ssl_context(configuration: Configuration) -> ssl.SSLContext | None:
-    """TLS as the configuration wants it; None for plain HTTP."""
+    """TLS as the configuration says; None for plain HTTP."""
     if not configuration.host.startswith("https:"):
         return None
     made = ssl.create_default_context(cafile=configuration.ssl_ca_cert)

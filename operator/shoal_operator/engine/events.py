@@ -41,7 +41,7 @@ class Notice(NamedTuple):
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Notice]:
-    """What there is to tell of a status that replaces another. What a new object is not yet is no news."""
+    """What there is to tell of a status that replaces another. What a new object is not yet is not news."""
     old = {found["type"]: found["status"] for found in before.get("conditions", ())}
     told = []
     for found in after.get("conditions", ()):

@@ -81,7 +81,7 @@ class Manager:
         *,
         lost: Callable[[str], None] = exit_at_once,
     ) -> None:
-        """`reconcile(cluster, kind, name)` returns after how many seconds it wants to be called again, and raises ClusterError to be tried again."""
+        """`reconcile(cluster, kind, name)` returns after how many seconds it asks to be called again, and raises ClusterError to be tried again."""
         self._options, self._reconcile = options, reconcile
         self.metrics = Metrics()
         self.queue = WorkQueue(self.metrics)

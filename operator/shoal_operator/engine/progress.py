@@ -1,7 +1,7 @@
 """What orchestrators say of their runs, read beside reconcile and not in it: one that does not answer must not hold a worker up.
 
-The first question about a run waits a moment for its answer. From then on each answers at once with what is known, and has it read anew; when that is
-different, the run's key is queued. Used by `KubernetesCluster.run_progress`.
+The first question about a run waits a moment for its answer. From then on each answers at once with what is known, and has it read again; when that
+is different, the run's key is queued. Used by `KubernetesCluster.run_progress`.
 """
 
 import logging

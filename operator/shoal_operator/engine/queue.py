@@ -1,6 +1,6 @@
 """The work queue: keys to reconcile, each at most once in the queue and never at two workers at once.
 
-In come keys from informers, handlers and reconciles that want to be called again; workers take them out. Times come from the clock that is given, so
+In come keys from informers, handlers and reconciles that ask to be called again; workers take them out. Times come from the clock that is given, so
 tests need no waiting. Order is first in, first out: a key that changes all the time goes to the end each time it is done, so it starves nobody.
 """
 

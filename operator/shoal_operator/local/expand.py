@@ -107,7 +107,7 @@ def _of_key(wanted: Mapping[str, Any], lookup: Lookup, where: str) -> str | None
 def command_line(container: Mapping[str, Any], variables: Mapping[str, str], where: str) -> list[str]:
     """`command` and `args` with `$(VAR)` expanded; `python` is the interpreter that runs us, so that both are of one installation.
 
-    torchrun chooses the port of its store: pods share their ports here, and trainers of two runs would both want the fixed one.
+    torchrun chooses the port of its store: pods share their ports here, and trainers of two runs would both need the fixed one.
     """
     words = [expand(str(word), variables) for word in [*container.get("command", []), *container.get("args", [])]]
     if not words or not container.get("command"):

@@ -1,4 +1,4 @@
-"""Processes that are surely ours: started in a session of their own, recorded with pid and start time, killed as a group.
+"""Processes that are ours beyond doubt: started in a session of their own, recorded with pid and start time, killed as a group.
 
 A pid alone may belong to somebody else by the time it is used; pid and start time (from /proc) never do. Records lie in the run's folder, so that
 whoever comes after a crash (the guardian, `shoal down`, the next `shoal up`) finds exactly what is left over.

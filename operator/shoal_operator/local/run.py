@@ -117,7 +117,7 @@ class LocalRun:
             self._cluster.kill()
 
     def _forget_failed_jobs(self) -> None:
-        """Whoever starts a failed run again wants it tried again; on a cluster that is `kubectl delete job`."""
+        """Whoever starts a failed run again asks to have it tried again; on a cluster that is `kubectl delete job`."""
         for job in self.cluster.list("Job", {}):
             if is_true(job, "Failed"):
                 self.cluster.objects.remove("Job", job["metadata"]["name"])

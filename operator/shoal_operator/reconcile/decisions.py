@@ -4,10 +4,10 @@ The rules of the trainer's attempts, one a row of the tests:
 
 - nothing before prepare has succeeded, nothing while suspended, nothing after the deadline;
 - no new one while the run waits for something, since none of its children is made then;
-- an attempt whose template is no longer what we want is deleted, and the next one made once it is gone;
+- an attempt whose template is no longer the desired state is deleted, and the next one made once it is gone;
 - an attempt that failed for good is followed by another if it made a policy version;
 - if it made none, it is followed by another after a pause that doubles, until `limit` of them in a row have failed: then the run has failed;
-- deleting a failed Job is the way to say "try again", and begins the count anew;
+- deleting a failed Job is the way to say "try again", and restarts the count;
 - a run is complete when version `steps` is announced, or its data set, whatever the Job then does.
 """
 

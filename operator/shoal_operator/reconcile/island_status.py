@@ -11,7 +11,7 @@ from shoal.contracts.islands import IslandsProgress
 from shoal_operator.engine.conditions import Condition, condition
 
 MISSED_LIMIT = 3
-"""One or two missed exchanges are what a restart of a member, or steps of very different lengths, cost now and then."""
+"""One or two missed exchanges are what a restart of a member, or steps of different lengths, cost now and then."""
 
 
 def islands_status(said: IslandsProgress) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def islands_status(said: IslandsProgress) -> dict[str, Any]:
 
 
 def exchanging(said: IslandsProgress | None, group_problem: str, *, running: bool, trains: bool) -> Condition:
-    """Whether rounds come about. `said`: None while nobody knows; `group_problem`: what is wrong with the list of members, in words; `trains`: an
+    """Whether rounds are made. `said`: None while nobody knows; `group_problem`: what is wrong with the list of members, in words; `trains`: an
     attempt of the trainer runs."""
     if not running:
         return condition("Exchanging", None, "NotRunning")

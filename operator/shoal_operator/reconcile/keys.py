@@ -63,7 +63,7 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) ->
 
 
 def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
-    """Make the token of the run's page where it is missing. One that is deleted is made anew; whoever deleted it starts the page's pod again."""
+    """Make the token of the run's page where it is missing. One that is deleted is made again; whoever deleted it starts the page's pod again."""
     run = owner["metadata"]["name"]
     name = names.ui_token(run)
     if (found := cluster.get("Secret", name)) is not None:

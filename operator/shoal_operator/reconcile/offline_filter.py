@@ -42,7 +42,7 @@ def _state(name: str, child: Object | None) -> FilterState:
         return FilterState()
     if is_true(child, "Failed"):
         why = _message(status, "Failed", "True")
-        return FilterState(failure=f"{what}, has failed: {why}; delete it to sample anew")
+        return FilterState(failure=f"{what}, has failed: {why}; delete it to sample again")
     dataset = status.get("dataset")
     if dataset is not None:
         lacks = _message(status, "Ready", "False")  # a pool without pods: nobody should have to look there for it

@@ -129,7 +129,7 @@ def _scores(evaluations: Iterable[EvaluationProgress]) -> list[dict[str, Any]]:
 
 
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of the status. While the orchestrator does not answer, those of before stand."""
+    """Figures of the status. While the orchestrator does not answer, the previous ones stand."""
     status = {key: before.get(key) for key in FIGURES}
     progress = findings.progress
     if progress is not None:

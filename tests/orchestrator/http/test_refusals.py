@@ -175,7 +175,7 @@ def test_invites_that_do_not_admit(stack: Stack) -> None:
         "expires_unix": int(time.time()) + 60,
     }  # fmt: skip
     for changes, key, words in (
-        ({}, PrivateKey.generate(), "required is"),
+        ({}, PrivateKey.generate(), "required:"),
         ({"run": "other"}, good, "invite is for run 'other'"),
         ({"node": other.id}, good, f"invite is for node {other.id[:12]}"),
         ({"expires_unix": 1}, good, "invite expired"),
@@ -209,7 +209,7 @@ def test_discovery_shows_nodes_to_the_orchestrator_only_and_invites_to_their_nod
 def test_a_long_poll_has_a_limit(stack: Stack, member: Node) -> None:
     path = f"/v1/nodes/{member.id}/invite?wait_seconds=3600"
     answer = refused(lambda: member.discovery.call("GET", path))
-    assert (answer.problem.status, answer.detail) == (422, "wait_seconds: given '3600', allowed are 0 to 25")
+    assert (answer.problem.status, answer.detail) == (422, "wait_seconds: given '3600'; allowed: 0 to 25")
 
 
 # Leases and uploads

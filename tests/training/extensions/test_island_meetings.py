@@ -76,9 +76,7 @@ def test_a_last_exchange_that_is_never_made_is_given_up_with_an_error(
     with structlog.testing.capture_logs() as logs:
         alone.finish(3)
     said = [line for line in logs if line["log_level"] == "error"]
-    assert [line["event"] for line in said] == [
-        "the last exchange did not come about; this island ends with weights of its own"
-    ]
+    assert [line["event"] for line in said] == ["the last exchange failed; this island ends with weights of its own"]
 
 
 STEP_SECONDS = 9.0

@@ -42,7 +42,7 @@ class HeldLeases:
             return list(self._leases)
 
     def wait_until_none(self, seconds: float) -> bool:
-        """Wait until nothing is held, for this long at most; whether that came about."""
+        """Wait until nothing is held, for this long at most; whether it happened."""
         ends = time.monotonic() + seconds
         while self.names() and time.monotonic() < ends:
             time.sleep(POLL_SECONDS)

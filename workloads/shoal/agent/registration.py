@@ -1,6 +1,6 @@
 """What this machine says of itself at discovery: its hardware, and what lets it in (a pod's ticket, a stranger's invite code). Called by `session`.
 
-Secrets are read anew each time: they may come later than the agent.
+Secrets are read again each time: they may come later than the agent.
 """
 
 from shoal.agent import hardware

@@ -109,7 +109,7 @@ class Session:
             return self._state
 
     def status(self) -> AgentStatus:
-        """What the owner of this machine may want to know; processes are the agent's to add."""
+        """What the owner of this machine may like to know; processes are the agent's to add."""
         with self._lock:
             state, reply = self._state, self._reply
             return AgentStatus(
@@ -238,7 +238,7 @@ class Session:
         raise MustJoinError("asked to stop")
 
     def _register(self) -> None:
-        """Tell discovery of this machine; where its pool wants an uplink, and none is known, discovery measures it first."""
+        """Tell discovery of this machine; where its pool requires an uplink, and none is known, discovery measures it first."""
         registration = own_registration(self.config, self.key)
         for measured in (False, True):
             try:
@@ -278,7 +278,7 @@ class Session:
         return signed
 
     def _stay(self, stop: threading.Event, invite: Signed[Invite] | None) -> None:
-        """Heartbeat until asked to stop; raises when the run does not want this node as it is."""
+        """Heartbeat until asked to stop; raises when the run refuses this node as it is."""
         interval = HEARTBEAT_SECONDS
         while not stop.is_set():
             self.liveness.progress()

@@ -1,7 +1,7 @@
 """The client's way to a version: which versions must be fetched, oldest first, so that the newest can be assembled.
 
-In: the version wanted, what is held with its digests, the sources. Out: opening records in the order of fetching, or None when they could not be had.
-`storage.chains` decides; here is the reading. Called by `fetch`.
+In: the version wanted, what is held with its digests, the sources. Out: opening records in the order of fetching, or None when they were not
+available. `storage.chains` decides; here is the reading. Called by `fetch`.
 """
 
 import time

@@ -69,7 +69,7 @@ class Exchange:
         return None if answer.chunked else answer.length
 
     def read_body(self, buffer: memoryview) -> Iterator[memoryview]:
-        """The rest of a body whose length is known, in pieces of `buffer` as full as can be had soon; ends early where the connection does.
+        """The rest of a body whose length is known, in pieces of `buffer` as full as is soon available; ends early where the connection does.
 
         An empty piece now and then says that nothing came for `GATHER_SECONDS`. Raises `TimeoutError` when nothing comes for the connection's limit.
         """

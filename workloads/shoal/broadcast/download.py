@@ -46,7 +46,7 @@ class Cancelled(Exception):
 
 
 class Attempt:
-    """A request that can be ended from another thread: by its deadline, or because nobody wants it any more."""
+    """A request that can be ended from another thread: by its deadline, or because nobody needs it any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -234,7 +234,7 @@ class _Request:
             raise NotYet(self._path)
         if self.status in (401, 403, 429):
             raise Denied(f"{self._path}: status {self.status}")
-        raise SourceFailed(f"{self._path}: status {self.status}, expected is {status}")
+        raise SourceFailed(f"{self._path}: status {self.status}; expected {status}")
 
     def expect_range(self, start: int, size: int) -> None:
         """Raise unless the body is exactly the bytes from `start` to the end of `size` bytes."""
@@ -242,7 +242,7 @@ class _Request:
         found = self._exchange.header("content-range") or "none"
         wanted = f"bytes {start}-{size - 1}/{size}"
         if found != wanted:
-            raise SourceFailed(f"{self._path}: Content-Range is {found[:80]!r}, expected is {wanted!r}")
+            raise SourceFailed(f"{self._path}: Content-Range is {found[:80]!r}; expected {wanted!r}")
 
     def read_into(self, buffer: memoryview) -> int:
         """Some bytes of the body; 0 at its end, which an honest and a broken connection have in common."""
@@ -259,7 +259,7 @@ class _Request:
         """Raise unless the server says that exactly `size` bytes will come; nginx always says how many."""
         assert self._exchange is not None
         if self._exchange.length != size:
-            raise SourceFailed(f"{self._path}: Content-Length is {self._exchange.length}, expected is {size}")
+            raise SourceFailed(f"{self._path}: Content-Length is {self._exchange.length}; expected {size}")
 
     def body(self, buffer: memoryview) -> Iterator[memoryview]:
         """The announced body as it comes; ends where the connection does."""

@@ -63,7 +63,7 @@ class Agent:
         self._asked_at = 0.0
 
     def state(self, within_seconds: float = STATE_SECONDS) -> AgentState:
-        """Ask, unless an answer of so long ago is at hand. Raises `Unavailable` or `Refused` when there is no agent."""
+        """Ask, unless an answer of this age is at hand. Raises `Unavailable` or `Refused` when there is no agent."""
         with self._lock:
             if self._state is None or time.monotonic() - self._asked_at > within_seconds:
                 self._state = None

@@ -306,7 +306,7 @@ def log_folder(folder: Path) -> Path:
 
 
 def reload_mark(folder: Path) -> Path:
-    """A file that the sync agent writes to have nginx start its workers anew."""
+    """A file that the sync agent writes to have nginx start its workers again."""
     return folder / "www" / "reload"
 
 
@@ -379,7 +379,7 @@ def main() -> None:
     awaited = awaited_certificate(folder) if role == "relay" and certificate is None else None
     if awaited is not None:
         log.warning(
-            "there is no certificate for clients outside yet: make the Secret of spec.exposure.tlsSecret, nginx starts anew when it is here",
+            "there is no certificate for clients outside yet: make the Secret of spec.exposure.tlsSecret, nginx restarts when it is here",
             file=str(awaited),
         )
         watched.append(f"{AWAITED}{awaited}")

@@ -3,7 +3,7 @@
 `python -m shoal.broadcast.origin`, beside the trainer. In: folders `outbox/v000007/` (complete: they appear by one rename). Out: `www/versions/` for
 the origin's nginx, the same pieces in the store, one announcement a version. The store's `weights.json` is the moment of truth: it is
 created once, before the version is sealed here and before it is announced, so an announced number never gets other bytes. A kill at any point
-is mended by doing the same again; an empty `www/` (new pod) is filled from the store.
+is repaired by doing the same again; an empty `www/` (new pod) is filled from the store.
 """
 
 import os

@@ -28,7 +28,7 @@ class BadPiece(ValueError):
 
 
 class OtherOpening(BadPiece):
-    """The manifest seals another opening record than the one in hand: the version was made anew before it was sealed."""
+    """The manifest seals another opening record than the one in hand: the version was made again before it was sealed."""
 
 
 @dataclass(frozen=True)
@@ -97,4 +97,4 @@ def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: WantedV
 
 def _same_place(run: str, version: int, name: str, wanted: WantedVersion) -> None:
     if (run, version) != (wanted.run, wanted.version):
-        raise BadPiece(f"{name} is of run {run} version {version}, wanted is {wanted.run} version {wanted.version}")
+        raise BadPiece(f"{name} is of run {run} version {version}; expected {wanted.run} version {wanted.version}")

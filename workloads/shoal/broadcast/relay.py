@@ -58,7 +58,7 @@ SYNC_SECONDS = Histogram(
 
 
 class OwnToken:
-    """The relay role's own token for the origin, made anew before it expires."""
+    """The relay role's own token for the origin, made again before it expires."""
 
     def __init__(self, run: str, key: PrivateKey) -> None:
         self._run = run
@@ -123,7 +123,7 @@ class Relay:
         return None if self._tree.sealed() else "no version is complete here yet: waiting for the origin"
 
     def _index(self) -> list[int]:
-        """What can be had upstream, ascending; raises when none of the sources can be asked."""
+        """What is available upstream, ascending; raises when none of the sources can be asked."""
         found: set[int] = set()
         trouble: Exception | None = None
         answers = 0

@@ -1,4 +1,4 @@
-"""Has nginx take up its configuration anew when one of some files changes: the mark of the sync agent, a certificate.
+"""Has nginx take up its configuration again when one of some files changes: the mark of the sync agent, a certificate.
 
 `python reload.py MASTER FILE...`, started by `nginx` just before it becomes nginx, whose process id is MASTER. The standard library alone, so that it
 is small. It ends with its nginx. FILE as `awaited:PATH` is one that is not there, without which the configuration is not what it should be: when it

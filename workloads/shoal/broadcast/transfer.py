@@ -60,7 +60,7 @@ class TransferOutcome(Enum):
     STALLED = "stalled"
     ABANDONED = "abandoned"
     CHANGED = "changed"
-    """The version was opened anew before its seal: what is here belongs to other bytes."""
+    """The version was opened again before its seal: what is here belongs to other bytes."""
 
 
 class WrongBytes(BadPiece):
@@ -152,7 +152,7 @@ class Transfer:
             try:
                 outcome = self._complete(record)
             except OtherOpening as error:
-                self._log.warning("the version was opened anew", detail=str(error))
+                self._log.warning("the version was opened again", detail=str(error))
                 outcome = TransferOutcome.CHANGED
             finally:
                 self._over.set()
@@ -185,7 +185,7 @@ class Transfer:
         return TransferOutcome.SEALED
 
     def _sealing(self, record: VersionOpen) -> Signed[WeightsManifest] | None:
-        """The manifest, if it is to be had; asked for often only when nothing else is missing."""
+        """The manifest, if it is available; asked for often only when nothing else is missing."""
         with self._lock:
             missing = len(self._have) < record.shard_count
         if missing and time.monotonic() < self._seal_at:

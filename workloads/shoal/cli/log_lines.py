@@ -125,6 +125,6 @@ def since_unix(text: str, now_unix: float) -> float:
     unix = _from_iso(text.strip())
     if unix is None:
         raise ValueError(
-            f"--since {plain(text, 60)!r}: allowed are 90s, 10m, 2h, 1d, or a time such as 2026-11-21T04:15:00"
+            f"--since {plain(text, 60)!r}: allowed: 90s, 10m, 2h, 1d, or a time such as 2026-11-21T04:15:00"
         )
     return unix

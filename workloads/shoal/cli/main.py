@@ -467,7 +467,7 @@ def calibrate(
     Example: shoal calibrate ./my-model --environment math --dtype bfloat16 --sequences 4000 --engine
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise InputWrong(f"--dtype {dtype}: allowed are auto, float32, bfloat16, float16")
+        raise InputWrong(f"--dtype {dtype}: allowed: auto, float32, bfloat16, float16")
     from shoal.cli.calibrate import calibrate as measure
     from shoal.proofs.calibration import Effort
 

@@ -21,7 +21,7 @@ from shoal.text import plain
 from shoal.transport.authorities import authorities
 
 LOGS_SECONDS = 40.0
-"""A node hears of the question with its next heartbeat, ten seconds away, and may have missed one."""
+"""A node gets the question with its next heartbeat, ten seconds away, and may have missed one."""
 MOST_PAGES = 1000
 
 Reply = TypeVar("Reply", bound=Contract)

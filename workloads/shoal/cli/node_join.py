@@ -350,7 +350,7 @@ def _same_place(one: str, other: str) -> bool:
 
 
 def _is_certificate(away: Unavailable, url: str, tls: ssl.SSLContext | None) -> bool:
-    """Whether a server cannot be reached because its certificate is not trusted, which no waiting mends."""
+    """Whether a server cannot be reached because its certificate is not trusted, which no waiting repairs."""
     if "CERTIFICATE_VERIFY_FAILED" in str(away):
         return True
     cause = away.__cause__ or away.__context__

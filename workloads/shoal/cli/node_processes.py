@@ -1,4 +1,4 @@
-"""The processes of a joined machine: `fetch` and `worker`, started for the node's assignment, restarted with pauses, logged, and surely ended.
+"""The processes of a joined machine: `fetch` and `worker`, started for the node's assignment, restarted with pauses, logged, and always ended.
 
 What the run says is which kind of work, never which command: the programs are those of this machine's own installation. Exit code 0 is success and no
 reason to start again. Called by the agent (`protocol/agent.Work`) on a machine without Kubernetes.
@@ -31,7 +31,7 @@ COMMANDS: dict[str, dict[str, list[str]]] = {
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 HEALTHY_AFTER_SECONDS = 60.0
-"""A process that ran so long had a good start: the pause before the next one is short again."""
+"""A process that ran this long had a good start: the pause before the next one is short again."""
 KILL_AFTER_SECONDS = LEAVE_SECONDS + 5.0
 MAX_LOG_BYTES = 32 << 20
 """A log above this is cut to its newer half."""

@@ -43,7 +43,7 @@ def write_report(run_dir: Path) -> tuple[Report | None, str]:
 
 
 BEFORE_FIRST_STEP_SECONDS = 3600.0
-"""Prometheus is asked from so long before the first step: the base model was made, and the parts started."""
+"""Prometheus is asked from this long before the first step: the base model was made, and the parts started."""
 AFTER_LAST_STEP_SECONDS = 900.0
 
 

@@ -93,7 +93,7 @@ class DatasetWriter:
             data = self._store.get(self._key(part.name))
             if hashlib.sha256(data).hexdigest() != part.sha256:
                 raise OtherDataset(
-                    f"{self._key(part.name)} was changed since it was written; delete {self._key('')} to start anew"
+                    f"{self._key(part.name)} was changed since it was written; delete {self._key('')} to start over"
                 )
             yield from read_traces(data)
 
@@ -177,7 +177,7 @@ class DatasetWriter:
 
 
 def page(card: DatasetCard) -> str:
-    """The data set's page, `README.md`: metadata as hubs read it, then what people want to know."""
+    """The data set's page, `README.md`: metadata as hubs read it, then what people ask."""
     head = {
         "license": card.licence,
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "part-*.parquet"}]}],

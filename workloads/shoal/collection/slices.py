@@ -1,7 +1,7 @@
 """What was sampled for one slice of the task table: the accepted file of its step, checked against what was accepted.
 
 In: the store (`steps/<step>/batch.json`, `uploads/`, `verdicts/`) and a step number. Out: rollouts with the validators' task rewards, those of
-prompts that this slice answers for alone. The file's SHA-256 is the one in the batch and the verdict is signed and about these very bytes; what the
+prompts that this slice answers for alone. The file's SHA-256 is the one in the batch and the verdict is signed and about these bytes; what the
 file says about rewards is never looked at. Called by `collector`.
 """
 

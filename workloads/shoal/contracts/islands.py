@@ -74,7 +74,7 @@ class IslandAgreement(Contract):
     run: RunName = Field(description="or the group's name, where each island is a run; so in all that islands say")
     meeting: MeetingName
     round: int = Field(
-        ge=0, le=MAX_COUNT, description="rounds that made the state; that of before where nobody contributed"
+        ge=0, le=MAX_COUNT, description="rounds that made the state; the previous round where nobody contributed"
     )
     digest: Sha256Hex = Field(description="of the state after the round, over all ranks")
     members: list[IslandName] = Field(min_length=1, max_length=MAX_ISLANDS, description="who met, ascending")
@@ -92,7 +92,7 @@ class IslandNotice(Contract):
     it learnt; one that has just started does not.
 
     `certificate` ends with the agreement that made the state, and begins with one of at least half of all islands; none at round 0, whose state
-    is the base model, which all have. `refuses` are those whom it would rather not meet: they have just failed to copy the state in time. `holds`
+    is the base model, which all have. `refuses` are those whom it prefers not to meet: they have just failed to copy the state in time. `holds`
     are those that it met with other terms not long ago, for whom it makes no round.
     """
 
@@ -138,7 +138,7 @@ class IslandsProgress(Contract):
     round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the shared state")
     made_unix: float | None = Field(default=None, ge=0, description="of the last one since the trainer started")
     members: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS, description="who stood in it")
-    missed: int = Field(default=0, ge=0, description="exchanges since then that did not come about")
+    missed: int = Field(default=0, ge=0, description="exchanges since then that failed")
     differing: list[IslandDifference] = Field(
         default_factory=list,
         max_length=8 * MAX_ISLANDS,
@@ -147,4 +147,4 @@ class IslandsProgress(Contract):
     absent: list[IslandName] = Field(
         default_factory=list, max_length=MAX_ISLANDS, description="members that did not come to the last exchange"
     )
-    problem: str = Field(default="", max_length=500, description="why the last one did not come about; empty: it did")
+    problem: str = Field(default="", max_length=500, description="why the last one failed; empty: it succeeded")

@@ -43,7 +43,7 @@ def version_name(version: int) -> str:
 
 
 def parse_version(name: str) -> int | None:
-    """The number in a name such as `v000007`, or None when it is no version's name."""
+    """The number in a name such as `v000007`, or None when it is not a version's name."""
     found = VERSION_PATTERN.fullmatch(name)
     return int(found.group(1)) if found else None
 

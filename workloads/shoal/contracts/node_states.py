@@ -1,7 +1,7 @@
 """The states of a node: one table, one row an edge (DESIGN section 4).
 
 `next_state` says where an event leads; an event without a row leaves the node where it is. Called by `nodes`, which keeps the state, for every
-invite, heartbeat, silence and slash. Evicted has no way back, Banned only by the admin who banned: a node that wants to return
+invite, heartbeat, silence and slash. Evicted has no way back, Banned only by the admin who banned: a node that is to return
 needs a new key, and starts as a stranger.
 """
 

@@ -88,7 +88,7 @@ class ProofProfile(Contract):
                 f"masked_dimensions must be ascending, each once, and below hidden_size {self.hidden_size}"
             )
         if len(masked) > MOST_MASKED * self.hidden_size:
-            raise ValueError(f"{len(masked)} of {self.hidden_size} dimensions are masked, allowed is half of them")
+            raise ValueError(f"{len(masked)} of {self.hidden_size} dimensions are masked; at most half are allowed")
         return self
 
     def mask(self) -> "npt.NDArray[np.bool_] | None":
@@ -112,7 +112,7 @@ def read_profile(folder: Path, hidden_size: int) -> ProofProfile | None:
     if not path.exists():
         return None
     if path.stat().st_size > PROFILE_BYTES:
-        raise WrongProfile(f"{path}: {path.stat().st_size} bytes, allowed are {PROFILE_BYTES}")
+        raise WrongProfile(f"{path}: {path.stat().st_size} bytes; at most {PROFILE_BYTES} are allowed")
     return parse_profile(path.read_bytes(), hidden_size, str(path))
 
 

@@ -311,7 +311,7 @@ class ClaimRequest(Contract):
 
 
 class ClaimRenewal(Contract):
-    """A validator that is still judging a file; the claim begins anew."""
+    """A validator that is still judging a file; the claim begins again."""
 
     validator: ShortText = Field(description="the name that the file was claimed with")
     node: NodeId

@@ -7,7 +7,7 @@ GIB = 1 << 30
 
 
 def missing(hardware: Hardware, wanted: Requirements) -> list[str]:
-    """What a machine lacks of what a pool wants, in words; empty when it has all. What only a challenge shows (`gflops`) is not looked at."""
+    """What a machine lacks of what a pool requires, in words; empty when it has all. What only a challenge shows (`gflops`) is not looked at."""
     lacks = [
         f"{want} {what}, the machine has {have}"
         for what, have, want in (

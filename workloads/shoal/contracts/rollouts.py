@@ -150,14 +150,14 @@ def read_batches(data: bytes, limits: FileLimits | None = None) -> tuple[Rollout
     Rows take fifteen times the memory of the table that they are in: a file with more than `limits` is refused before any is made.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise BadRollouts(f"file has {len(data)} bytes, allowed are {MAX_FILE_BYTES}")
+        raise BadRollouts(f"file has {len(data)} bytes; at most {MAX_FILE_BYTES} are allowed")
     with _unreadable():
         # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
         parquet = pq.ParquetFile(pa.BufferReader(data))
         metadata = _metadata(parquet.schema_arrow.metadata or {})
         _check_schema(parquet.schema_arrow)
         if parquet.metadata.num_row_groups > 1:
-            raise BadRollouts(f"file has {parquet.metadata.num_row_groups} row groups, allowed is one")
+            raise BadRollouts(f"file has {parquet.metadata.num_row_groups} row groups; exactly one is allowed")
         table = parquet.read(use_threads=False)
         table.validate(full=True)
     if table.num_rows == 0:
@@ -172,23 +172,25 @@ def _check_limits(table: pa.Table, limits: FileLimits) -> None:
     """Counts entries in Arrow's memory, without a row of Python's: zstd packs millions of equal tokens into some kilobytes.
 
     A row that lacks a list is left out of a sum here and refused later. No scalar is made of a Python value: pyarrow would import pandas for
-    it, anew in each reader of a file, which took longer than all the reading.
+    it, again in each reader of a file, which took longer than all the reading.
     """
     if table.num_rows > limits.rows:
-        raise BadRollouts(f"file has {table.num_rows} rows, allowed are {limits.rows}")
+        raise BadRollouts(f"file has {table.num_rows} rows; at most {limits.rows} are allowed")
     lengths = {name: pc.list_value_length(table.column(name)) for name in TOKEN_LISTS}
     lengths["prompt and completion"] = pc.add(lengths["prompt_tokens"], lengths["completion_tokens"])
     for name, each in lengths.items():
         longest, total = pc.max(each).as_py() or 0, pc.sum(each).as_py() or 0
         if longest > limits.row_tokens:
-            raise BadRollouts(f"a row has {longest} entries of {name}, allowed are {limits.row_tokens}")
+            raise BadRollouts(f"a row has {longest} entries of {name}; at most {limits.row_tokens} are allowed")
         if total > limits.tokens:
-            raise BadRollouts(f"file has {total} entries of {name}, allowed are {limits.tokens}")
+            raise BadRollouts(f"file has {total} entries of {name}; at most {limits.tokens} are allowed")
     for field in ROLLOUT_SCHEMA:
         if pa.types.is_string(field.type):
             longest = pc.max(pc.binary_length(table.column(field.name))).as_py() or 0
             if longest > LONGEST_TEXT_BYTES:
-                raise BadRollouts(f"a row has {longest} bytes of {field.name}, allowed are {LONGEST_TEXT_BYTES}")
+                raise BadRollouts(
+                    f"a row has {longest} bytes of {field.name}; at most {LONGEST_TEXT_BYTES} are allowed"
+                )
 
 
 @contextmanager
@@ -253,7 +255,7 @@ def _check_row(number: int, row: Rollout, first: Rollout) -> None:
     if not row.prompt_tokens:
         raise BadRollouts(f"row {number}: prompt_tokens is empty")
     if row.finish_reason not in FINISH_REASONS:
-        raise BadRollouts(f"row {number}: finish_reason is {row.finish_reason[:40]!r}, allowed are {FINISH_REASONS}")
+        raise BadRollouts(f"row {number}: finish_reason is {row.finish_reason[:40]!r}; allowed: {FINISH_REASONS}")
 
 
 def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
@@ -276,7 +278,7 @@ def _check_schema(schema: pa.Schema) -> None:
     for field in ROLLOUT_SCHEMA:
         found = schema.field(field.name)
         if not _same_type(found.type, field.type):
-            raise BadRollouts(f"column {field.name} has type {found.type}, required is {field.type}")
+            raise BadRollouts(f"column {field.name} has type {found.type}; required: {field.type}")
 
 
 def _same_type(found: pa.DataType, required: pa.DataType) -> bool:

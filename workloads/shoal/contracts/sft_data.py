@@ -187,13 +187,13 @@ def _write(rows: Iterable[Any], schema: pa.Schema) -> bytes:
 
 def _rows(data: bytes, schema: pa.Schema) -> Iterator[tuple[int, dict[str, Any]]]:
     if len(data) > MAX_PART_BYTES:
-        raise BadTraces(f"the file has {len(data)} bytes, allowed are {MAX_PART_BYTES}")
+        raise BadTraces(f"the file has {len(data)} bytes; at most {MAX_PART_BYTES} are allowed")
     number = 0
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             found = file.schema_arrow
             if found.names != schema.names or any(found.field(f.name).type != f.type for f in schema):
-                raise BadTraces(f"columns are {found.names}, required are {schema.names} with their types")
+                raise BadTraces(f"columns are {found.names}; required: {schema.names} with their types")
             # One thread: a reader thread that is still alive at interpreter exit aborts the process (seen with pyarrow 26).
             for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
                 for row in batch.to_pylist():
@@ -210,4 +210,4 @@ def _check_trace(number: int, row: dict[str, Any]) -> None:
     for name in ("prompt", "completion"):
         size = len(row[name].encode(errors="replace"))
         if size > MAX_TEXT_BYTES:
-            raise BadTraces(f"row {number}: {name} has {size} bytes, allowed are {MAX_TEXT_BYTES}")
+            raise BadTraces(f"row {number}: {name} has {size} bytes; at most {MAX_TEXT_BYTES} are allowed")

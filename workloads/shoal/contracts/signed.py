@@ -31,7 +31,7 @@ class Signed(Contract, Generic[Document]):
         """The document, if `signer` is who signed it; raises `BadSignature` otherwise."""
         name = type(self.document).__name__
         if self.signer != signer:
-            raise BadSignature(f"{name} is signed by {self.signer[:12]}..., required is {signer[:12]}...")
+            raise BadSignature(f"{name} is signed by {self.signer[:12]}...; required: {signer[:12]}...")
         try:
             signed = signing_bytes(self.document)
         except rfc8785.CanonicalizationError as error:  # nobody can have signed it

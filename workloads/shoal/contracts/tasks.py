@@ -120,7 +120,7 @@ def read_tasks(data: bytes) -> list[Task]:
     if version != TASKS_SCHEMA_VERSION:
         raise BadTaskTable(f"task table version is {version!r}, this software reads {TASKS_SCHEMA_VERSION!r}")
     if not table.schema.equals(TASKS_SCHEMA):
-        raise BadTaskTable(f"columns are {table.schema.names}, required are {TASKS_SCHEMA.names} with their types")
+        raise BadTaskTable(f"columns are {table.schema.names}; required: {TASKS_SCHEMA.names} with their types")
     tasks = []
     for number, row in enumerate(table.to_pylist()):
         try:

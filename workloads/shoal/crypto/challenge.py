@@ -35,7 +35,7 @@ MOST_PRODUCTS = 16_384
 over `WORK_SECONDS`) the work would be over sooner than the allowance for the way, and show little: `Requirements.gflops` ends below."""
 LANES = 16  # products side by side: enough to fill a GPU, little memory
 WORK_SECONDS = 3.0
-"""Work that takes a machine so long which is just fast enough: long against the way to it."""
+"""Work that takes this long on a machine which is just fast enough: long against the way to it."""
 ALLOWANCE_SECONDS = 3.0
 """For the way there and back, 350 kB of answer, and making the matrices."""
 ANSWER_BYTES = SIZE * SIZE

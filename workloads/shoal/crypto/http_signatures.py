@@ -59,7 +59,7 @@ class SignedBy:
 
 @dataclass
 class _Message:
-    """The request as the library wants it: upper-case method, absolute URL, headers that can be written."""
+    """The request as the library needs it: upper-case method, absolute URL, headers that can be written."""
 
     method: str
     url: str
@@ -126,7 +126,9 @@ def verify_request(
     except (HTTPMessageSignaturesException, ValueError) as error:
         raise BadRequestSignature(f"signature does not fit: {str(error)[:200]}") from error
     if len(results) != 1:
-        raise BadRequestSignature(f"request carries {len(results)} signatures tagged {SIGNATURE_TAG}, required is one")
+        raise BadRequestSignature(
+            f"request carries {len(results)} signatures tagged {SIGNATURE_TAG}; exactly one is required"
+        )
     parameters = results[0].parameters
     created, key, nonce = parameters.get("created"), str(parameters.get("keyid", "")), results[0].nonce
     created = created if isinstance(created, int) else 0
@@ -199,5 +201,5 @@ def _check_clock(created: int, now_unix: float) -> None:
     if abs(now_unix - created) > CLOCK_WINDOW_SECONDS:
         raise BadRequestSignature(
             f"signature was created {now_unix - created:.0f} s from now,"
-            f" allowed are {CLOCK_WINDOW_SECONDS} s: check this machine's clock"
+            f" at most {CLOCK_WINDOW_SECONDS} s are allowed: check this machine's clock"
         )

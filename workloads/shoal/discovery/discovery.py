@@ -92,9 +92,9 @@ class NodeBook:
             await together.execute()
 
     async def _make_room(self, now_unix: float) -> None:
-        """Forget the oldest registration without an invite: keys are free, so whoever floods the book pays with rows of his own.
+        """Forget the oldest registration without an invite: keys are free, so whoever floods the book pays with rows of their own.
 
-        An honest node among them hears 404 when it asks for its invite, and registers again.
+        An honest node among them gets 404 when it asks for its invite, and registers again.
         """
         oldest = await self._redis.zrangebyscore(self._unanswered, "-inf", now_unix - LATELY_SECONDS, start=0, num=1)
         if not oldest:
@@ -119,7 +119,8 @@ class NodeBook:
         return found[0]
 
     async def _readable(self, rows: Mapping[str | bytes, str | bytes]) -> list[KnownNode]:
-        """Rows as this release reads them. One of another release that this one does not take is forgotten: its node hears so and registers anew."""
+        """Rows as this release reads them. One of another release that this one does not take is forgotten: its node learns that and registers
+        again."""
         found: list[KnownNode] = []
         strange: list[str] = []
         for node, row in rows.items():

@@ -28,7 +28,7 @@ from shoal.transport.patience import within
 from shoal.transport.service import require_no_wait
 
 AIM_SECONDS = 3.0
-"""An upload is as long as this at the speed that the pool wants: long beside a round trip and TCP's slow start, short for who waits."""
+"""An upload is as long as this at the speed that the pool requires: long beside a round trip and TCP's slow start, short for who waits."""
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 20, 16 << 20
 LIMIT_SECONDS = 15.0
 """At most, of twice what a line that does needs, and of 6 s: what came by then is the measurement of one that does not (`limit_for`)."""
@@ -41,7 +41,7 @@ MOST_AT_ONCE, MOST_OF_ADDRESS = 8, 2
 behind an Ingress, where all are one, two uploads of 3 s still are more than `PER_ADDRESS` lets in."""
 PER_KEY = (1 / 30, 3)
 PER_ADDRESS = (0.5, 10)
-"""Tests a second, and at once. Behind an Ingress one address is everybody's: then this is how fast newcomers of a pool that wants this come in."""
+"""Tests a second, and at once. Behind an Ingress one address is everybody's: then this is how fast newcomers of a pool that requires this come in."""
 
 
 def size_for(wanted: int) -> int:
@@ -74,7 +74,7 @@ redis.call('ZADD', KEYS[1], ARGV[4], ARGV[1])
 return 1
 """
 """A test's place in a set of them by when they end: 1 if it has one, instead of the one of a test before it, if that has not begun. In one step:
-who is refused was never counted, and has what it had. Places that end later than any can are of before the clock was set back."""
+who is refused was never counted, and has what it had. Places that end later than any can are from before the clock was set back."""
 
 
 class GivenTest(Contract):
@@ -120,7 +120,7 @@ class UplinkCheck:
         return UplinkResult.from_json(found) if found is not None else None
 
     async def require_still(self, registration: Registration) -> None:
-        """Raises `Refusal` for a stranger's machine whose pool wants more by now than was measured when it registered: it is to do so anew."""
+        """Raises `Refusal` for a stranger's machine whose pool requires more by now than was measured when it registered: it is to do so again."""
         wanted, had = self.wanted(registration.pool), registration.hardware.uplink_mbps
         if not wanted or registration.proof is not None:
             return
@@ -174,7 +174,7 @@ class UplinkCheck:
         return test
 
     async def _take_place(self, given: GivenTest, seconds: float, replaced: str = "") -> None:
-        """For so long after it was given. Raises `Refusal` when there is none. A place that the test has still is its for longer."""
+        """For this long after it was given. Raises `Refusal` when there is none. A place that the test has still is its for longer."""
         now = await self._clock()
         told = (
             given.place, f"{given.address} ", now, given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced, now + LIMIT_SECONDS + 1.0,

@@ -142,7 +142,7 @@ class _TextOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no text")
 
     def persistent_load(self, _: object) -> Any:
-        raise pickle.UnpicklingError("a persistent id is no text")
+        raise pickle.UnpicklingError("a persistent id is not text")
 
 
 def _tests(found: object, name: str) -> list[dict[str, Any]]:

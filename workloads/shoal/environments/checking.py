@@ -55,7 +55,7 @@ def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) ->
                 f"two processes have different {what}: look for sets, hashes, clocks and random numbers without a seed"
             )
     if peak > MEMORY_BYTES:
-        faults.append(f"scoring took {peak >> 20} MiB of memory, allowed are {MEMORY_BYTES >> 20}")
+        faults.append(f"scoring took {peak >> 20} MiB of memory; allowed: {MEMORY_BYTES >> 20}")
     return EnvironmentReport(name, tuple(faults), passes[0] if passes else {}, peak)
 
 

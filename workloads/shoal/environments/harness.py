@@ -64,7 +64,7 @@ class Harness:
         return Score(found, f"{terms['metric']} is {found:g}")
 
     def gold(self, task: Task) -> str:
-        """The document's target, as few-shot examples show it. A task's own filter may miss it; ValueError where the target is no text."""
+        """The document's target, as few-shot examples show it. A task's own filter may miss it; ValueError where the target is not text."""
         target = task.metadata.get("gold")
         if not isinstance(target, str):
             raise ValueError(f"task {task.problem_id}: metadata.gold is missing, so there is no gold answer")

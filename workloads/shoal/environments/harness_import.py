@@ -35,7 +35,7 @@ FILE_BUILDERS = frozenset((
 WITH_DOCUMENT = ("multi_choice_regex", "custom")
 """Filters that look at the document."""
 KINDS = (
-    "allowed are tasks of output_type generate_until that are scored an answer at a time; log-likelihoods and multiple choice need the model's"
+    "allowed: tasks of output_type generate_until that are scored an answer at a time; log-likelihoods and multiple choice need the model's"
     " probabilities of given texts, which sampled answers do not have"
 )
 
@@ -161,7 +161,7 @@ def _check(name: str, config: Config, wanted: HarnessTask) -> None:
         ("doc_to_audio", "asks about sounds"),
     ):
         if config.get(field):
-            raise BadHarnessTask(f"{start}it {what} ({field}); allowed are tasks of text that a YAML file describes")
+            raise BadHarnessTask(f"{start}it {what} ({field}); allowed: tasks of text that a YAML file describes")
     if config.get("repeats", 1) != 1:
         raise BadHarnessTask(
             f"{start}it scores {config['repeats']} answers together (repeats); here each is scored alone: set `samples` for avg@k and pass@k"
@@ -224,7 +224,7 @@ def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]
         except BadHarnessTask:
             raise
         except Exception as error:  # the data sets library, templates and functions of tasks raise anything
-            raise BadHarnessTask(f"lm-eval:{name}: its documents cannot be had: {_said(error)}") from error
+            raise BadHarnessTask(f"lm-eval:{name}: its documents are not available: {_said(error)}") from error
 
 
 def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
         raise BadHarnessTask(f"lm-eval:{name}: it has no metric {metric!r}; allowed: {', '.join(by_name)}")
     if by_name[metric].get("higher_is_better") is False:
         raise BadHarnessTask(
-            f"lm-eval:{name}: of {metric} less is better, so that it is no score; its metrics: {', '.join(by_name)}"
+            f"lm-eval:{name}: of {metric} less is better, so that it is not a score; its metrics: {', '.join(by_name)}"
         )
     process = config.get("process_results")
     own = [key for key, each in by_name.items() if not callable(each["metric"])]
@@ -246,7 +246,7 @@ def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
         hub := [key for key in own if by_name[key].get("hf_evaluate") or key not in METRIC_REGISTRY]
     ):
         raise BadHarnessTask(
-            f"lm-eval:{name}: the code of its metric {hub[0]} lies on a hub; allowed are the harness's own"
+            f"lm-eval:{name}: the code of its metric {hub[0]} lies on a hub; allowed: the harness's own"
         )
     filters = config.get("filter_list") or [{"name": "none", "filter": [{"function": "take_first"}]}]
     by_filter = {str(each["name"]): each["filter"] for each in filters}
@@ -280,7 +280,7 @@ def _task(
         document, num_fewshot=task.config.num_fewshot or 0, gen_prefix=task.doc_to_prefix(document)
     )
     if not isinstance(prompt, str) or not prompt:
-        raise BadHarnessTask(f"{identity}: its prompt is no text")
+        raise BadHarnessTask(f"{identity}: its prompt is not text")
     info = dict(terms)
     gold = task.doc_to_target(document)
     if task.config.doc_to_choice is not None:
@@ -315,8 +315,8 @@ def _named(name: str, function: Callable[..., Any]) -> str:
         if getattr(found, "__code__", None) == getattr(function, "__code__", object()):
             return f"{module}:{attribute}"
     raise BadHarnessTask(
-        f"lm-eval:{name}: it is scored by {attribute or function!r}, which is no function of the installed lm_eval: workers and validators run no"
-        " other; allowed are filters and metrics by name"
+        f"lm-eval:{name}: it is scored by {attribute or function!r}, which is not a function of the installed lm_eval: workers and validators run no"
+        " other; allowed: filters and metrics by name"
     )
 
 

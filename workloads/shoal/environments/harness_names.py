@@ -37,10 +37,10 @@ class HarnessTask:
 
     @classmethod
     def parse(cls, text: str) -> HarnessTask:
-        """BadHarnessTask when the text is no such name."""
+        """BadHarnessTask when the text is not such a name."""
         name, at, revision = text.partition("@")
         if at and not is_commit(revision):
-            raise BadHarnessTask(f"lm-eval:{text}: {revision!r:.60} is no revision; {FORM}")
+            raise BadHarnessTask(f"lm-eval:{text}: {revision!r:.60} is not a revision; {FORM}")
         parts = name.split(",")
         if len(parts) > 3 or not all(_PART.fullmatch(part) for part in parts):
             raise BadHarnessTask(f"lm-eval:{text}: it does not name a task; {FORM}")

@@ -38,7 +38,7 @@ def filtered(
     if (card.tasks_digest_found or card.tasks_digest) != before:
         raise CannotFilter(
             f"spec.tasks.offlineFilter: run {name} sampled a task table with digest {card.tasks_digest[:12]}..., this run's is {before[:12]}...:"
-            " the data set was changed between the two; start the run anew"
+            " the data set was changed between the two; start the run again"
         )
     outcomes = filtering.outcomes(counts, rule)
     # A slice whose file was damaged was left out (failurePolicy.badData): nobody knows how hard its problems are.
@@ -93,7 +93,7 @@ def _kept(tasks: Sequence[Task], became: Sequence[str], report: FilterReport) ->
 
 
 def sampled_model(counted: Store, folder: Path) -> float | None:
-    """Copy the base model that the filter's run has made or fetched into `folder`: the very one that was sampled, and no second
+    """Copy the base model that the filter's run has made or fetched into `folder`: the one that was sampled, and no second
     download. Its proof profile comes along: the weights are the same. Returns the pass rate of a model that was made on the spot.
     """
     folder.mkdir(parents=True)

@@ -265,7 +265,7 @@ def _check_slices(benchmarks: list[BenchmarkTerms]) -> None:
     slices = sum(each.slices for each in benchmarks)
     if slices > MOST_SLICES:
         raise CannotPrepare(
-            f"spec.evaluation.benchmarks: they are {slices} files for each version, allowed are {MOST_SLICES}: lower samples or count,"
+            f"spec.evaluation.benchmarks: they are {slices} files for each version; allowed: {MOST_SLICES}: lower samples or count,"
             " or raise spec.sampling.groupsPerSubmission"
         )
 
@@ -325,7 +325,7 @@ def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
         seal = FinalModel.from_json(store.get(keys.FINAL_SEAL))
         for name, digest in seal.files.items():
             if name == PROFILE_FILE:
-                continue  # of the weights that the other run began with; these are others, and are measured anew
+                continue  # of the weights that the other run began with; these are others, and are measured again
             store.get_to_file(keys.FINAL_MODEL + name, folder / name)
             with (folder / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()

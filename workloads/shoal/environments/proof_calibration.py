@@ -29,7 +29,7 @@ RUN_SECONDS = 30.0
 RUN_TOKENS = 256
 """Tokens of a completion that prepare looks at: eight chunks. Errors hardly grow with the position."""
 RUN_BYTES = 4 << 30
-"""Weights up to which prepare calibrates by itself: a larger model would take a processor hours, and wants `shoal calibrate` on an accelerator."""
+"""Weights up to which prepare calibrates by itself: a larger model would take a processor hours, and needs `shoal calibrate` on an accelerator."""
 LONGEST_PROMPT = 0.75
 """Share of the longest sequence that a prompt may take: the rest is to be generated."""
 REPORT_EVERY = 128

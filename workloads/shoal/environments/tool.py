@@ -124,7 +124,7 @@ def calculate(expression: str) -> str:
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise CannotCalculate("this is no expression") from None
+        raise CannotCalculate("this is not an expression") from None
     return str(_value(tree.body))
 
 
@@ -149,7 +149,7 @@ def _value(node: ast.expr) -> Fraction:
             if right == 0 and isinstance(node.op, ast.Div | ast.Mod | ast.FloorDiv):
                 raise CannotCalculate("division by zero")
             return _bounded(_OPERATORS[type(node.op)](left, right))
-    raise CannotCalculate("allowed are numbers, + - * / // % ** and brackets")
+    raise CannotCalculate("allowed: numbers, + - * / // % ** and brackets")
 
 
 def _bounded(value: Fraction) -> Fraction:

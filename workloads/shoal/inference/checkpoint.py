@@ -97,7 +97,7 @@ def _read_layout(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > MAX_HEADER_BYTES:
-                raise BadCheckpointError(f"{path}: header of {size} bytes, allowed are {MAX_HEADER_BYTES}")
+                raise BadCheckpointError(f"{path}: header of {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
             header = json.loads(file.read(size))
     except (OSError, ValueError) as error:
         raise BadCheckpointError(f"{path}: {error}") from error

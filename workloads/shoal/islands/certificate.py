@@ -26,7 +26,7 @@ class BadCertificate(ValueError):
 
 
 def enough(there: Collection[str], before: Collection[str]) -> bool:
-    """Whether at least half of those of before are there."""
+    """Whether at least half of the previous members are there."""
     return 2 * len(set(there) & set(before)) >= len(set(before))
 
 
@@ -48,7 +48,7 @@ def check(certificate: Certificate, run: str, number: int, digest: str, known: M
         if not most(link.signatures, agreement.members):
             raise BadCertificate(f"{len(link.signatures)} of {len(agreement.members)} signed round {agreement.round}")
         if not enough(link.signatures, before):
-            raise BadCertificate(f"too few of the {len(before)} of before signed round {agreement.round}")
+            raise BadCertificate(f"too few of the {len(before)} previous members signed round {agreement.round}")
         before, newest = agreement.members, agreement.round
     if (newest, certificate[-1].agreement.digest) != (number, digest):
         raise BadCertificate("it vouches for another state")
@@ -70,7 +70,7 @@ def _check_signatures(link: CertificateLink, known: Mapping[str, str]) -> None:
 
 
 def extended(certificate: Certificate, link: CertificateLink, known: Collection[str]) -> list[CertificateLink] | None:
-    """The shortest chain that ends with `link`; None when too few of those of before signed it, or it has become too long."""
+    """The shortest chain that ends with `link`; None when too few of the previous members signed it, or it has become too long."""
     for length in range(min(len(certificate), MAX_LINKS - 1) + 1):
         before = certificate[length - 1].agreement.members if length else known
         if enough(link.signatures, before):

@@ -1,4 +1,4 @@
-"""The islands of one meeting, connected: torchft's gloo group, made anew for each meeting, so that whoever has left is not in it.
+"""The islands of one meeting, connected: torchft's gloo group, made again for each meeting, so that whoever has left is not in it.
 
 In: bytes. Out: everybody's bytes, or `Unreachable` when somebody is gone or too slow; the group is useless then and the next meeting has another. One
 group a rank: rank `i` of an island speaks to rank `i` of the others. Called by `island`.
@@ -89,7 +89,7 @@ class RejoinableGroup:
         self._group.abort(errored=False)
 
     def _finish(self, start: Callable[[], Work], limit: "_Limit") -> None:
-        """Run one operation. It waits in a thread of its own, in native code, so that this one hears signals and keeps its deadline."""
+        """Run one operation. It waits in a thread of its own, in native code, so that this one receives signals and keeps its deadline."""
         done, errors = threading.Event(), list[Exception]()
 
         def wait() -> None:

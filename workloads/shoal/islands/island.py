@@ -147,7 +147,7 @@ class Island:
 
     def join(self, position: int = 0) -> Exchanged | None:
         """Before the first update: meet the others and copy what they share; what a restored island learnt since that state is part of the round,
-        where it has the same one as others that come from training. None when no round came about within `join_seconds`, or a
+        where it has the same one as others that come from training. None when no round was made within `join_seconds`, or a
         member has other terms."""
         deadline = time.monotonic() + self._settings.join_seconds
         while True:
@@ -174,7 +174,7 @@ class Island:
         return self.exchange(position) if self.due() else None
 
     def exchange(self, position: int, seconds: float | None = None) -> Exchanged | None:
-        """Make a round now, with those that are met within `seconds`, or the settings' wait. None when it did not come about: what was learnt stays,
+        """Make a round now, with those that are met within `seconds`, or the settings' wait. None when it was not made: what was learnt stays,
         and is part of the next one."""
         self._updates = 0
         seconds = self._settings.meeting_seconds if seconds is None else seconds
@@ -392,7 +392,7 @@ class Island:
             log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
 
     def _expect(self) -> None:
-        """Training continues, whether or not a round came about."""
+        """Training continues, whether or not a round was made."""
         self._refuses = []
         if self._members is not None:
             self._members.expect_within(self.shared.meta.inner_seconds)

@@ -4,7 +4,7 @@ In: this island's notice. Out: an `Encounter`: a `Meeting` with the notices of a
 bounded wait. Where a member has other terms nobody makes a round (`differences`), nor where something else than its notice is there under a
 member's name: it may be alive, and whoever went on without it would begin a lineage of its own. While it trains, an island tells the lighthouse
 that it is alive; one that is later than the last round's usual time and the wait allow falls silent by itself, so that two islands, too, go on
-without the slow one (the lighthouse waits for all whom it hears unless most are there). Called by `island`, on the leader.
+without the slow one (the lighthouse waits for all that it hears from unless most are there). Called by `island`, on the leader.
 """
 
 import threading
@@ -33,7 +33,7 @@ UNHEARD_SECONDS, LISTEN_SECONDS = 15.0, 3.0
 LONGEST_PAUSE_SECONDS = 3600.0
 """Between two updates of an island whose round has no usual time: before the first one, and while rounds are held up. Then it falls silent."""
 RENEWALS = 4
-"""Times that a joiner's question is asked anew within one wait."""
+"""Times that a joiner's question is asked again within one wait."""
 POLL_SECONDS = 0.05
 MAX_TOLD = 64
 """Names in the log of one wait: strangers can bring as many as they like."""
@@ -139,7 +139,7 @@ class Members:
         self._told.clear()
         asks: list[_Asked] = []
         problem = "this island was not among those that met"
-        # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks anew beside its first
+        # The lighthouse counts the wait for stragglers from whoever asked first. One that has asked for longer asks again beside its first
         # question, or a joiner that has waited for minutes would cut short the wait for everybody else. Those that are due let the wait pass
         # between two questions: with renewals within it the wait for one that is heard, and does not come, would never end.
         again = self._wait_seconds / RENEWALS
@@ -167,8 +167,8 @@ class Members:
         return Encounter(None, self.heard, self._differing.remembered(), came, problem)
 
     def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
-        """What the lighthouse's answer is worth; None when it is to be asked for anew, since this island's own notice is not in it, or something else
-        than a notice is there under a member's name."""
+        """What the lighthouse's answer is worth; None when it is to be asked for again, since this island's own notice is not in it, or something
+        else than a notice is there under a member's name."""
         found: dict[str, IslandNotice] = {}
         unread: dict[str, str] = {}
         other_software: list[str] = []

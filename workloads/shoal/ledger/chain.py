@@ -125,7 +125,7 @@ def unpack_segment(data: bytes, number: int) -> list[Signed[LedgerEntry]]:
     try:
         size = zstandard.get_frame_parameters(data).content_size
         if size > LARGEST_SEGMENT_BYTES:
-            raise ValueError(f"it unpacks to {size} bytes, allowed are {LARGEST_SEGMENT_BYTES}")
+            raise ValueError(f"it unpacks to {size} bytes; at most {LARGEST_SEGMENT_BYTES} are allowed")
         lines = zstandard.ZstdDecompressor().decompress(data, max_output_size=LARGEST_SEGMENT_BYTES).splitlines()
         entries = [Signed[LedgerEntry].from_json(line) for line in lines]
     except (zstandard.ZstdError, ValueError) as error:

@@ -19,7 +19,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class LedgerSource:
-    """A ledger to be read. `slash_votes`: validators that had to agree on a reject as whoever reads wants it, whatever the ledger says;
+    """A ledger to be read. `slash_votes`: validators that had to agree on a reject as the reader asks for, whatever the ledger says;
     `configured_votes`: the same as a configuration of the run has it, where there is one.
     """
 

@@ -97,7 +97,7 @@ class LedgerWriter:
         except (BadSignature, ValueError) as error:
             raise BrokenChain(
                 f"ledger entry {number} is not one that this run's orchestrator signed: {error};"
-                " restore the ledger from a copy, or start the run anew under another prefix"
+                " restore the ledger from a copy, or start the run again under another prefix"
             ) from error
         return signed
 

@@ -1,6 +1,6 @@
 """Controls of a calibration: weights that a dishonest worker might serve, and proofs that it makes without a forward pass.
 
-In: states of sequences that the forger has seen, and of others that he must prove. Out: points of his proofs, one set for each chunk, which are
+In: states of sequences that the forger has seen, and of others to be proven. Out: points of the forged proofs, one set for each chunk, which are
 interpolated like honest ones. Called by `calibration`. The forger knows the mask, as anybody does.
 
 `other_weights` changes a model in place and puts it back. Quantised weights are written back in the model's own type: what counts is the rounding.

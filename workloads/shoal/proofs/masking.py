@@ -4,7 +4,7 @@ In: last hidden states of a model. Out: its masked dimensions. Called by `calibr
 hardly vary, they are all that the largest 128 values of a chunk consist of, and a list of the usual values per dimension passes as a proof.
 
 The rule looks at what such a forger can win. A dimension is predictable in the share of tokens at which its value is among the 128 and has the
-sign and exponent that it usually has. To pass the published thresholds a forger must know 90 of the 128 values, 0.70 of them; his best choice for
+sign and exponent that it usually has. To pass the published thresholds a forger must know 90 of the 128 values, 0.70 of them; the best choice for
 32 tokens are the four most predictable dimensions. So a dimension is masked from half of that on, 0.35, and since others take its place among the
 128, the remaining ones are looked at again until none is left, or half of all dimensions are masked.
 """

@@ -1,6 +1,6 @@
 """How to load the trained model: commands to copy, for transformers and for vLLM. Pure; printed by `shoal up` and `shoal report`.
 
-The commands are run by tests as they are printed. vLLM's arguments are those that its CPU build wants (one thread, eager, no chunked prefill).
+The commands are run by tests as they are printed. vLLM's arguments are those that its CPU build needs (one thread, eager, no chunked prefill).
 """
 
 import json

@@ -38,7 +38,7 @@ class SnapshotHistory:
         if progress.last_step is not None:
             self.steps[progress.last_step.step] = progress.last_step
         if self.tokens and progress.completion_tokens_accepted < self.tokens[-1][1]:
-            self.tokens.clear()  # another orchestrator, which counts anew
+            self.tokens.clear()  # another orchestrator, which counts again
         self.tokens.append((snapshot.unix, progress.completion_tokens_accepted))
         oldest = snapshot.unix - RATE_WINDOW_SECONDS
         while len(self.tokens) > 2 and self.tokens[1][0] <= oldest:

@@ -194,7 +194,7 @@ class Judges:
             process.close()
 
     def _started(self) -> _Process:
-        """A new process. OSError when there is none to be had, WorkerFailed when the pool is closed."""
+        """A new process. OSError when none is available, WorkerFailed when the pool is closed."""
         process = _Process(self._worker)
         with self._lock:
             if not self._closed:

@@ -39,7 +39,7 @@ def make_bucket(endpoint: str, access_key: str, secret_key: str, bucket: str, de
     """Make `bucket` unless it is there; True when it was made. Raises NoBucket."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
-        raise NoBucket(f"endpoint {endpoint!r}: allowed is http:// or https:// with a host, and no path")
+        raise NoBucket(f"endpoint {endpoint!r}: allowed: http:// or https:// with a host, and no path")
     client = Minio(
         endpoint=parts.netloc,
         access_key=access_key,

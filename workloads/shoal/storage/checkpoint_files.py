@@ -149,7 +149,7 @@ class Assembler:
             with self.place(index) as place:
                 place.feed(running)
             with self._lock:
-                if running is self._running:  # else a shard was replaced meanwhile, and it starts anew
+                if running is self._running:  # else a shard was replaced meanwhile, and it restarts
                     self._hashed = index + 1
 
     def _next_to_hash(self) -> "tuple[int, hashlib._Hash] | None":

@@ -53,7 +53,7 @@ def materialise(store: Store, version: int, folder: Path, run: str, trainer_key:
     try:
         _follow(store, version, folder, run, trainer_key, beside=True)
     except WrongWeights:
-        # A base that was taken from this disk may have rotted there: from the anchor, everything is checked anew.
+        # A base that was taken from this disk may have rotted there: from the anchor, everything is checked again.
         _remove_links(folder)
         _follow(store, version, folder, run, trainer_key, beside=False)
     _remove_links(folder)
@@ -102,7 +102,7 @@ def _holds(folder: Path, base: DeltaBase, trainer_key: str) -> bool:
 def _read_record(store: Store, version: int, run: str, trainer_key: str) -> VersionOpen:
     record = Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
     if record.run != run or record.version != version:
-        raise WrongWeights(f"opening record is of {record.run} version {record.version}, wanted is {run} {version}")
+        raise WrongWeights(f"opening record is of {record.run} version {record.version}; expected {run} {version}")
     return record
 
 

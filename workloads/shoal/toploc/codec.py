@@ -180,7 +180,7 @@ def parse(data: bytes, tokens: int, hidden_size: int) -> Proofs:
     if not (in_range & in_field & full_degree).all():
         chunk = int(np.argmin(in_range & in_field & full_degree))
         if not in_range[chunk]:
-            allowed = f"allowed is {lowest[chunk]} to {PRIME}"
+            allowed = f"allowed: {lowest[chunk]} to {PRIME}"
             raise MalformedProofError(f"proof {chunk}: modulus {moduli[chunk]}, {allowed}")
         if not in_field[chunk]:
             largest = coefficients[chunk].max()

@@ -40,7 +40,7 @@ def packed_attention(
     """The attention that transformers' models call. Raises ValueError without bounds, or when they are not of this pack.
 
     `sliding_window` tokens are seen at most, the own one among them. Dropout is off in reinforcement learning: the ratio compares policies.
-    Not compiled: a graph would be made anew for every pack's bounds.
+    Not compiled: a graph would be made again for every pack's bounds.
     """
     if segments is None or attention_mask is not None:
         raise ValueError(

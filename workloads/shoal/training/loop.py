@@ -141,7 +141,7 @@ class Trainer:
         self._progress.taken_up(self.version, sealed.metrics)
 
     def _result_is_there(self) -> bool:
-        """Whether the run has the result of its last step: one of fewer steps is of before `spec.steps` was raised."""
+        """Whether the run has the result of its last step: one of fewer steps is from before `spec.steps` was raised."""
         try:
             found = FinalModel.from_json(self._store.get(keys.FINAL_SEAL))
         except (NotFound, ValidationError):
@@ -158,7 +158,7 @@ class Trainer:
             self.train_step(step)
 
     def _act_on(self, incident: Incident, step: int) -> bool:
-        """Do what the settings want done about signs of instability; whether that made the next version."""
+        """Do what the settings demand about signs of instability; whether that made the next version."""
         states = self._ranks.broadcast(self._states.sealed(), "which states there are")
         while True:
             decision = decide(self._history, self._config.stability, states)

@@ -67,7 +67,7 @@ def cosine_rate(given: Hyperparameters, updates: int, total: int) -> float:
 
 class Optimizer:
     """AdamW over a model's parameters. `updates` counts the applied ones, over the whole run; `rate` gives the learning rate of the one
-    that follows so many, warm-up and then constant if it is absent."""
+    that follows this many, warm-up and then constant if it is absent."""
 
     def __init__(
         self,

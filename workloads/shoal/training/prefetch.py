@@ -50,7 +50,7 @@ class Prefetch:
             self._current = _Reading(self._reader, step)
 
     def rows(self, batch: StepBatch) -> StepRows:
-        """The batch's rows: those that were read ahead if they are of this very batch, else read now."""
+        """The batch's rows: those that were read ahead if they are of this batch, else read now."""
         reading, self._current = self._current, None
         if reading is not None and reading.found_batch:
             reading.thread.join()

@@ -128,7 +128,7 @@ def after_roll_back(restored: History, incident: Incident | None) -> History:
 
 
 def needed_states(history: History, states: Sequence[int]) -> set[int]:
-    """The versions that a roll-back would want: the newest state before the present warnings began."""
+    """The versions that a roll-back would need: the newest state before the present warnings began."""
     borders = [] if history.warned_from is None else [history.warned_from - 1]
     if history.incident is not None and not history.incident.settled:
         borders.append(history.incident.calm_version)

@@ -1,6 +1,6 @@
 """`SignedClient`: the one HTTP client of our parts.
 
-It signs each try anew (a nonce is never used twice), ignores proxy variables, follows no redirects, and retries what another try can mend
+It signs each try again (a nonce is never used twice), ignores proxy variables, follows no redirects, and retries what another try can repair
 (connection lost, 5xx, 429 with its Retry-After) with jittered pauses until the deadline. Every request of ours is idempotent by design, so a retry
 is always safe. A 4xx is an answer: `Refused`, with the server's words.
 """

@@ -65,7 +65,7 @@ class Neighbourhood:
         self._refused: set[str] = set()
 
     def discovery_is_at(self, address: str) -> None:
-        """Take note of discovery's address. A run on this very machine may name any; one in a private network, what is private."""
+        """Take note of discovery's address. A run on this machine may name any; one in a private network, what is private."""
         kinds: dict[Kind, frozenset[Kind]] = {
             "loopback": frozenset({"loopback", "link-local", "private", "public"}),
             "link-local": frozenset({"link-local", "private", "public"}),
@@ -99,7 +99,7 @@ class Neighbourhood:
                 )
 
     def reachable(self, urls: Iterable[str]) -> list[str]:
-        """Those of `urls` that may be called; of the others the log hears once. Verdicts on good ones are kept for `GOOD_SECONDS`."""
+        """Those of `urls` that may be called; of the others the log says it once. Verdicts on good ones are kept for `GOOD_SECONDS`."""
         now, kept, refused = time.monotonic(), dict[str, float](), set[str]()
         for url in urls:
             try:

@@ -66,7 +66,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self.scope[WHOLE_BODY] = True  # type: ignore[literal-required]
         self._in_head = True  # the next one's; its time begins with its first byte, before it keep-alive's runs
-        if self._rest_timer is not None:  # the answer is out: nothing else begins the keep-alive time anew
+        if self._rest_timer is not None:  # the answer is out: nothing else begins the keep-alive time again
             self._stop_rest_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -106,7 +106,7 @@ async def within(
 ) -> AsyncIterator[bytes]:
     """The parts of a body as they come; raises TimeoutError when one takes longer than `idle_seconds`, or all longer than `seconds()`.
 
-    `seconds` is asked anew for each part: how long an upload may take is known once its policy was read.
+    `seconds` is asked again for each part: how long an upload may take is known once its policy was read.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

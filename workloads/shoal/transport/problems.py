@@ -40,7 +40,7 @@ KINDS: dict[ProblemCode, Kind] = {
     ProblemCode.INVITE_OF_ANOTHER_NODE: Kind(409, "Invite of another node"),
     ProblemCode.INVITE_EXPIRED: Kind(409, "Invite has expired"),
     ProblemCode.UPLINK_NOT_MEASURED: Kind(428, "Measure the uplink first, with POST /v1/uplink-tests"),
-    ProblemCode.UPLINK_OUTDATED: Kind(404, "Register anew"),
+    ProblemCode.UPLINK_OUTDATED: Kind(404, "Register again"),
     ProblemCode.TOO_MANY_UPLOADS: Kind(429, "Many uploads at once"),
     ProblemCode.NO_SUCH_TEST: Kind(409, "No such test"),
     ProblemCode.UPLOAD_TOO_SMALL: Kind(422, "Upload is too small"),
@@ -118,7 +118,7 @@ KINDS: dict[ProblemCode, Kind] = {
     ProblemCode.NO_SUCH_FILE: Kind(404, "No such file"),
     ProblemCode.NOT_A_PLAIN_FILE: Kind(422, "Not a plain file"),
     ProblemCode.EMPTY_FILE: Kind(422, "Empty file"),
-    ProblemCode.NOT_A_PROGRAM: Kind(422, "This is no program"),
+    ProblemCode.NOT_A_PROGRAM: Kind(422, "This is not a program"),
     ProblemCode.SLOTS_TAKEN: Kind(503, "Every slot is taken"),
     ProblemCode.SANDBOX_FAILED: Kind(500, "The sandbox failed"),
 }

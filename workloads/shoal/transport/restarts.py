@@ -46,7 +46,7 @@ def _watch(client: SignedClient) -> None:
 
 
 def _told(client: SignedClient) -> int | None:
-    """The number, or None while there is none to be had."""
+    """The number, or None while none is available."""
     try:
         state = client.call("GET", "/v1/state", reply=AgentState, deadline_seconds=0.0, timeout_seconds=5.0)
     except (Refused, Unavailable):

@@ -46,7 +46,7 @@ class SignatureGate:
     def __init__(
         self, base_url: str, nonces: NonceMemory, further: Callable[[], Sequence[str | None]] = lambda: ()
     ) -> None:
-        """`further` gives other URLs of this same service, asked for anew each time; None among them is passed over."""
+        """`further` gives other URLs of this same service, asked for again each time; None among them is passed over."""
         self._base_url = base_url.rstrip("/")
         self._further = further
         self._nonces = nonces

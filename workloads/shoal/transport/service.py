@@ -137,7 +137,7 @@ def query_seconds(request: Request, name: str, most: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds <= most:
-        raise Refusal(ProblemCode.NOT_VALID, f"{name}: given {text[:20]!r}, allowed are 0 to {most:.0f}")
+        raise Refusal(ProblemCode.NOT_VALID, f"{name}: given {text[:20]!r}; allowed: 0 to {most:.0f}")
     return seconds
 
 

@@ -61,7 +61,7 @@ def evaluate_all(
     if len(set(names)) < len(names):
         raise CannotEvaluate(f"--env {' --env '.join(names)}: each environment once")
     if not (model / "config.json").is_file():
-        raise CannotEvaluate(f"{model}: no config.json; wanted is a folder with a Hugging Face checkpoint")
+        raise CannotEvaluate(f"{model}: no config.json; give a folder with a Hugging Face checkpoint")
     if output is not None and not output.parent.is_dir():
         raise CannotEvaluate(f"--json {output}: there is no folder {output.parent}")
     found = []

@@ -165,7 +165,7 @@ def chosen(
 
 
 def how_asked(wanted: EvaluationRequest, origin: ModelOrigin | None, settings: Settings) -> list[str]:
-    """What the user did not choose, in words, and what he chose against the model's run."""
+    """What the user did not choose, in words, and what they chose against the model's run."""
     lines = []
     trained = ", ".join(map(str, origin.targets)) if origin is not None else ""
     if wanted.target_length is None and settings.targets:
@@ -189,7 +189,7 @@ def planned(
         if len(prompt) + settings.max_tokens > positions:
             raise CannotEvaluate(
                 f"the prompt of {task.problem_id} has {len(prompt)} tokens; with {settings.max_tokens} more it is past the model's {positions}:"
-                f" allowed is --max-tokens up to {max(0, positions - len(prompt))}"
+                f" allowed: --max-tokens up to {max(0, positions - len(prompt))}"
             )
         for sample in range(settings.samples):
             request = Request(

@@ -2,8 +2,8 @@
 
 Such a one costs a signature check and a share of one call of Redis: `SWAP`, which takes the nonce and writes the node's record only if it still is
 what the new one was made from, so that no heartbeat undoes an eviction. Heartbeats of a few milliseconds travel to Redis together. Whatever is
-not plain (an invite, a node that is not a member or must register anew, a body that does not parse, state that is being rebuilt) goes on untouched to
-the service's own route, `membership.heartbeat`, and no nonce is taken for it here.
+not plain (an invite, a node that is not a member or must register again, a body that does not parse, state that is being rebuilt) goes on untouched
+to the service's own route, `membership.heartbeat`, and no nonce is taken for it here.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ from shoal.telemetry import get_logger
 PAGE = 500
 """Nodes in one answer: about 250 KiB."""
 LOGS_SECONDS = 600
-"""Logs that a node sent are kept so long, and so is the question."""
+"""Logs that a node sent are kept this long, and so is the question."""
 
 
 def list_nodes(state: RunState, *, node_state: str = "", pool: str = "", after: str = "") -> NodeList:
@@ -164,7 +164,9 @@ def require(state: RunState, node: str) -> NodeRecord:
 def require_member(state: RunState, node: str) -> NodeRecord:
     record = require(state, node)
     if record.state not in MEMBERS:
-        raise Refusal(ProblemCode.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and hears of nothing")
+        raise Refusal(
+            ProblemCode.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and is not informed of anything"
+        )
     return record
 
 

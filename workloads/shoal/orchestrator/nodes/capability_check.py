@@ -126,7 +126,7 @@ def receive(state: RunState, answer: ChallengeAnswer) -> ChallengeResult:
 
 
 def _came(state: RunState, answer: ChallengeAnswer) -> SeenAnswer:
-    """When this very answer was here first. The time that it stood in our crowd is not the node's; another answer is a later one."""
+    """When this answer was here first. The time that it stood in our crowd is not the node's; another answer is a later one."""
     digest = hashlib.sha256(answer.product.encode()).hexdigest()
     data = state.redis.get(_seen_key(state, answer.node))
     before = SeenAnswer.from_json(data) if data is not None else None

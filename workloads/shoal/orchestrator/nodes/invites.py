@@ -69,7 +69,7 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
 class Places:
     """How many nodes of each pool are inside (invited, or members) from each address, by the orchestrator's own records.
 
-    Discovery's rows will not do: a node writes its own anew when it likes, and they are forgotten while the node stays a member.
+    Discovery's rows will not do: a node writes its own again when it likes, and they are forgotten while the node stays a member.
     """
 
     def __init__(self, records: Iterable[NodeRecord]) -> None:

@@ -34,7 +34,7 @@ from shoal.telemetry import get_logger
 def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
     """Note that a node lives; admit it when it brings a good invite.
 
-    Raises `Refusal` for strangers, the excluded, bad invites, and members that must register anew (`must_register`).
+    Raises `Refusal` for strangers, the excluded, bad invites, and members that must register again (`must_register`).
     """
     now = state.clock()
     record = state.nodes.get(beat.node)
@@ -55,7 +55,7 @@ def must_register(state: RunState, record: NodeRecord) -> bool:
 
 
 def require_pool(state: RunState, record: NodeRecord) -> None:
-    """Raises `Refusal` for a member that must register anew, which its agent then does by itself; its leases stand meanwhile."""
+    """Raises `Refusal` for a member that must register again, which its agent then does by itself; its leases stand meanwhile."""
     if must_register(state, record):
         words = "which pool this node is in was forgotten with Redis: register at discovery again"
         raise Refusal(ProblemCode.POOL_FORGOTTEN, words)

@@ -2,7 +2,7 @@
 
 `decide` is pure: finding, step and earlier opinions in, one `Decision` out. `record_verdict` carries it out: the verdict object is created first (it
 exists once, so it decides), then the ledger is told, then the queue is cleared; each part finds by itself whether it was done before, so a crash
-anywhere is mended by the next verdict on the file or by `recovery`. Called for `POST /v1/verdicts`, for files of sealed steps and by `recovery`.
+anywhere is repaired by the next verdict on the file or by `recovery`. Called for `POST /v1/verdicts`, for files of sealed steps and by `recovery`.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def decide(
         if not oldest <= verdict.policy_version <= newest:
             return Decision(
                 "expire",
-                f"policy version {verdict.policy_version} may not feed step {verdict.step}, allowed are {oldest} to {newest}",
+                f"policy version {verdict.policy_version} may not feed step {verdict.step}; allowed: {oldest} to {newest}",
             )
     return Decision("record")
 

@@ -55,7 +55,7 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
 
 
 def other_file(lease: str, sha256: str) -> Refusal:
-    """What whoever comes with a second file hears; `sha256`: of the first."""
+    """What whoever comes with a second file is told; `sha256`: of the first."""
     words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
     return Refusal(ProblemCode.LEASE_FOR_ANOTHER_FILE, words)
 
@@ -106,7 +106,7 @@ class LeaseBook:
                 return lease
 
     def give_again(self, record: LeaseRecord, expires_unix: float, drawn_by: DrawnBy) -> Lease:
-        """Open a lease anew that ended without a file. Where its node has changed its pool, the store, which outlives Redis, hears of it."""
+        """Open a lease again that ended without a file. Where its node has changed its pool, the store, which outlives Redis, is informed."""
         lease = record.lease.model_copy(update={"expires_unix": expires_unix})
         again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by)
         if record.drawn_by != drawn_by:

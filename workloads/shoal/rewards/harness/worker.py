@@ -47,7 +47,7 @@ def main() -> None:
                 "error",
                 f"it is scored with {error.name or error}, which is not a part of the environment lm-eval"[:300],
             )
-        except Exception as error:  # the functions of tasks raise anything; what they do is no score
+        except Exception as error:  # the functions of tasks raise anything; what they do is not a score
             reply = ("error", f"{type(error).__name__}: {error}"[:300])
         answers.write(json.dumps(reply) + "\n")
         answers.flush()

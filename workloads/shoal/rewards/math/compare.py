@@ -49,7 +49,7 @@ def compare(gold: str, answer: str) -> Decided | Questions:
     if gold.strip() == answer.strip():
         return Decided(True, "the same text")
     if len(answer) > LONGEST_ANSWER:
-        return Decided(False, f"the answer has {len(answer)} characters, allowed are {LONGEST_ANSWER}")
+        return Decided(False, f"the answer has {len(answer)} characters; at most {LONGEST_ANSWER} are allowed")
     ours, theirs = normalise(gold), normalise(answer)
     if not theirs:
         return Decided(False, "the answer is empty")

@@ -65,7 +65,7 @@ def guarded(verify: Callable[..., Any]) -> Callable[..., bool]:
 
 
 def unbounded(expression: Any) -> set[Any]:
-    """Infinities of an expression, and what is no number in it, once it is evaluated.
+    """Infinities of an expression, and what is not a number in it, once it is evaluated.
 
     sympy takes `max(oo, 37) - 1/2` for zero, and other differences of the kind by the draw: so an answer that has an infinity is equal to no gold
     answer that has none, whatever their difference is said to be.

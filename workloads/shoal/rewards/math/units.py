@@ -1,7 +1,7 @@
 """Units at the end of an answer: `5 cm`, `12 m/s`, `30 degrees`, `50%`, `7 apples`.
 
 In: a normalised answer. Out: the number's text and a `Unit`, or no unit. A unit has a dimension and a factor to the dimension's base, so that
-`50 mm` is `5 cm`; a word that is no known unit is a dimension of its own. Pure; called by `compare`. Factors are exact (SI brochure, 9th edition;
+`50 mm` is `5 cm`; a word that is not a known unit is a dimension of its own. Pure; called by `compare`. Factors are exact (SI brochure, 9th edition;
 international yard and pound, 1959).
 """
 

@@ -109,7 +109,7 @@ def _load() -> Any:
         for gold, answer in pairs:
             ours = read(gold)
             if not ours:
-                verdict = ("no-gold", "the gold answer is no expression")
+                verdict = ("no-gold", "the gold answer is not an expression")
                 continue
             if fits(ours, answer):
                 return ("equal", "equal by sympy")

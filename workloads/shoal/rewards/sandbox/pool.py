@@ -57,7 +57,7 @@ class SandboxPool:
         self._starter.start()
 
     def run(self, program: Program) -> Outcome:
-        """Run one program to its end. SandboxFailed when no sandbox could be had, which says nothing about the program."""
+        """Run one program to its end. SandboxFailed when no sandbox was available, which says nothing about the program."""
         with self._running:
             problem: Exception | None = None
             for _ in range(TRIES):

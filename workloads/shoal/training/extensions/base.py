@@ -1,6 +1,6 @@
 """The trainer's seam: hooks through which an extension takes part in training. The loop and the methods call them and know no extension.
 
-In: the events of a run. Out: changed weights, other advantages, more state, more to report, as the extension wants. A hook that is not
+In: the events of a run. Out: changed weights, other advantages, more state, more to report, as the extension needs. A hook that is not
 overridden changes nothing. Hooks run on every rank alike, in the order in which `enabled` lists the extensions. One trainer calls them so:
 
     attach, before_run, (before_step, [keep_rows, before_updates,] after_update..., after_updates, after_step)..., after_run, close

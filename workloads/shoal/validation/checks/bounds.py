@@ -24,10 +24,10 @@ def _problem(row: Rollout, facts: Facts) -> str | None:
         if min(tokens) < 0 or max(tokens) >= facts.vocabulary:
             return f"{name} holds an id outside 0..{facts.vocabulary - 1}"
     if len(row.completion_tokens) > facts.sampling.max_completion_tokens:
-        return f"{len(row.completion_tokens)} completion tokens, allowed are {facts.sampling.max_completion_tokens}"
+        return f"{len(row.completion_tokens)} completion tokens; at most {facts.sampling.max_completion_tokens} are allowed"
     total = len(row.prompt_tokens) + len(row.completion_tokens)
     if total > facts.max_sequence_length:
-        return f"{total} tokens of prompt and completion, allowed are {facts.max_sequence_length}"
+        return f"{total} tokens of prompt and completion; at most {facts.max_sequence_length} are allowed"
     if not all(math.isfinite(value) and value <= ROUNDING for value in row.completion_logprobs):
         return "a completion_logprob is not a finite number of at most 0"
     if not any(row.completion_mask):

@@ -6,13 +6,13 @@ might have drawn. What gives a copy away is how well the rows before it foretell
 
 `agreements` follows each row with a pointer into the rows of its prompt before it: a continuation's begins where its completion continues, stays
 on its course over tokens that differ, and where the last `GRAM` tokens were said before it is set behind them. So each token is foretold from
-those before it, or nothing is. `find` compares two ways in which the row can have come about: P, the policy sampled it, and Q, each token was copied
-except for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the rule of the pointer, and the sum R
-of the ratios since every place, R -> (1 + R) x ratio, ever exceeds a border c in a row of n tokens with a chance of at most n / c (Shiryaev and
+those before it, or nothing is. `find` compares two ways in which the row can have been produced: P, the policy sampled it, and Q, each token was
+copied except for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the rule of the pointer, and the
+sum R of the ratios since every place, R -> (1 + R) x ratio, ever exceeds a border c in a row of n tokens with a chance of at most n / c (Shiryaev and
 Roberts' statistic; Pollak, Annals of Statistics 13, 1985). No number of pairs or of places has to be corrected for.
 
-Copies are found as long as the tokens that agree are more improbable than the edits are dear: with 0.5 nats a token an edit in ten tokens is still
-found, with 0.2 nats one in thirty. Pure.
+Copies are found as long as the tokens that agree are more improbable than the edits are expensive: with 0.5 nats a token an edit in ten tokens is
+still found, with 0.2 nats one in thirty. Pure.
 """
 
 import math

@@ -71,9 +71,7 @@ def _other_continuation(
         return f"prompt_tokens are not the prompt and the first {prefix} completion tokens of row {place.parent}"
     limit = facts.longest_completion(row, prefix)
     if len(row.completion_tokens) > limit:
-        return (
-            f"{len(row.completion_tokens)} completion tokens behind {prefix} of row {place.parent}, allowed are {limit}"
-        )
+        return f"{len(row.completion_tokens)} completion tokens behind {prefix} of row {place.parent}; at most {limit} are allowed"
     return _other_temperature(row, facts)
 
 

@@ -17,7 +17,7 @@ from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import Prefill
 
 LEVELS = (1.0, 1e-1, 1e-2, 1e-4, 1e-6, 1e-8)
-"""Shares of `min_eos_probability` at which ends are counted: few ends that are very improbable say as much as many
+"""Shares of `min_eos_probability` at which ends are counted: few ends that are improbable say as much as many
 that are a little so, and at the last levels a single end in one row is enough. Where the sampler's choices are drawn
 again (`redraw`), any end that the seed does not draw is found, however probable.
 """
@@ -38,7 +38,7 @@ def _wrong_end(row: Rollout, limit: int, facts: Facts) -> str | None:
         return "tokens follow an end-of-sequence token"
     ended = row.completion_tokens[-1] in facts.eos_token_ids
     if row.finish_reason == "stop":
-        return None if ended else "finish_reason is stop, the last token is no end-of-sequence token"
+        return None if ended else "finish_reason is stop, the last token is not an end-of-sequence token"
     if ended:
         return f"finish_reason is {row.finish_reason}, the last token is an end-of-sequence token"
     if row.finish_reason == "length" and len(row.completion_tokens) != limit:

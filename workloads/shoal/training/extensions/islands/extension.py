@@ -118,7 +118,7 @@ class Islands(Extension):
             self.membership.jumped = False
             self.membership.left_behind = version
             telemetry.get_logger().warning(
-                "rows of before a copy of other islands' weights are left out", up_to=version
+                "rows from before a copy of other islands' weights are left out", up_to=version
             )
 
 

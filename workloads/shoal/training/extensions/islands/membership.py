@@ -60,12 +60,12 @@ ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 ROUND = Gauge("shoal_island_round", "Rounds that made the shared state of this island.")
 ROUNDS = Counter(
     "shoal_island_rounds_total",
-    "Exchanges that came about (made), did not (missed), or were not made because a member has other settings (held).",
+    "Exchanges that succeeded (made), failed (missed), or were not made because a member has other settings (held).",
     ["outcome"],
 )
 for _outcome in ("made", "missed", "held"):  # from the start: a rate misses the first of a series that begins with it
     ROUNDS.labels(_outcome)
-MISSED = Gauge("shoal_island_missed", "Exchanges since the last round that did not come about.")
+MISSED = Gauge("shoal_island_missed", "Exchanges since the last round that failed.")
 DIFFERS = Gauge(
     "shoal_island_differs",
     "1 for each setting in which a member differs from this island, as of the last exchange; while there is one, no round is made.",
@@ -127,7 +127,7 @@ class Membership:
         self.jumped = False
         """The weights were replaced by a state that others had come to: what was sampled before is of no use to them."""
         self.left_behind = -1
-        """Versions up to this one are of before such a jump. Part of the training state, since their rollouts may come after a restart."""
+        """Versions up to this one are from before such a jump. Part of the training state, since their rollouts may come after a restart."""
         self._names = sorted(set(names) - set(terms.excluded))
         """Who may be met, this island included."""
         self._last_made: tuple[float, list[str]] | None = None
@@ -210,7 +210,7 @@ class Membership:
         return self._island.due(updates)
 
     def exchange(self, step: int, *, overdue: bool = False) -> bool:
-        """Make a round after an update of step `step`; whether it came about.
+        """Make a round after an update of step `step`; whether it was made.
 
         Runs of a group come at times of their own. Each waits for the others, if any are alive, as long as its last step took: of two, the one
         with the longer steps then waits for longer than the other is away to train, so that they meet. Nobody is waited for where a member has other
@@ -242,7 +242,7 @@ class Membership:
 
     @property
     def held(self) -> bool:
-        """Whether the last exchange did not come about because a member has other settings."""
+        """Whether the last exchange failed because a member has other settings."""
         return bool(self._island.last.held)
 
     def progress(self) -> IslandsProgress:
@@ -273,7 +273,7 @@ class Membership:
         ROUNDS.labels("made" if made else "held" if self.held else "missed").inc()
 
     def finish(self, step: int) -> None:
-        """After the last update of the run: exchange until it comes about, unless nothing was learnt since the last round. Then what this island
+        """After the last update of the run: exchange until it succeeds, unless nothing was learnt since the last round. Then what this island
         learnt is part of what all have; past the deadline its result is its own, and the log says so."""
         if self._fresh:
             return
@@ -284,7 +284,7 @@ class Membership:
                 self._count_exchange(made=False)
             if not self._ranks.broadcast(time.monotonic() < deadline, "whether to try the last exchange again"):
                 telemetry.get_logger().error(
-                    "the last exchange did not come about; this island ends with weights of its own",
+                    "the last exchange failed; this island ends with weights of its own",
                     tried_seconds=FINISH_DEADLINE_SECONDS,
                 )
                 return
