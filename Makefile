@@ -25,10 +25,11 @@ soak: setup ## long churn, fuzzing and whole suites, those on a cluster too; not
 e2e: setup ## real pods on a real cluster: a node on this machine, kind, or `E2E="--kubeconfig FILE"`; see e2e/README.md
 	@tools/e2e.sh $(E2E)
 
-lint: setup ## ruff and the import rules
+lint: setup ## ruff, the import rules and the prose linter
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
+	$(PYTHON) -m tools.prose
 
 types: setup ## mypy
 	.venv/bin/mypy
@@ -99,7 +100,8 @@ bench-operator: setup ## 1,000 pools on a real API server: benchmarks/results/op
 	@tools/build.sh kubernetes >/dev/null
 	$(PYTHON) -m benchmarks.operator
 
-tools: ## build the Go programs that tests need (MinIO, Helm, a Kubernetes control plane) into the user's cache
+tools: ## build the Go programs that tests and checks need (Vale, MinIO, Helm, a Kubernetes control plane) into the user's cache
+	@tools/build.sh vale
 	@tools/build.sh minio
 	@tools/build.sh helm
 	@tools/build.sh kubernetes

@@ -32,6 +32,10 @@ package=$(sed -n 's/^tool //p' go.mod)
 flags="-s -w"
 # Further flags for the linker: Helm wants to be told which Kubernetes it is made for, or it takes every cluster for 1.20.
 [[ -f flags ]] && { sources+=(flags); flags+=" $(<flags)"; }
+# Further settings for the compiler; CGO_ENABLED=1 needs a C compiler.
+export CGO_ENABLED=0
+[[ -f env ]] && { sources+=(env); set -a; . ./env; set +a; }
+[[ $CGO_ENABLED == 0 ]] || command -v cc >/dev/null || { echo "tools: $tool needs a C compiler: \`apt-get install gcc libc6-dev\`, then \`make tools\`" >&2; exit 3; }
 [[ -f main.go ]] && { sources+=(main.go); package=.; }
 if [[ -f names ]]; then
     sources+=(names)
@@ -52,7 +56,7 @@ if [[ ! -x $program ]]; then
         echo "tools: building $tool with $have; the first time this takes some minutes" >&2
         started=$SECONDS
         # Appears whole or not at all: built under another name, then renamed.
-        CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false -trimpath" nice -n 5 \
+        GOFLAGS="-mod=readonly -buildvcs=false -trimpath" nice -n 5 \
             go build -ldflags "$flags" -o "$program.partial" "$package" >&2
         if [[ -f names ]]; then
             while read -r name; do ln -sfn kubernetes "$(dirname "$program")/$name"; done <names

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types, import rules, tests and the core of the end-to-end tests: `make test`. Everything runs even when something before it failed, so that one
+# Lint, types, import rules, prose, tests and the core of the end-to-end tests: `make test`. Everything runs even when something before it failed, so that one
 # run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out, and `--fast` runs
 # them with a fast tier of tests (`make check`). The core (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
 #
@@ -48,13 +48,15 @@ passing_signals_on() {
 }
 
 static_checks() {
+    tools/build.sh vale &>/dev/null & # the prose check waits for it, and says what is wrong
     check "ruff check" .venv/bin/ruff check
     check "ruff format" .venv/bin/ruff format --check
     check "mypy" .venv/bin/mypy
     check "import rules" .venv/bin/lint-imports
+    check "prose" .venv/bin/python -m tools.prose
 }
 
-# What needs no server, no engine and no trainer: contracts, the operator's builders and rules, reading a ledger, and the prose of the pages.
+# What needs no server, no engine and no trainer: contracts, the operator's builders and rules, reading a ledger, the prose linter and the size of the pages.
 FAST=(tests/contracts tests/operator/test_{crds,golden_children,manifest,scale}.py tests/docs/test_{prose,page_size}.py tests/test_architecture.py)
 
 if [[ ${1:-} == --fast ]]; then

@@ -1,80 +1,129 @@
-"""Hand-written pages are plain English: a sentence has at most 25 words, and words that the field does not use have a replacement."""
+"""The prose linter finds what it is for, in pages and in Python sources, and takes code and numbers for what they are.
 
-import re
-from collections.abc import Iterator
+`make check` and `make test` run it over the whole project (`python -m tools.prose`).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from doc_pages import text_of
-from test_page_size import by_hand, documentation
-from tools.docs.links import prose
+from tools import prose
 
-MOST_WORDS = 25
-"""Of one sentence; a colon or semicolon ends one, since what follows can be read by itself."""
-OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "NOTICE.md", "SECURITY.md")
-"""Pages with conventions of their own."""
-WORDS = {
-    r"mends?|mended|mending": "fix",
-    r"dear": "expensive",
-    r"wants?": "need, must have",
-    r"hears": "learns",
-    r"so (many|long)(?! as\b)": "a number, with its unit",
-    r"companion": "reward model",
-}
-"""Pattern -> what to write instead. `you want to` is how tasks are introduced."""
-PAGES = [page for page in documentation() if page not in OTHERS]
-STARTS = re.compile(r"\s*([-*]|\d+\.) ")
+from servers import ROOT, lacking
+
+LONG = " ".join(["word"] * 26) + "."
+FITS = " ".join(["word"] * 25) + "."
 
 
-def paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs and items of lists; tables, headings, pictures and code are left out."""
-    lines: list[str] = []
-    for _, line in prose(text):
-        outside = not line.strip() or line.startswith(("|", "#", "![", "<!--"))
-        if (outside or STARTS.match(line)) and lines:
-            yield " ".join(lines)
-            lines = []
-        if not outside and (lines or STARTS.match(line) or not line.startswith("    ")):
-            lines.append(line.strip())
-    if lines:
-        yield " ".join(lines)
+@pytest.fixture(scope="module")
+def vale() -> Path:
+    """The pinned Vale that `make check` built."""
+    built = subprocess.run([ROOT / "tools/build.sh", "--path", "vale"], capture_output=True, text=True, check=False)
+    if built.returncode != 0:
+        lacking("Vale", built.stderr.strip() or "run `make tools`, it builds the pinned program")
+    return Path(built.stdout.strip())
 
 
-def sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph; code counts as one word, a link as its text."""
-    plain = re.sub(r"`[^`]*`", "X", paragraph)
-    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
-    return re.split(r"(?<=[.!?:;])\s+", plain)
+def findings(vale: Path, folder: Path, name: str, text: str) -> list[str]:
+    file = folder / name
+    file.write_text(text)
+    return [f"{each.path}:{each.line} {each.message}" for each in prose.check(vale, [file], folder, folder / "shown")]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_sentence_has_at_most_twenty_five_words(page: str) -> None:
-    long = [
-        f"{page}: {len(each.split())} words: {each}"
-        for paragraph in paragraphs(by_hand(page))
-        for each in sentences(paragraph)
-        if len(each.split()) > MOST_WORDS
-    ]
-    assert not long, "\n".join(long)
+def test_a_long_sentence_of_a_page_is_found_with_its_line(vale: Path, tmp_path: Path) -> None:
+    found = findings(vale, tmp_path, "page.md", f"# Title\n\n{FITS} {FITS}\n\n- {LONG}\n")
+    assert [each.split(" More")[0] for each in found] == ["page.md:5"]
 
 
-def odd_words(line: str) -> list[str]:
-    """What to write instead, for each word of the line that the vocabulary replaces."""
-    plain = re.sub(r"`[^`]*`|\byou want\b", "X", line)
-    return [
-        f"{found.group()!r}; write: {better}"
-        for pattern, better in WORDS.items()
-        for found in re.finditer(rf"\b({pattern})\b", plain, re.IGNORECASE)
-    ]
+@pytest.mark.parametrize("end", [":", ";"])
+def test_a_colon_or_semicolon_ends_a_sentence_as_a_full_stop_does(vale: Path, tmp_path: Path, end: str) -> None:
+    assert not findings(vale, tmp_path, "page.md", f"{FITS.rstrip('.')}{end} {FITS}\n")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_words_are_those_of_the_field(page: str) -> None:
-    wrong = [f"{page}:{number}: {odd}" for number, line in prose(text_of(page)) for odd in odd_words(line)]
-    assert not wrong, "\n".join(wrong)
+def test_code_counts_as_one_word_and_tables_have_no_sentences(vale: Path, tmp_path: Path) -> None:
+    code = "`" + "word " * 30 + "`"
+    table = f"| a |\n|---|\n| {LONG} |\n"
+    fence = f"```\n{LONG}\n```\n"
+    assert not findings(vale, tmp_path, "page.md", f"One {code} two.\n\n{table}\n{fence}")
 
 
-def test_a_long_sentence_and_an_odd_word_would_be_found() -> None:
-    assert [len(each.split()) for each in sentences("One two: `a b c` and [three four](x.md). Five.")] == [2, 4, 1]
-    assert list(paragraphs("# Head\n\nOne\ntwo.\n\n- three\n- four\n\n| no |\n")) == ["One two.", "- three", "- four"]
-    assert odd_words("A node wants `wants` mending.") == ["'mending'; write: fix", "'wants'; write: need, must have"]
-    assert odd_words("If you want more, as long as it lasts.") == []
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("A node wants a lease.", "Shoal.Words"),
+        ("It waits for so many seconds.", "Shoal.Words"),
+        ("The run is made anew.", "Shoal.Words"),
+        ("It takes some 10 minutes.", "Shoal.Words"),
+        ("The ledger is told of them.", "Shoal.Order"),
+        ("The answer is no integer.", "Shoal.Order"),
+        ("It is simply done.", "Shoal.Weasel"),
+    ],
+)
+def test_each_rule_finds_its_words(vale: Path, tmp_path: Path, text: str, rule: str) -> None:
+    [found] = findings(vale, tmp_path, "page.md", text + "\n")
+    assert found.startswith("page.md:1 ")
+    assert found.endswith(f"[{rule}]")
+
+
+@pytest.mark.parametrize(
+    "text", ["If you want more, as long as it lasts.", "There is no integer.", "Run `a node wants`."]
+)
+def test_sound_words_pass(vale: Path, tmp_path: Path, text: str) -> None:
+    assert not findings(vale, tmp_path, "page.md", text + "\n")
+
+
+def test_docstrings_notes_and_messages_of_a_source_are_read(vale: Path, tmp_path: Path) -> None:
+    source = f'''"""Opens well.
+
+Then {LONG}
+"""
+
+LIMIT = 3
+"""A limit wants a reason."""
+
+
+def run(name: str) -> None:
+    if not name:
+        raise ValueError(f"{{name}} wants a name, and {{LIMIT}}"
+                         " is simply too small")
+'''
+    found = findings(vale, tmp_path, "module.py", source)
+    assert [each.split(" ")[0] for each in found] == ["module.py:3", "module.py:7", "module.py:12", "module.py:12"]
+
+
+def test_keys_patterns_and_programs_are_not_prose() -> None:
+    source = (
+        'A = "a-key"\nB = r"^[a-z]+ (\\d+) [^ ]* \\w+ $"\nC = "import os\\nhe wants it all"\nD = "shoal logs sums -f"\n'
+    )
+    assert not list(prose.texts(source))
+
+
+def test_texts_keep_their_lines_and_an_inserted_value_is_one_word() -> None:
+    source = 'def f(x: int) -> str:\n    """One.\n\n    Two\n    lines.\n    """\n    return f"the value {x + 1} is {x} here"\n'
+    assert list(prose.texts(source)) == [(2, "One."), (4, "Two lines."), (7, "the value X is X here")]
+
+
+def test_generated_pages_and_decisions_are_left_out() -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in prose.pages()}
+    assert {"README.md", "docs/validation.md", "examples/intellect-2/README.md"} <= names
+    assert not names & {"docs/cli.md", "docs/reference.md", "docs/metrics.md", "CHANGELOG.md"}
+    assert not any(name.startswith("docs/adr/") for name in names)
+
+
+def test_without_go_the_check_says_how_to_get_it_and_fails_in_ci_only(tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("#!/bin/sh\necho go1.2.3\n")
+    (tmp_path / "go").chmod(0o755)
+    for ci, status in (("", 0), ("true", 1)):
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.prose"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status
+        assert "take it from https://go.dev/dl" in done.stderr

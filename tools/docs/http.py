@@ -1,8 +1,8 @@
 """docs/http.md, from the services' OpenAPI documents and their handlers: every route, who may call it, what travels. Called by `__main__`.
 
-Paths and methods are those of the OpenAPI documents that the applications give. Bodies are signed bytes that the handlers parse by hand, so that who
-signs and which documents travel comes from the handler's source, by the few idioms that handlers have (`gate.role`, `gate.speaks_for`, `parse`,
-`call`).
+Paths and methods are those of the OpenAPI documents that the applications give. Bodies are signed bytes that the handlers parse
+by hand. So who signs and which documents travel comes from the handler's source, by the few idioms that handlers have (`gate.role`,
+`gate.speaks_for`, `parse`, `call`).
 """
 
 import ast
@@ -58,8 +58,9 @@ INTRODUCTION = f"""# HTTP
 
 {GENERATED}
 
-Nodes and roles of the run's roster sign their requests with HTTP Message Signatures (RFC 9421, Ed25519) over method, target URI, Content-Digest
-(RFC 9530), time and nonce. *node* below means that the signer must be the node that the request names. Errors are `application/problem+json` with
+Nodes and roles of the run's roster sign their requests with HTTP Message Signatures (RFC 9421, Ed25519); they cover method, target URI,
+Content-Digest (RFC 9530), time and nonce. *node* below means that the signer must be the node that the request names.
+Errors are `application/problem+json` with
 `type`, `title`, `detail` and `status`; 429 and 503 carry `Retry-After`. Clients decide by the code at the end of `type` (see Problems). Documents
 refuse unknown fields. `/healthz`, `/readyz` and `/metrics` are on every port.
 """

@@ -1,7 +1,7 @@
 """Where a link of a Markdown file leads, inside this repository and on the site. Pure; used by the site's hook and by the tests of docs.
 
-A link is resolved as GitHub does: relative to the file that it stands in. On the site everything below docs/ keeps its place, README.md is the front
-page, and any other file of the repository is shown on a page of its own below `source/`.
+A link is resolved as GitHub does: relative to the file that it stands in. On the site everything below docs/ keeps its place, README.md is
+the front page. Any other file of the repository is shown on a page of its own below `source/`.
 """
 
 import posixpath

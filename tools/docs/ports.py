@@ -117,7 +117,7 @@ def ports_page() -> str:
     lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
     lines += [
         "A lost Secret cannot be made again with the same keys: back it up ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",
-        "A node's own key is no Secret: it is on the node's volume `key/`, or on the stranger's machine.",
+        "A node's own key is not in a Secret: it is on the node's volume `key/`, or on the stranger's machine.",
         "",
     ]
     return "\n".join(lines).rstrip() + "\n"

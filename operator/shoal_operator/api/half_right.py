@@ -1,6 +1,6 @@
 """The CEL rules that a document breaks which has other mistakes too: those that read nothing of what is mistaken. Pure.
 
-A model cannot be made of such a document, so the rules are evaluated on the document itself, with the schema's defaults filled in, as an API server
+A model cannot be made of such a document. So the rules are evaluated on the document itself, with the schema's defaults filled in, as an API server
 does. A rule that reads a field with a mistake, or one that an unknown key may have meant, is left for the next try: what it says now may not be so
 when that field is right. Called by `manifest`.
 """

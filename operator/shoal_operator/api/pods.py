@@ -1,6 +1,6 @@
 """How the pods of a part are placed and made: GPUs, a short list of pod fields, images. Used by all four kinds.
 
-The list of pod fields is closed on purpose: what is here cannot take a pod out of the restricted pod security level, and a CRD with a whole pod
+The list of pod fields is closed on purpose: what is here cannot take a pod out of the restricted pod security level. A CRD with a whole pod
 template would be larger than most API servers like.
 """
 

@@ -80,7 +80,7 @@ def group_problem(run: TrainingRun, own_key: str | None) -> str:
 
 
 def island_terms(run: TrainingRun, addresses: Addresses, islands: Mapping[str, str]) -> IslandTerms | None:
-    """What the islands of a run are told of one another; None for a run of one trainer, and for a run whose group is not known yet. Of islands of one
+    """What the islands of a run know of one another; None for a run of one trainer, and for a run whose group is not known yet. Of islands of one
     run the first publishes. `islands`: public keys of the run's own, by name."""
     spec, group = run.spec.trainer.islands, group_of(run)
     lighthouse = addresses.lighthouse

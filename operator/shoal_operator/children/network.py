@@ -1,7 +1,7 @@
 """Who may talk to whom: one NetworkPolicy that denies all, and one a component with the edges of docs/architecture.md. Pure.
 
 A run's policies cover every pod that carries its label, those of pools and relays that others made too. Edges between two of our components are
-written once, in `EDGES`, and become an ingress rule at one end and an egress rule at the other. Kubelets may always probe.
+written once, in `EDGES`: each becomes an ingress rule at one end and an egress rule at the other. Kubelets may always probe.
 """
 
 from collections.abc import Iterable, Sequence
@@ -217,7 +217,7 @@ def _asks_a_hub(run: TrainingRun) -> bool:
 
 
 def _is_of_a_hub(environment: str) -> bool:
-    """A task of lm-evaluation-harness has its data on a hub unless it is a file of the admin's that names no commit of a data set."""
+    """A task of lm-evaluation-harness has its data on a hub; a file of the admin's has it there only if it names a commit of a data set."""
     package, _, part = environment.partition(":")
     name, commit, _ = part.partition("@")
     return package == "lm-eval" and (bool(commit) or not name.partition(",")[0].endswith((".yaml", ".yml")))

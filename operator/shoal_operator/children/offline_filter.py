@@ -1,6 +1,6 @@
 """The run that samples the tasks of another one for its offline filter: a TrainingRun of mode Generate, owned by that run. Pure.
 
-It has the same tasks, prompts, sampling, pools and store as the run, with `samples` completions a task, and it ends before the run's own parts
+It has the same tasks, prompts, sampling, pools and store as the run, with `samples` completions a task. It ends before the run's own parts
 begin. Its counts are read by the run's prepare (`shoal.environments.offline_filter`).
 """
 

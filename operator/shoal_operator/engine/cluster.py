@@ -48,7 +48,8 @@ class Cluster(Protocol):
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
-        """An object that we did not make and that may carry no label of ours (a credentials Secret, a ConfigMap that an admin copied), or None.
+        """An object that we did not make: a credentials Secret, or a ConfigMap that an admin copied. It may carry no label of ours. None: there is
+        none.
 
         It costs a request, where `get` answers from what is known, and nothing tells of its changes: whoever waits for one asks again later.
         """

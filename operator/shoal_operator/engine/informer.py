@@ -1,7 +1,7 @@
 """Keeps the cache of one kind of children right: one list, then one watch after the other, forever.
 
 A list is taken in pages; a watch continues from its resourceVersion, with bookmarks. When the server no longer has that version (410 Gone), or
-a watch fell silent, the list is taken again, and what is not on it any more is gone. Everything else that goes wrong is tried again with
+a watch fell silent, the list is taken again: what is not on it any more is gone. Everything else that goes wrong is tried again with
 backoff. One thread each, started by `manager.py`.
 """
 

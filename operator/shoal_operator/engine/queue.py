@@ -26,8 +26,9 @@ SETTLE_SECONDS = 0.05
 """Controllers write a workload's status several times in a row; one reconcile answers them all."""
 
 SETTLE_SECONDS_A_KEY = 0.003
-"""With more keys that settle at the same time each waits longer: about 330 reconciles a second for children's sake, which take less than a
-millisecond each, so a third of a core at most, however many events come. What people change does not wait for these."""
+"""With more keys that settle at the same time each waits longer: about 330 reconciles a second for
+children's sake. Each takes less than a millisecond: a third of a core at most, however many events come. What people change does not wait for
+these."""
 
 
 class QueueObserver(Protocol):

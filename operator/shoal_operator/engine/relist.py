@@ -64,7 +64,7 @@ class WatchedKind:
 
 
 class Relister:
-    """Lists own kinds and compares; `passed` is told of each event of kopf's."""
+    """Lists own kinds and compares; `passed` gets each event of kopf's."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Loopback addresses: each run on this machine locks a 127.x.y.0/24 of its own, and each pod gets one address of it.
 
-The lock is a flock on a file in a folder of the user, held as long as the run is up, so that two runs never meet and a crash frees it. The last
-byte of an address belongs to a pod's key (component and ordinal) and is remembered in the run's folder, so that it is the same after a restart.
+The lock is a flock on a file in a folder of the user, held as long as the run is up. So two runs never meet and a crash frees it. The last
+byte of an address belongs to a pod's key (component and ordinal) and is remembered in the run's folder. So it is the same after a restart.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """One container as a process: start, probes, restarts with growing pauses, a log file.
 
 Its pod calls `RunningContainer.tick(now)` a few times a second; nothing here blocks. Restart pauses are shorter than a kubelet's (at once, then
-1 s doubling to 30 s, forgotten after a minute of health, where a kubelet starts at 10 s and ends at 5 min): a person is watching this machine, and no
+1 s doubling to 30 s, forgotten after a minute of health); a kubelet starts at 10 s and ends at 5 min: a person is watching this machine, and no
 registry or node is hurt by a quick retry.
 """
 

@@ -77,7 +77,7 @@ def _final_exits(spec: Mapping[str, Any]) -> frozenset[int] | None:
 
 
 def address_key(kind: str, name: str, component: str, ordinal: int) -> str:
-    """Attempts of a Job share an address, so that the others need not be told of a new attempt."""
+    """Attempts of a Job share an address, so that the others need not learn about a new attempt."""
     return f"{component if kind == 'Job' else name}/{ordinal}"
 
 

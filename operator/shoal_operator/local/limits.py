@@ -1,6 +1,6 @@
 """What of a TrainingRun one machine cannot do, in words, and what it leaves out on purpose. Pure; called before anything is started.
 
-Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `dataClaim` (paths are the machine's), `ui`
+Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `dataClaim` (paths are the machine's); `ui`
 (the program `shoal ui` is the page here, and knows every pod), runners unless they are asked for. Without effect, as there is one node, one user and
 one network: placement, priorities, images, exposure, NetworkPolicies, disruption budgets, sizes of volumes.
 """

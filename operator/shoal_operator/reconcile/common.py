@@ -57,8 +57,8 @@ def owned_by(live: Object, owner: Object) -> bool:
 
 
 def refuse_anothers(live: Object, owner: Object) -> None:
-    """Raise ClusterError for an object that something else controls: a child of a run of the same name that was deleted a moment ago, which its end
-    takes along, or one of another owner that happens to be called the same, and that both would write in turn forever.
+    """Raise ClusterError for an object that something else controls: a child of a run of the same name that was deleted a
+    moment ago (its end takes the child along); or one of another owner that happens to be called the same, and that both would write in turn forever.
     """
     found = _controller(live)
     if found is None or owned_by(live, owner):
@@ -186,7 +186,8 @@ def _not_grown(claim: str, error: ClusterError) -> str:
 
 
 def write_status(cluster: Cluster, live: Object, status: Mapping[str, Any], conditions: Iterable[Condition]) -> None:
-    """Write the status of one of our objects, without fields that are None at any depth (no field may be null), unless it is there already."""
+    """Write the status of one of our objects, without fields that are None at any depth: no field may be null. Does nothing if it is there
+    already."""
     new = _given(status)
     new["observedGeneration"] = live["metadata"].get("generation", 1)
     new["conditions"] = merge(conditions, live, cluster.now())

@@ -1,6 +1,6 @@
 """Reconciles the three kinds with replicas, InferencePool, RelayServer and Validator, which differ only in a row of `SCALED_KINDS`.
 
-Each waits for a ConfigMap of its run, has one workload of its own name, and says in its status how many pods are ready and why others are not.
+Each waits for a ConfigMap of its run, has one workload of its own name. Its status says how many pods are ready and why others are not.
 """
 
 from collections.abc import Callable, Mapping

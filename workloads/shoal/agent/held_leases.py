@@ -1,4 +1,4 @@
-"""Which leases the worker of this pod holds, as its agent has seen them go by, and how they go back when no file will come.
+"""Which leases the worker of this pod holds, as its agent has seen them go by; how they go back when no file will come.
 
 Comes in: leases, receipts and returns that pass the agent's socket. Goes out: `LeaseReturn`s to the orchestrator. A worker that was killed can say
 nothing any more; the next one in its place, or the agent when the pod ends, gives back what it held.

@@ -29,8 +29,8 @@ class TooSlowError(Exception):
 def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SECONDS) -> UplinkResult:
     """What discovery saw of an upload of ours.
 
-    Raises `TooSlowError` when the upload was cut off, by discovery or by us, or came to discovery only when its time was over (a proxy that passes on
-    whole bodies alone has it until then); `Refused` when discovery takes none, `Unavailable` when it does not answer.
+    Raises `TooSlowError` when the upload was cut off, by discovery or by us; or when it came to discovery only when its time was over (a proxy that
+    passes on whole bodies alone has it until then); `Refused` when discovery takes none, `Unavailable` when it does not answer.
     """
     test = client.call(
         "POST", "/v1/uplink-tests", UplinkRequest(node=node, pool=pool), UplinkTest, deadline_seconds=ask_seconds
@@ -58,6 +58,6 @@ def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SE
         mbps = test.size * 8 / 1e6 / limit
         raise TooSlowError(f"the upload did not end in {limit:.0f} s: the uplink is below {mbps:.2g} Mbit/s") from error
     except ValueError as error:
-        raise Unavailable(f"discovery's answer is no UplinkResult: {str(error)[:200]}") from error
+        raise Unavailable(f"discovery's answer is not an UplinkResult: {str(error)[:200]}") from error
     get_logger().info("uplink measured", mbps=result.mbps, bytes=result.size, seconds=result.seconds)
     return result

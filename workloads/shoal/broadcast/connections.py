@@ -152,7 +152,7 @@ class Connections:
         self._idle: dict[Place, list[http.client.HTTPConnection]] = {}
 
     def get(self, url: str, headers: Mapping[str, str], begin: Callable[[Exchange], None]) -> Exchange:
-        """Ask; `begin` is told of the exchange before it is sent, and may raise. Raises `OSError`, `HTTPException` or `ValueError`."""
+        """Ask; `begin` gets the exchange before it is sent, and may raise. Raises `OSError`, `HTTPException` or `ValueError`."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"{url[:80]!r} is not an http or https URL")

@@ -43,8 +43,8 @@ def base_for(
     """What `record` shall be a delta against, or None when it is to be published in full.
 
     In full: every `anchor_every`-th version, so that no chain is longer; when the deltas of its chain (`chain_bytes`, this one included) would be as
-    large as a version in full, because a client without a base must fetch them all; and whenever the version just before it is not at hand
-    (`candidate`, its stream's digest `sha256`) or is laid out otherwise, because then its bytes are not those of the same weights.
+    large as a version in full: a client without a base must fetch them all; and whenever the version just before it is not at hand
+    (`candidate`, its stream's digest `sha256`) or is laid out otherwise: then its bytes are not those of the same weights.
     """
     if chain_bytes >= max(1, record.total_size):
         return None

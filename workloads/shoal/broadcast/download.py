@@ -1,7 +1,7 @@
 """One HTTP request to a relay or the origin, with every way it can go wrong given a name.
 
 In: a base URL, the path of a piece, bounds. Out: bytes of a small document, or a shard appended to its `ShardPart`, from where the last try broke off
-(RFC 9110 Range). A server is held to a size, to a least speed and to a deadline, headers included, and any request can be cancelled
+(RFC 9110 Range). A server is held to a size, to a least speed and to a deadline, headers included. Any request can be cancelled
 from another thread, whatever it is waiting for. It knows nothing of proxies. Called by `documents`, `transfer` and `relay`.
 """
 

@@ -1,9 +1,9 @@
 """Ends what evicted nodes read: the orchestrator's list of them, held against this relay's gate and its nginx.
 
-In: `GET /v1/exclusions`, asked for every few seconds. Out: the gate refuses these nodes (403), and, if one of them was served here, a mark in `www/`
-upon which the process beside nginx has it restart: new workers take all new connections, the old ones finish what they serve and are ended after
-`RelayConfig.eviction_seconds`. So a slow reader does not outlive its eviction, and who is cut with it goes on by Range. While the orchestrator is
-away the last list stands, and tokens run out by themselves. A thread of `relay`.
+In: `GET /v1/exclusions`, asked for every few seconds. Out: the gate refuses these nodes (403); if one of them was served here, it writes a mark in
+`www/` upon which the process beside nginx has it restart: new workers take all new connections, the old ones finish what they serve and are ended
+after `RelayConfig.eviction_seconds`. So a slow reader does not outlive its eviction, and who is cut with it goes on by Range. While the
+orchestrator is away the last list stands, and tokens run out by themselves. A thread of `relay`.
 """
 
 import os

@@ -1,6 +1,6 @@
 """nginx for the origin and the relays: renders its configuration under `SHOAL_HOME`, then becomes nginx.
 
-`python -m shoal.broadcast.nginx origin|relay`. It serves `www/versions/` and nothing else, GET and HEAD only, to holders of a token that the
+`python -m shoal.broadcast.nginx origin|relay`. It serves `www/versions/` and nothing else, GET and HEAD only. It serves holders of a token that the
 pod's Python process checks (`auth_request`), with limits of connections, requests and bytes a node. `render` is pure. nginx runs unprivileged on a
 high port; all its files lie under `SHOAL_HOME`. A relay with a certificate, or behind load balancers, has a second listener for outside.
 """

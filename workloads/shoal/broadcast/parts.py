@@ -1,7 +1,7 @@
 """Shards that are being received: their bytes in order from the start, hashed while they pass, each where it will stay.
 
 In: bytes, as they come from whichever source continues with the shard. Out: how many are here, and their SHA-256. `FilePart` collects in a file of
-its own, `PlacedPart` at the shard's place in the checkpoint that is being assembled, so that its bytes are written once. Made by a `Target`, filled
+its own, `PlacedPart` at the shard's place in the checkpoint that is being assembled; so its bytes are written once. Made by a `Target`, filled
 by `download`, which may be broken off anywhere: a new process continues from what a part had.
 """
 

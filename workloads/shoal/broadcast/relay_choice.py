@@ -1,8 +1,8 @@
 """Which relay to ask next: probability proportional to success rate x bandwidth, both moving averages (paper section 2.2; DESIGN section 5).
 
 Pure: the state goes in and a new state comes out; time and randomness are the caller's. A failure lowers the success rate of its relay and touches
-nothing else, so it never raises a weight. Time heals: the success rate of a relay drifts back towards 1 while nothing is heard of it, and
-a floor keeps every relay in the draw, so that one that recovered is found again. Called by `transfer`.
+nothing else, so it never raises a weight. The success rate of a relay drifts back towards 1 while
+nobody asks it; a floor keeps every relay in the draw, so that one that recovered is found again. Called by `transfer`.
 """
 
 import math

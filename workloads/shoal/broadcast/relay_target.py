@@ -1,7 +1,7 @@
 """Where a relay keeps the pieces of one version: the `www/` tree, each visible as soon as it is checked.
 
-The `Target` of a relay's `Transfer`. A piece is renamed into the tree after its signature or digest fitted, the descriptor just before its shard, so
-clients of this relay can fetch what the origin is still making.
+The `Target` of a relay's `Transfer`. A piece is renamed into the tree after its signature or digest
+fitted, the descriptor just before its shard. So clients of this relay can fetch what the origin is still making.
 """
 
 from shoal import telemetry

@@ -1,7 +1,7 @@
 """The sources of a transfer: relays with their records, drawn at random by weight; or the one origin.
 
 A thread-safe shell around `relay_choice`, which decides; the clock and the seeded generator live here. Used by `transfer`, kept by `fetch` and
-`relay` from one version to the next, because what was learnt about a relay lasts longer than a version.
+`relay` from one version to the next: what was learnt about a relay lasts longer than a version.
 """
 
 import random

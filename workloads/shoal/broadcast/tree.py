@@ -1,6 +1,6 @@
 """`www/`: the folder that nginx serves, and the only code that changes it.
 
-Every file appears by an atomic rename from `www/tmp/` after it reached the disk, so that a reader sees all of it or none, whenever a process is
+Every file appears by an atomic rename from `www/tmp/` after it reached the disk. So a reader sees all of it or none, whenever a process is
 killed. Removing a version takes it out of the index, moves the folder away, then deletes: who has a file open reads on to its end. Used by the
 publisher (`origin`) and the relays' sync agent (`relay`), one process a folder, which may publish from several threads.
 """

@@ -1,7 +1,7 @@
 """`shoal calibrate`: measure a checkpoint's honest proof errors and write its proof profile beside its weights.
 
-In: a checkpoint's folder and how much to measure. Out: `proof_profile.json` and a table. For models that prepare leaves alone because of their size,
-for a bound on false rejects that prepare has no time for, and for another type of serving. Called by `main`.
+In: a checkpoint's folder and how much to measure. Out: `proof_profile.json` and a table. For models that prepare leaves alone because
+of their size; for a bound on false rejects that prepare has no time for, and for another type of serving. Called by `main`.
 """
 
 import json

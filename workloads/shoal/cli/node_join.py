@@ -1,7 +1,8 @@
 """`shoal node join`: brings this machine to an open pool, and stays until it is asked to end or the run is over.
 
-Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, holds it to the run's key, says what this machine lacks, writes
-`config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes instead of containers.
+Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, checks it against the run's key, and says what this machine
+lacks. Then it writes `config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes instead of
+containers.
 """
 
 import contextlib

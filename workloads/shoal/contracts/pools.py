@@ -2,7 +2,7 @@
 
 Like `recipe.py`, these models are both parts of the CRDs and parts of the files that processes read (`node.json`, `run.json`).
 
-A pod of a pool proves that it is one by its pool's ticket, a secret that the operator derives from the run secret and that only its agent has; the
+A pod of a pool proves that it is one by its pool's ticket: a secret that the operator derives from the run secret and that only its agent has; the
 orchestrator derives the same. Who has no ticket is a stranger, and may join open pools only, under the pool's `Admission`. A ticket admits; it lends
 no trust.
 

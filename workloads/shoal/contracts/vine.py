@@ -1,6 +1,6 @@
 """Monte-Carlo values as in VinePPO (arXiv:2410.01679): where a completion is cut, and which continuations a file holds for the cuts.
 
-With algorithm `vineppo` a file holds the completions that every run's files hold (the *parents*, group after group) and behind them, parent after
+With algorithm `vineppo` a file holds the completions that every run's files hold (the *parents*, group after group). Behind them are, parent after
 parent and boundary after boundary, `continuations` rows that continue from the parent's tokens up to that boundary. How many there are, from where
 and with which seeds follows from the parents alone, so that nobody chooses which rows get any. Workers make them by these rules, validators check
 them, the trainer reads values from them. Pure. The settings are part of `Recipe`, and so of the CRD and of `config/run.json`.

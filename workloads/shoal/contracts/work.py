@@ -1,9 +1,9 @@
 """Work: what a lease may be for, and the only place that knows which number stands for it in leases, keys, files and the ledger.
 
-A piece of work is a step of training, a slice of the task table (mode Generate), or a slice of a benchmark that one version answers. It knows which
-versions may feed it (`window`), what its files hold (`shape`), which rows they are drawn from (`drawn`) and for whom (`drawn_for`). Documents name it
-by its `number`, in their field `step`. `WorkCodec` decodes numbers by the run's terms alone, so that everybody who knows them computes the same. Code
-that has no terms, such as the ledger's, asks for a number's kind (`kind_of`).
+A piece of work is one of three: a step of training, a slice of the task table (mode Generate), or a slice of a benchmark that one version answers.
+It knows which versions may feed it (`window`), what its files hold (`shape`), which rows they are drawn from (`drawn`) and for whom (`drawn_for`).
+Documents name it by its `number`, in their field `step`. `WorkCodec` decodes numbers by the run's terms alone, so that everybody who knows them
+computes the same. Code that has no terms, such as the ledger's, asks for a number's kind (`kind_of`).
 
 A further kind of work is added here: a member of `WorkKind` with numbers of its own, a type, and a case in `WorkCodec.decode`. mypy then names each
 function that does not answer for it. Pure.

@@ -2,7 +2,7 @@
 
 Comes in: a seed and how much work. Goes out: the product (by whoever is asked) and whether a product is right (by who asked). There are `lanes`
 chains of `depth` matrices each, and the answer is the sum of the lanes' products: `SIZE` x `SIZE` numbers, as long whatever the work was.
-Freivalds (1977): for a random vector r, (A B) r = A (B r) takes two products with a vector instead of one of matrices, and a wrong product passes
+Freivalds (1977): for a random vector r, (A B) r = A (B r) takes two products with a vector instead of one of matrices. A wrong product passes
 with a chance of at most 1 / p. With `VECTORS` of them that is 3e-11, for 1 / 100 of the work.
 
 All values are whole numbers below `PRIME`, so that every sum stays below 2^24: float32 is exact in any order of addition, and so are tensor cores,

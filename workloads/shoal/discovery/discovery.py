@@ -196,7 +196,7 @@ class ConfigFile:
 
 
 def offer(config: RunConfig) -> JoinOffer:
-    """What a stranger's machine is told of a run: nothing that is secret, and no list of who may join."""
+    """What a stranger's machine learns about a run: nothing that is secret, and no list of who may join."""
     return JoinOffer(
         run=config.run,
         run_key=config.run_key,

@@ -2,7 +2,7 @@
 
 Comes in: questions and uploads of strangers' machines. Goes out: `UplinkResult`, and the figure that discovery writes into a registration in the
 place of what the node says. The time runs on the clock of Redis, which all discoveries have, from the moment when a test was given out to the last
-byte: a proxy that takes a whole body before it passes it on makes a line no faster by that, and nor does a node that sends something beforehand. What
+byte: a proxy that takes a whole body before it passes it on makes a line no faster; nor does a node that sends something beforehand. What
 is shown is what came for this key in that hour, not whose line it was.
 
 Nothing is kept of an upload: uvicorn reads no further than 64 KiB ahead. Tests, results and the places of those that run are in Redis.
@@ -194,7 +194,7 @@ class UplinkCheck:
         """Count a test's upload and keep the result; `fits` says whether a SHA-256 is the one that was signed.
 
         What came within the limit is the result of a line that is too slow for all of it. Raises `Refusal` for a test that is not open, for
-        one that was begun late where there is no place by now, for another size, and for other bytes than were signed.
+        one that was begun late where there is no place by now; for another size; and for other bytes than were signed.
         """
         data = await self._redis.getdel(self._test(node))
         given = GivenTest.from_json(data) if data is not None else None

@@ -154,9 +154,9 @@ def load(name: str) -> Environment:
 def digest(environment: Environment) -> str:
     """SHA-256 (hex) over name, version and source of an environment: what a run pins.
 
-    The source is that of the modules of the environment's class and its base classes, and of this one, so that a
-    change in a shared scorer or in the suffix counts too, of `sources` with all modules below them, and the versions of `requires`. Line ends
-    are normalised: they carry no meaning. BadEnvironment when one of these is not there.
+    The source is that of the modules of the environment's class and its
+    base classes, and of this one: a change in a shared scorer or in the suffix counts too. It also covers `sources` with all modules below them,
+    and the versions of `requires`. Line ends are normalised: they carry no meaning. BadEnvironment when one of these is not there.
     """
     names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"} | {__name__}
     files = dict(_module_file(environment, name) for name in names)

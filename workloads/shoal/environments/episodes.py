@@ -1,7 +1,7 @@
 """Episodes with tools: a model writes, pauses at a call, is given the tool's output, and continues, all in one completion.
 
-An environment with tools has `stop` (texts that end a call), `most_calls`, and `observe(task, text)`, the tool's output for an episode whose text so
-far ends in a call. A completion is then stretches of sampled tokens with the tokens of tools between them, whose `completion_mask` is false.
+An environment with tools has `stop` (texts that end a call) and `most_calls`, and `observe(task, text)`: the tool's output for an episode whose
+text so far ends in a call. A completion is then stretches of sampled tokens with the tokens of tools between them, whose `completion_mask` is false.
 
 The rules are those of `Tools`, which workers follow and validators check, token by token, so that they cannot disagree:
 - A stretch pauses at the first token with which a text of `stop` is complete. What that token holds behind it is part of what was sampled.

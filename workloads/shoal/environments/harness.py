@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness as an environment: `lm-eval:gsm8k_cot@REVISION`, scored by the harness's own filters and metrics.
 
 What stands behind the colon names the task (`harness_names`). `prepare` and `shoal eval` load it with its data set, render each document's prompt and
-write into the task what scoring needs (`harness_import`); workers and validators take that from the task table and never read the data set, a YAML
+write into the task what scoring needs (`harness_import`); workers and validators take that from the task table. They never read the data set, a YAML
 file or code that is not the installed package's. The reward is the main metric's value for the one answer, from 0 to 1.
 """
 
@@ -40,11 +40,12 @@ class Harness:
         self._documents: list[Task] | None = None
 
     def task_count(self) -> int:
-        """Documents of the task. Loads its data set. ValueError when it cannot be had."""
+        """Documents of the task. Loads its data set. ValueError when they are not available."""
         return len(self._all())
 
     def tasks(self, count: int, seed: int) -> list[Task]:
-        """`count` documents of the task, in the data set's order; which ones, the seed decides. ValueError when it cannot be had or scored so."""
+        """`count` documents of the task, in the data set's order; which ones, the seed decides. ValueError when they are not available or cannot be
+        scored like this."""
         from shoal.environments.harness_import import chosen
 
         return chosen(self._all(), count, seed, self.name)

@@ -1,7 +1,7 @@
 """Try an installed environment in a process of its own and print what was found, as JSON: the inside of `checking`.
 
 `python -m shoal.environments.probe NAME COUNT SEED`. Everything that a run asks of an environment is asked of a few tasks here: tasks that
-survive the task table, prompts, a gold answer that scores 1, a broken one that scores 0, and any text at all that gets a score without an exception.
+survive the task table, prompts, a gold answer that scores 1, a broken one that scores 0; and any text at all that gets a score without an exception.
 """
 
 import hashlib

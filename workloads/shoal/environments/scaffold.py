@@ -89,7 +89,7 @@ class $class_name:
 
 README = Template("""# $name
 
-An environment for Shoal. Install it where workers, validators and the prepare job run, into the Python environment that has Shoal, which is the
+An environment for Shoal. Install it where workers, validators and the prepare job run, into the Python environment that has Shoal: the
 `.venv` of a checkout, then name it in a run. It does not ask for Shoal by name: Shoal is on no package index, and what is called `shoal` there is not
 ours.
 

@@ -1,6 +1,6 @@
 """Additions as a learner writes them: the method is right, and every now and then there is a slip.
 
-What a generated base model is taught, so that it knows the method and still has something to learn from its rewards, as
+What a generated base model is taught, so that it knows the method. It still has something to learn from its rewards, as
 a model has that read the web: it was right sometimes, and nobody told it when. In: two numbers and a source of chance.
 Out: a completion that scores 1 about as often as no slip is drawn. Called by `generated_model`.
 """

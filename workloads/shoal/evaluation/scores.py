@@ -124,7 +124,7 @@ def right(problem: AnsweredTask) -> int:
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Chance that k answers, drawn without replacement from `samples` of which `correct` are right, hold a right one.
 
-    Unbiased for the chance that one of k new answers is right, where 1 - (1 - correct / samples)^k is too small (arXiv:2107.03374, section 2.1).
+    Unbiased for the chance that one of k new answers is right; there 1 - (1 - correct / samples)^k is too small (arXiv:2107.03374, section 2.1).
     Raises ValueError unless 1 <= k <= samples and 0 <= correct <= samples.
     """
     if not (1 <= k <= samples and 0 <= correct <= samples):
@@ -137,8 +137,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 def interval(values: Sequence[float], trials: int) -> tuple[float, float]:
     """A 95 % interval for the mean of independent values in 0 to 1, one a problem, from `trials` answers in all.
 
-    Wilson's, which stays within 0 to 1 and has a width where all values are equal, with as many trials as would give the spread that was seen: more
-    than problems where these are alike, never more than answers. Where no spread is seen it is one trial a problem. Raises ValueError without values.
+    Wilson's interval. It stays within 0 to 1 and has a width where all values are equal. It counts as many trials as would give the spread that was
+    seen: more than problems where these are alike, never more than answers. Where no spread is seen it is one trial a problem. Raises ValueError
+    without values.
     """
     if not values:
         raise ValueError("an interval needs one or more values")

@@ -2,7 +2,7 @@
 
 vLLM mixes `HiddenStateExtension` into its worker class (`worker_extension_cls`) and calls its methods by name through
 `collective_rpc`, on every rank; `engine` is the only caller. Everything that is not vLLM's public interface is checked
-by `shoal_install` at start, so that an upgrade of vLLM fails with a message instead of writing wrong proofs.
+by `shoal_install` at start. So an upgrade of vLLM fails with a message instead of writing wrong proofs.
 
 The hook sits on `sample_tokens` of vLLM's first model runner (`GPUModelRunner` of `v1/worker/gpu_model_runner.py`).
 The CPU's runner is a subclass that leaves this method as it is, so what tests run on a CPU is what a GPU runs;
@@ -94,7 +94,7 @@ class HiddenStateExtension:
         """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.
 
         vLLM 0.32 on a CPU packs the weights of a head at load; when the head shares the embedding (tied), a reload
-        renews the embedding and leaves the packed copy, so that logits silently come from the old policy. It is
+        renews the embedding and leaves the packed copy; then logits silently come from the old policy. It is
         packed again here.
         """
         self.model_runner.reload_weights(weights_path=folder)
@@ -148,8 +148,9 @@ def _draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) ->
 def inspect_in_process(architecture: str) -> None:
     """Let vLLM look at the model's class in this process.
 
-    By default it starts another Python for this (about 20 s on a busy core) and caches the answer in the home folder,
-    which a container may not have. It does so to keep CUDA uninitialised in the parent, which is not a concern on a CPU.
+    By default it starts another Python for this (about 20 s on a busy core) and
+    caches the answer in the home folder; a container may not have one. It does so to keep CUDA uninitialised in the parent, which is not a concern
+    on a CPU.
     """
     known = ModelRegistry.models.get(architecture)
     if known is not None:

@@ -1,8 +1,8 @@
 """Why an island believes a state: the signatures of those who stood in the round that made it.
 
 In: agreements of rounds and their signatures. Out: whether they vouch for a state, and the shortest chain that does. A link is believed when more
-than half of its members signed it, and among them at least half of the members of the link before; the first link is held against all islands of the
-run. So islands may die one after the other down to the last, whose rounds are believed, and no island alone, where three or more were there, can
+than half of its members signed it; among them are at least half of the members of the link before; the first link is held against all islands of the
+run. So islands may die one after the other down to the last, whose rounds are believed. No island alone, where three or more were there, can
 make up a state. Pure; called by `head` and `island`.
 """
 

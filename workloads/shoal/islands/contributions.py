@@ -104,7 +104,7 @@ def _header(data: bytes, island: str, claim: Claim, known: Mapping[str, str]) ->
 def inner_products(
     received: Sequence[Received], count: int, kind: ExchangeType
 ) -> tuple[Float64[Tensor, "islands islands"], dict[str, str]]:
-    """The Gram matrix of this rank's parts, zero for those that do not count, and what is wrong with bytes that do not decode, by island."""
+    """The Gram matrix of this rank's parts, zero for those that do not count; and what is wrong with bytes that do not decode, by island."""
     gram = torch.zeros(len(received), len(received), dtype=torch.float64)
     bad: dict[str, str] = {}
     for start in range(0, count, PART):

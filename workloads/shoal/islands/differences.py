@@ -2,7 +2,7 @@
 
 In: the notices of a meeting, signatures checked. Out: who holds the round up, and why. All who came with the same terms come to the same answer,
 since each says in its notice for whom it holds rounds up. A member with other terms is remembered for a while: it may be training, or be started
-again with the terms of all, and a round made meanwhile would be one that it does not know of. Pure except for its log and clocks; called by
+again with the terms of all; it would not know a round made meanwhile. Pure except for its log and clocks; called by
 `members`.
 """
 

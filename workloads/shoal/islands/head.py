@@ -48,8 +48,8 @@ def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str],
     """The head among islands with distinct names. `known` are all islands' keys by name, `base` the digest of the state of round 0. Raises NoHead.
 
     Only what a certificate vouches for is a candidate, and the base where nobody has more. Whatever is older than a round that two signed, and that
-    somebody's state descends from, is passed over, so that no number of islands takes all back to an old state or to one begun again. Of the rest,
-    islands that have stood in a round since they started (`live`) are asked, and the others only where there is none, so that any number of
+    somebody's state descends from, is passed over. So no number of islands takes all back to an old state or to one begun again. Of the rest,
+    islands that have stood in a round since they started (`live`) are asked. The others are asked only where there is none: so any number of
     restarted ones does not outvote a survivor. A state that more than half of those asked have is the head, else the newest (ties: more
     signatures, then the smaller digest).
     """

@@ -2,7 +2,7 @@
 
 In: a trainer's parameters, changed by its own optimizer between two rounds. Out: the parameters of the shared state, the same bits on every
 island that stood in the round. A round is one meeting: whoever lacks the shared state copies it from a holder and contributes nothing; then
-everybody's signed vector goes to everybody, is judged, and the outer step is made when most have signed that they came to the same state. Whatever
+everybody's signed vector goes to everybody and is judged. The outer step is made when most have signed that they came to the same state. Whatever
 fails on the way changes nothing: the round is tried again with whoever is left, and after a bounded wait training continues without it. All ranks of
 an island call this alike.
 """

@@ -4,9 +4,10 @@ In: what every rank of this island received. Out: the factors, the reasons where
 one that says other things in the header of one rank than in that of another does not count. Pure; called by `island`.
 
 A vector is clipped by norm and weighed by whether it points where most others do, both from the contributions' inner products. One hostile island
-among three or more can scale its vector, turn it round or send noise, and moves the mean by little: its length is held to 2.5 times the median, and
-what agrees with the majority less than half as well as is usual counts less, down to nothing. With two islands nobody can say which is wrong; norms
-alone are held. Decisions are made from numbers rounded to a coarse grid, so that two machines whose sums differ in the last bits decide alike.
+among three or more can scale its vector, turn it round or send noise, and moves the mean by little: its length is held to 2.5
+times the median; what agrees with the majority less than half as well as is usual counts less, down to nothing. With two islands nobody can say
+which is wrong; norms alone are held. Decisions are made from numbers rounded to a coarse grid, so that two machines whose sums differ in the last
+bits decide alike.
 """
 
 import math

@@ -3,8 +3,8 @@
 In: this island's notice. Out: an `Encounter`: a `Meeting` with the notices of all who came, the same on each of them, or why there is none, after a
 bounded wait. Where a member has other terms nobody makes a round (`differences`), nor where something else than its notice is there under a
 member's name: it may be alive, and whoever went on without it would begin a lineage of its own. While it trains, an island tells the lighthouse
-that it is alive; one that is later than the last round's usual time and the wait allow falls silent by itself, so that two islands, too, go on
-without the slow one (the lighthouse waits for all that it hears from unless most are there). Called by `island`, on the leader.
+that it is alive; one that is later than the last round's usual time and the wait allow falls silent by itself. So two islands, too, go on
+without the slow one (the lighthouse waits for all that report to it unless most are there). Called by `island`, on the leader.
 """
 
 import threading
@@ -167,7 +167,7 @@ class Members:
         return Encounter(None, self.heard, self._differing.remembered(), came, problem)
 
     def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
-        """What the lighthouse's answer is worth; None when it is to be asked for again, since this island's own notice is not in it, or something
+        """What the lighthouse's answer is worth; None when it is to be asked for again: this island's own notice is not in it, or something
         else than a notice is there under a member's name."""
         found: dict[str, IslandNotice] = {}
         unread: dict[str, str] = {}

@@ -2,8 +2,8 @@
 
     momentum <- mu * momentum + gradient;   weights <- weights - rate * (gradient + mu * momentum)
 
-In: weights, momentum and mean, float32 on the host. Out: the first two changed in place. Every operation is element by element, one rounding
-each, so that all islands that begin with the same bits end with the same bits, whatever processor they have. Pure; called by `island`.
+In: weights, momentum and mean, float32 on the host. Out: the first two changed in place. Every operation is element by element, one
+rounding each. So all islands that begin with the same bits end with the same bits, whatever processor they have. Pure; called by `island`.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """The state that islands share: weights at the round's start, the outer momentum, and the few numbers that go with them.
 
-In: a trainer's parameters, whole or sharded. Out: two float32 vectors on the host, one of a rank's own parts, and a digest over all ranks that
+In: a trainer's parameters, whole or sharded. Out: two float32 vectors on the host, one of a rank's own parts; and a digest over all ranks that
 is the same on two islands if and only if every bit is. Called by `island`.
 """
 

@@ -1,10 +1,11 @@
 """Checks a ledger as a stranger would, who trusts nothing but the run's public key. Pure: whoever calls reads the bytes.
 
 Comes in: the signed roster, checkpoints, and every entry's bytes in order. Goes out: `AuditReport` with everything that is wrong, what each node
-contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every checkpoint's signature, root and head,
-that the end is not missing, that beacons were committed to before they were revealed, that only nodes that had joined are credited, that the run is
-declared as its owner's and members were invited (ledgers from before there were such entries are good without: `undeclared`), that compute follows
-from its figures. A slashed node's credit counts for nobody. What entries name is compared by `ledger_documents`.
+contributed, and proofs. What is checked: the roster's signature, the chain, every entry's signature, every
+checkpoint's signature, root and head; that the end is not missing, that beacons were committed to before they were revealed; that only nodes that
+had joined are credited; that the run is declared as its owner's and members were invited (ledgers from before there were such entries are good
+without: `undeclared`), that compute follows from its figures. A slashed node's credit counts for nobody. What entries name is compared by
+`ledger_documents`.
 """
 
 from collections import Counter

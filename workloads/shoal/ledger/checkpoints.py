@@ -1,8 +1,9 @@
 """Checkpoints of the ledger, and segments that make it quick to read. Called by the orchestrator's housekeeping.
 
-A checkpoint is written at every multiple of `CHECKPOINT_ENTRIES`, and over whatever is there when the ledger has grown and `CHECKPOINT_SECONDS` have
-passed, or the run is complete. It follows from the entries, so that several orchestrators write the same bytes and create-if-absent settles who was
-first; one that is there with other bytes means that the ledger was rewritten under us, which is said loudly and never overwritten.
+A checkpoint is written at every multiple of `CHECKPOINT_ENTRIES`. It is also written over whatever is there when the ledger has grown and
+`CHECKPOINT_SECONDS` have passed or the run is complete. It follows from the entries, so that several orchestrators write the same bytes and
+create-if-absent settles who was first; one that is there with other bytes means that the ledger was rewritten under us, which is said loudly and
+never overwritten.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,7 @@
 """Reads a ledger from a store and puts it through `contracts.ledger_audit`: many reads at once, progress for whoever waits. Writes nothing.
 
-Comes in: `LedgerSource`. Goes out: the audit with its report. Bytes of a store are foreign: objects that are too large are not read, names that
-no ledger has are said, and the first entry that cannot be believed ends the reading.
+Comes in: `LedgerSource`. Goes out: the audit with its report. Bytes of a store are foreign: objects that are too large are not read, names
+that no ledger has are reported; the first entry that cannot be believed ends the reading.
 """
 
 import time

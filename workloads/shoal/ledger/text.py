@@ -165,7 +165,7 @@ def undeclared_line(report: AuditReport) -> str:
     which = "all entries" if report.undeclared == report.entries else f"the first {count(report.undeclared)} entries"
     return (
         f"NOT DECLARED: {which} come before any that says whose run it is and by what terms; there, invites are not checked, credit counts from the"
-        " first file, and one validator is enough for a reject unless --slash-votes or the configuration asks for more. Earlier releases wrote such"
+        " first file; and one validator is enough for a reject unless --slash-votes or the configuration asks for more. Earlier releases wrote such"
         " ledgers; one that began with this release begins with run-declared"
     )
 

@@ -4,8 +4,8 @@ In: states of sequences that the forger has seen, and of others to be proven. Ou
 interpolated like honest ones. Called by `calibration`. The forger knows the mask, as anybody does.
 
 `other_weights` changes a model in place and puts it back. Quantised weights are written back in the model's own type: what counts is the rounding.
-An older version is the model one rollout step away: AdamW moves each weight by about the learning rate an update, here in random directions, which
-hardly add up and so are harder to tell from honest ones than a real step.
+An older version is the model one rollout step away: AdamW moves each weight by about the learning rate an update, here
+in random directions. These hardly add up, and so are harder to tell from honest ones than a real step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

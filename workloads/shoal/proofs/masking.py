@@ -1,12 +1,13 @@
 """Which dimensions of a model say nothing: their bits in a proof can be written down without a forward pass.
 
 In: last hidden states of a model. Out: its masked dimensions. Called by `calibration`. Models have a few massive outlier dimensions. Where these
-hardly vary, they are all that the largest 128 values of a chunk consist of, and a list of the usual values per dimension passes as a proof.
+hardly vary, they are all that the largest 128 values of a chunk consist of. A list of the usual values per dimension passes as a proof.
 
-The rule looks at what such a forger can win. A dimension is predictable in the share of tokens at which its value is among the 128 and has the
-sign and exponent that it usually has. To pass the published thresholds a forger must know 90 of the 128 values, 0.70 of them; the best choice for
-32 tokens are the four most predictable dimensions. So a dimension is masked from half of that on, 0.35, and since others take its place among the
-128, the remaining ones are looked at again until none is left, or half of all dimensions are masked.
+The rule looks at what such a forger can win. A
+dimension's predictability is the share of tokens at which its value is among the 128, with the sign and exponent that it usually has. To pass the
+published thresholds a forger must know 90 of the 128 values, 0.70 of them; the best choice for 32 tokens are the four most predictable dimensions.
+So a dimension is masked from half of that on, 0.35. Since others take its place among the 128: the remaining ones are looked at again until none is
+left, or half of all dimensions are masked.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Where a ledger lies, and whose it is: opens a run, a folder, a downloaded copy or an S3 URL to be read, and finds the key to trust.
 
 Comes in: what the user typed. Goes out: `LedgerSource`, a store with the signed roster and the run's public key. Nothing is ever written. Credentials
-of an S3 store come from the environment or from files, never from the command line, where other users of the machine could read them.
+of an S3 store come from the environment or from files. They never come from the command line, where other users of the machine could read them.
 """
 
 import os

@@ -160,7 +160,7 @@ class Judges:
         try:
             json.dumps(question)
         except (TypeError, ValueError, RecursionError) as error:  # of a data set in Parquet: dates, bytes
-            return NoReply(f"the question is no JSON: {error}"[:300])
+            return NoReply(f"the question is not JSON: {error}"[:300])
         if self._closed:
             return NoReply(f"{self._worker.name}: its pool is closed")
         failure = ""

@@ -1,7 +1,7 @@
 """Fixed data sampling: which prompts, target lengths and sampling seeds a submission must use (paper section 2.3.3).
 
 The generator is SHA-256 in counter mode with rejection sampling. Its key is the SHA-256 of the length-prefixed (beacon, run, step, node,
-submission), so anyone who knows these public values draws the same numbers, and a node cannot know them before the step opens. Library generators
+submission). So anyone who knows these public values draws the same numbers. A node cannot know them before the step opens. Library generators
 are not used because their streams change between releases; tests/golden/seeds.json fixes the stream of this one.
 
 Called by workers (to draw), validators (to draw again) and the orchestrator (the beacon).
@@ -129,7 +129,7 @@ def draw_submission(
 ) -> list[DrawnGroup]:
     """The groups that submission number `submission` of `node` must hold for `step`.
 
-    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on), then for each group its target
+    Prompts are drawn first (different ones of the `task_count` rows from `first_task` on); then for each group its target
     length (when the run has `targets`) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
     """
     if len(beacon) != BEACON_BYTES:

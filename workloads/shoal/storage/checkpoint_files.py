@@ -1,7 +1,7 @@
 """Assembling a published version on disk: shards in any order into preallocated files, checked as a whole, visible at once.
 
 `Assembler` is used by whoever has verified shards in hand: the client in a pool pod (from relays) and `versions.materialise` (from the store). It
-writes into `<folder>.partial/`, remembers finished shards across a restart, and renames to `<folder>/` only when the SHA-256 of the whole stream is
+writes into `<folder>.partial/`, remembers finished shards across a restart. It renames to `<folder>/` only when the SHA-256 of the whole stream is
 the one in the signed manifest. No second copy of the weights is ever made. Shards of a delta are unpacked on their way in, against the folder of
 the base version. The whole is hashed behind the first gap while shards still come, so that little is left to do when the last one is here.
 """

@@ -1,7 +1,7 @@
 """Lossless deltas of a shard: what changed against the same bytes of the base version, small because little changed.
 
-Pure. `encode`: XOR with the base's bytes, then byte planes (byte k of every item lies together, so that the sign and exponent bytes, which hardly
-ever change, make long runs of zero), then one zstd frame. `decode` is the inverse, bit for bit. Between two RL steps 3 to 9 % of bf16 values
+Pure. `encode`: XOR with the base's bytes; then byte planes (byte k of every item lies together; so the sign and exponent bytes, which hardly
+ever change, make long runs of zero); then one zstd frame. `decode` is the inverse, bit for bit. Between two RL steps 3 to 9 % of bf16 values
 change at lr 3e-7, mostly in their lowest bits. Called by the publisher (encode) and by whoever assembles a version (decode).
 
 The bytes to decode may come from anybody: a frame must say the exact size before anything is allocated for it.

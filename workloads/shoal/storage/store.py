@@ -1,8 +1,8 @@
 """`Store`: get, put, create-if-absent, list and ranges over a folder or an S3-compatible store, with a deadline on every call.
 
 Built on obstore, which gives both backends atomic puts and create-if-absent. What is added here: keys relative to one run, refusal of odd keys, and
-retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses until `deadline_seconds`, then
-`StoreUnavailable` says what was waited for and how long. A missing key and a lost race are answers, not errors, and are never retried.
+retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses, until `deadline_seconds`;
+then `StoreUnavailable` says what was waited for and how long. A missing key and a lost race are answers, not errors, and are never retried.
 """
 
 import hashlib

@@ -1,13 +1,13 @@
 """TOPLOC proofs: 258 bytes that commit to the last hidden states of 32 decoded tokens.
 
 In goes the float32 matrix of last hidden states of a completion (one row for each sampled token: the state, after the
-final norm, from which that token was drawn). Out come proof bytes (`encode`), which rollout workers put into their
-files, or, for a proof that somebody sent, its distance from states that we computed ourselves (`parse`, `compare`),
+final norm, from which that token was drawn). Out come proof bytes (`encode`), which rollout workers put
+into their files; or, for a proof that somebody sent, its distance from states that we computed ourselves (`parse`, `compare`),
 which validators judge. `top_points` says which values a proof is made of, `prime_field` does the arithmetic,
 `proof_profile` holds what is calibrated for a model: masked dimensions and thresholds.
 
 A chunk is up to 32 rows, flattened. Its proof is a polynomial over GF(65497) through 128 points: x is the flat index
-of one of the 128 largest absolute values (modulo a modulus under which no two of these indices collide), y is that
+of one of the 128 largest absolute values, taken modulo a modulus under which no two of these indices collide; y is that
 value's bfloat16 bit pattern. The bytes are those of the published format (TOPLOC, arXiv:2501.16007, section 4;
 package `toploc` 0.1): the modulus and 128 coefficients, lowest degree first, each a big-endian unsigned 16-bit
 number.
@@ -110,9 +110,9 @@ def accept(errors: ProofErrors, thresholds: ProofThresholds) -> bool:
 def file_mean_allowed(thresholds: ProofThresholds, chunks: int, chance: float) -> float:
     """The largest mean of `mantissa_error_mean` over `chunks` chunks of a file (at least one); infinite where no bound is set.
 
-    An honest file's exceeds it with at most `chance`, whatever the distribution, if its chunks' errors are independent, have at most the mean and
-    deviation of the bound, and are none of them beyond their own threshold (Bernstein's inequality; Boucheron, Lugosi and Massart, Concentration
-    Inequalities, 2013, theorem 2.10).
+    An honest file's exceeds it with at most `chance`, whatever the distribution; this holds if its chunks' errors are independent and have at most
+    the mean and deviation of the bound; and if none is beyond their own threshold (Bernstein's inequality; Boucheron, Lugosi and Massart,
+    Concentration Inequalities, 2013, theorem 2.10).
     """
     if thresholds.file_mean is None:
         return math.inf
@@ -131,7 +131,7 @@ def encode(hidden: States, masked: Bool | None = None) -> bytes:
 
     `hidden`: float32, or uint16 with the bits of bfloat16, [tokens, hidden size >= 128]; `masked`: bool [hidden size],
     from the model's proof profile. Returns `proof_count(tokens)` times 258 bytes. Raises ValueError for states that are not finite (the model is
-    broken, there is nothing to prove), for too small a model, and for indices without an injective modulus.
+    broken, there is nothing to prove); for too small a model, and for indices without an injective modulus.
     """
     return b"".join(prove(*top_points(part, masked)) for part in _chunks(hidden, masked))
 

@@ -1,12 +1,12 @@
 """Polynomials over GF(65497), many at once: through their points, and their values at points.
 
 In and out: integers mod 65497. Called by `toploc` alone. Inside, residues are float64 between -p/2 and p/2: a product of two and a sum of 128 such
-products are integers below 2**38, which float64 holds exactly, so that matrix products and FFTs (error below 2**-12 at this size) do the work, and
+products are integers below 2**38, which float64 holds exactly. So matrix products and FFTs (error below 2**-12 at this size) do the work, and
 one rounded division brings results back into the field.
 
 Both directions rest on the powers of the points, in two short runs (baby steps x**0 .. x**15, giant steps x**16, x**32, ...), after Paterson and
 Stockmeyer (SIAM J. Comput. 2, 1973). For interpolation let m(x) = prod (x - x_i); Lagrange's formula is f = sum a_i m(x) / (x - x_i) with
-a_i = y_i / m'(x_i). Dividing m by x - x_i gives the coefficients q_k = sum_{j>k} m_j x_i**(j-k-1), so that the f_k are a correlation of m with the
+a_i = y_i / m'(x_i). Dividing m by x - x_i gives the coefficients q_k = sum_{j>k} m_j x_i**(j-k-1). So the f_k are a correlation of m with the
 power sums s_r = sum a_i x_i**r. No loop here runs over points.
 """
 
@@ -38,7 +38,7 @@ def interpolate(x: Int64, y: Int64) -> Int64:
 
 
 def evaluate(coefficients: Int64, x: Int64) -> Int64:
-    """Values over GF(65497), int64 [polynomials, points], of polynomials [polynomials, degree + 1], lowest degree first, of a
+    """Values over GF(65497): int64 [polynomials, points], of polynomials [polynomials, degree + 1], lowest degree first, of a
     degree below 128, at x [polynomials, points].
     """
     parts = [

@@ -1,11 +1,11 @@
 """Which values of a chunk a proof is made of: the 128 largest by size, with their bfloat16 bits.
 
 In: last hidden states of chunks, and the dimensions that the model's proof profile masks. Out: flat indices and bit patterns. Prover and verifier
-must choose the same values, so ties go to the lowest index, and masked dimensions, whose values hardly vary and could be written down without a
+must choose the same values, so ties go to the lowest index. Masked dimensions, whose values hardly vary and could be written down without a
 forward pass, come last: they are taken only where a chunk has fewer than 128 others. Called by `toploc`; `proofs.reduction` does the same on an
 accelerator.
 
-Sizes are compared as integers: the bits of |x| order as |x| does, and the lowest number of all in front of them puts a masked value below all
+Sizes are compared as integers: the bits of |x| order as |x| does. The lowest number of all in front of them puts a masked value below all
 others, in the same order.
 """
 

@@ -1,8 +1,8 @@
 """Attention within the samples of a pack, by explicit bounds: no mask of tokens x tokens, and nothing that can switch it off silently.
 
 In: queries, keys and values of a whole pack, and where its samples begin. Out: every sample attended to causally, on its own. On an
-accelerator in half precision one variable-length kernel does all samples (torch's `varlen_attn`, a flash attention); otherwise each sample is one
-call of SDPA, so that the work is the sum of the squares of the lengths, not the square of the sum. Registered with transformers under `NAME`
+accelerator in half precision one variable-length kernel does all samples (torch's `varlen_attn`, a flash attention); otherwise each sample is
+one call of SDPA; so the work is the sum of the squares of the lengths, not the square of the sum. Registered with transformers under `NAME`
 when this module is imported; transformers makes no mask for an attention that it does not know. Called by the models that `model` loads.
 """
 

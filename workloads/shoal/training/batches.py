@@ -1,7 +1,7 @@
 """From groups of samples to the tensors of optimizer steps: advantages, shuffling, splitting, packing, dealing out to ranks.
 
 In: the groups of one step. Out: for each optimizer step the micro-batches of this rank, with the number that the loss is divided by. The order
-of samples is drawn from (seed, step) alone, and what is packed together does not depend on the ranks, so a resumed step is the same
+of samples is drawn from (seed, step) alone, and what is packed together does not depend on the ranks. So a resumed step is the same
 step on any number of them. Pure; called by `loop`.
 """
 

@@ -1,13 +1,13 @@
 """How a version leaves the trainer: its state made durable, its checkpoint into the outbox, its report written, what is old deleted.
-The last one is put into the store as the run's result before it goes to the outbox, so that a run that is complete has its result.
+The last one is put into the store as the run's result before it goes to the outbox. So a run that is complete has its result.
 
-In: a version's host copies with what was measured. Out: objects in the store and a folder in the outbox, in this order, so that a version
+In: a version's host copies with what was measured. Out: objects in the store and a folder in the outbox, in this order. So a version
 can be announced only after its state is durable. Runs in the background of every rank, one version at a time (`handover`). Called by
 `loop`.
 
 An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store: a version that has one is never
 handed over again. A step that had to be trained a second time (its state was damaged) gives the same bytes on the same number
-of ranks, and bytes that differ by rounding on another. Then the published ones stand, training continues from its own, and the log says so.
+of ranks; they are bytes that differ by rounding on another. Then the published ones stand, training continues from its own, and the log says so.
 
 The outbox is where a version waits for the publisher: `outbox/v000007/` appears by one rename, and the publisher takes it away. The result is
 `models/final/` and its seal `models/final.json`, which is written last: files without it are of a stop on the way, and whole ones are kept.

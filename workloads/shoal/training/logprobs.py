@@ -2,7 +2,7 @@
 
 In: last hidden states, the head's weight, targets. Out: log-probability and entropy of each token at its row's sampling temperature,
 and in training the loss with both gradients, from the same pass. Logits of tokens x vocabulary are never held whole (10,000 tokens x
-150,000 words are 6 GB). Since the loss is a sum over tokens, a tile's gradient is known as soon as its log-probabilities are, and three matrix
+150,000 words are 6 GB). Since the loss is a sum over tokens, a tile's gradient is known as soon as its log-probabilities are. Three matrix
 products suffice (logits, gradient of states, gradient of weight) where recomputing in a backward pass takes four. Called by `model.Policy`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 TILE_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32. Fewer, and the matrix products lose speed on thin tiles."""
 BLOCK_ELEMENTS = 1 << 18
-"""On a CPU the elementwise work goes through a tile in blocks of 1 MiB, which stay in the core's cache from one operation to the next."""
+"""On a CPU the elementwise work goes through a tile in blocks of 1 MiB. These stay in the core's cache from one operation to the next."""
 
 TileLoss = Callable[[slice, Float[Tensor, " tile"], Float[Tensor, " tile"]], Float[Tensor, ""]]
 """(which tokens, log-probabilities, entropies) -> their share of the loss, differentiable in both."""

@@ -1,7 +1,7 @@
 """The step loop: train on what the run's method has for the step, copy the result aside, go on; until the run's last step.
 
 In: a `TrainerContext` and the run's extensions. Out: one policy version a step. While step `s+1` trains, version `s+1` is made
-durable and handed over in the background, in an order that makes a stop at any point harmless: state first (it holds all that is needed to
+durable and handed over in the background; in an order that makes a stop at any point harmless: state first (it holds all that is needed to
 do the rest again), then the outbox, then the report. Every rank runs this, in step with the others. Called by `__main__`.
 """
 

@@ -1,7 +1,7 @@
 """Policies: a Hugging Face causal language model, made ready to be trained or only asked, sharded over the trainer's processes.
 
-In: a checkpoint folder, the trainer's settings, the ranks. Out: a `Policy`, the one module whose forward pass runs decoder, head and loss, so
-that the head's weight is whole where it is needed and nowhere else. Weights are float32 whatever they are served in, and their shards
+In: a checkpoint folder, the trainer's settings, the ranks. Out: a `Policy`, the one module whose forward pass runs decoder,
+head and loss; so the head's weight is whole where it is needed and nowhere else. Weights are float32 whatever they are served in, and their shards
 stay so when forward and backward run in bfloat16. Called by `loop`; `update` runs it.
 """
 

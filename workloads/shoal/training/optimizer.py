@@ -1,7 +1,7 @@
 """AdamW with linear warm-up, a gradient-norm clip, and a guard: a norm that is not finite never reaches the weights.
 
 In: parameters with gradients, whole or sharded. Out: whether the update was applied, and the norm before the clip. The learning rate is a pure
-function of the number of updates applied so far, so that resuming needs that number and AdamW's moments, no scheduler
+function of the number of updates applied so far. So resuming needs that number and AdamW's moments, no scheduler
 object. The norm is over all ranks and so the same on each: they all apply an update or none does. Called by `update`.
 """
 

@@ -8,8 +8,8 @@ stay whole: one that does not fit a bin is an error, never a truncation. Pure; c
 from collections.abc import Sequence
 
 ATTENTION_AS_DEAR_AS_THE_REST = 12 * 4096
-"""Tokens of a sample at which causal attention (2 h L^2 operations a layer of width h) costs as much as the matrix products (24 h^2 L), for a
-width of 4096. Used to balance ranks only: an error moves work, never a result."""
+"""Tokens at which a sample's causal attention (2 h L^2 operations for a layer of width h) costs the matrix products' work
+(24 h^2 L); for a width of 4096. Used to balance ranks only: an error moves work, never a result."""
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

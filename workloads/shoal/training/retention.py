@@ -21,8 +21,8 @@ ALWAYS_SERVED = (0,)
 
 
 def old_states(sealed: Sequence[int], config: RunConfig, history: History, *, behaviour: bool) -> list[int]:
-    """States to delete. Kept: the newest few, those that a roll-back would need, and, where old versions' log-probabilities are
-    computed again (`behaviour`), those of the whole asynchrony window with one to fall back on."""
+    """States to delete. Kept: the newest few, those that a roll-back would need; where old versions' log-probabilities are
+    computed again (`behaviour`), also those of the whole asynchrony window with one to fall back on."""
     window = config.async_level + 2 if behaviour else 1
     kept = set(sealed[-max(config.trainer.kept_states, window) :])
     # As long as a state could be taken up from which that step comes again, should the newer ones be damaged.
@@ -39,8 +39,8 @@ def old_versions(
     bases: Mapping[int, int | None],
     best: int | None = None,
 ) -> list[int]:
-    """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window, whatever a kept state could
-    make again, the base model, the `best` version by the run's own evaluation, and every version that a kept one is encoded against (`bases`)."""
+    """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window; whatever a kept state could
+    make again, the base model, the `best` version by the run's own evaluation; and every version that a kept one is encoded against (`bases`)."""
     if not served:
         return []
     newest = served[-1]

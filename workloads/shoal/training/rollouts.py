@@ -1,7 +1,7 @@
 """What a step trains on: accepted rollout files of its batch, checked against what was accepted, as groups with rewards.
 
-In: the store (`batch.json`, `uploads/`, `verdicts/`) and a step number. Out: groups of samples. Every file's SHA-256 is the one in
-the batch, every verdict is signed by the validators' key and is an accept of these bytes, and rewards are the
+In: the store (`batch.json`, `uploads/`, `verdicts/`) and a step number. Out: groups of samples. Every file's SHA-256 is
+the one in the batch; every verdict is signed by the validators' key and is an accept of these bytes, and rewards are the
 verdict's: what the file says about rewards is never looked at. A file or row that cannot be trained on is left out and counted, or
 ends the step, as the failure policy says; nothing else of the batch is lost by it. Called by `prefetch`.
 """
@@ -32,8 +32,8 @@ class BadBatch(ValueError):
 
 @dataclass(frozen=True)
 class ContinuationReward:
-    """What came of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began at, its
-    reward, and the length of the whole answer (tokens)."""
+    """What came of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began
+    at; its reward, and the length of the whole answer (tokens)."""
 
     boundary: int
     position: int

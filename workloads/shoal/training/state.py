@@ -1,7 +1,7 @@
 """Training state: what is needed to continue bit for bit after any stop. Kept in the store under `trainer/state/v000007/`.
 
 In: a `HostCopy` and the metrics of the step that made it. Out: a distributed checkpoint (`torch.distributed.checkpoint`), one file a global rank and
-one of metadata, then `state.json`, which seals them by their SHA-256 and is written last, when every rank's file is up: a state
+one of metadata; then `state.json`, which seals them by their SHA-256 and is written last, when every rank's file is up: a state
 without it does not exist. The data position is the version itself, since step `s` makes version `s+1` and its order of samples is
 drawn from (seed, step). Any number of ranks may read what any other number wrote. Saving runs in the background. Called by `loop`.
 """

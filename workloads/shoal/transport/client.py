@@ -1,6 +1,6 @@
 """`SignedClient`: the one HTTP client of our parts.
 
-It signs each try again (a nonce is never used twice), ignores proxy variables, follows no redirects, and retries what another try can repair
+It signs each try again (a nonce is never used twice), ignores proxy variables, and follows no redirects. It retries what another try can repair
 (connection lost, 5xx, 429 with its Retry-After) with jittered pauses until the deadline. Every request of ours is idempotent by design, so a retry
 is always safe. A 4xx is an answer: `Refused`, with the server's words.
 """
@@ -122,7 +122,9 @@ class SignedClient:
         try:
             return reply.from_json(response.content)
         except ValidationError as error:
-            raise Unavailable(f"{method} {self._base_url}{path}: the answer is no {reply.__name__}: {error}") from error
+            raise Unavailable(
+                f"{method} {self._base_url}{path}: the answer is not a {reply.__name__}: {error}"
+            ) from error
 
     def request(
         self,

@@ -1,7 +1,7 @@
 """Token buckets: how often one caller may ask. Pure except for the clock; one event loop or lock around it is the caller's affair.
 
-A bucket is per process: with several replicas behind one address a caller may have this many times more, which is fine for what this is for, one
-key that asks without end.
+A bucket is per process: with several replicas behind one address a caller may have this
+many times more; that is fine for its purpose, one key that asks without end.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The answer to a question that anybody may ask unsigned, and that costs: `GET /v1/run` reads every node, lease and waiting file from Redis, and
 `GET /metrics` writes out every figure of the process.
 
-Whoever asks now and then gets a reading of that moment. Of a crowd, those that come while one is made share it, and beyond a pace of readings
+Whoever asks now and then gets a reading of that moment. Of a crowd, those that come while one is made share it; beyond a pace of readings
 everybody gets the last one, at most a second old. Made by the applications of orchestrator and discovery; for one event loop.
 """
 

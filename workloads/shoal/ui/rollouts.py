@@ -1,6 +1,6 @@
 """Opens one uploaded file for the page: its rows, with the text of their tokens.
 
-A file is a stranger's: its bytes must have the digest that the verdict names, and it is parsed as validators do, in a child process with limits on
+A file is a stranger's: its bytes must have the digest that the verdict names. It is parsed as validators do, in a child process with limits on
 memory and time. Only one is parsed at a time, and the last few are kept. Tokens become text by the base model's own tokenizer, which prepare made;
 where that is not available the page shows numbers.
 """
@@ -29,7 +29,7 @@ from shoal.validation.parsing import parse_file
 LARGEST_FILE_BYTES = 64 << 20
 """A page shows no more; a submission of the paper's size is some tens of megabytes."""
 MOST_TOKENS = 2_000_000
-"""Fewer than a file of the default recipes may have (2,097,152, with continuations 3,407,872), more than one has whose answers are not all as long
+"""Fewer than a file of the default recipes may have (2,097,152, with continuations 3,407,872); more than a file has whose answers are not all as long
 as allowed. Rows of this many take about 250 MB here."""
 MOST_ROWS = 65_536
 LONGEST_ROW_TOKENS = 131_072

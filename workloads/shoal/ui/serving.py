@@ -1,5 +1,5 @@
-"""The HTTP server of the page, as `shoal ui` and the page's pod start it: no access log, no name of the software, limits on what is open, in all and
-of one address, and on what a client that says nothing may hold."""
+"""The HTTP server of the page, as `shoal ui` and the page's pod start it: no access log, no name of the software; limits on what is open, in all and
+of one address; and on what a client that says nothing may hold."""
 
 import asyncio
 from collections import Counter

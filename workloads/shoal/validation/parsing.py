@@ -3,7 +3,7 @@
 In: a path and the greatest size that an honest file can have. Out: rows and metadata, or `BadRollouts`, which is a
 reject; `ReaderLost`, where no reader lived to say what is wrong, is one that another validator must find too. A Parquet
 file can ask its reader for any amount of memory, and readers have had memory bugs; so the file is read in a process
-that may die, and what it sends back, some rows at a time, is JSON, which cannot run anything here.
+that may die. What it sends back, some rows at a time, is JSON, which cannot run anything here.
 The reader refuses a file with more tokens or rows than allowed before it sends any; they are counted here once more.
 Children are forked from a server process that has imported pyarrow already: some milliseconds each.
 """
@@ -67,8 +67,8 @@ def parse_file(
     """Rows and metadata of a file of at most `rows` rows (default: any number), in which prompts and completions together have at most
     `max_tokens` tokens, and each row's `row_tokens` (default: as many).
 
-    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1, has more, or asks its reader for more memory than an honest
-    one can, and `ReaderLost` where readers died or took longer than `deadline_seconds` (by default `reading_seconds`). One that
+    Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1 or has more; for one that asks its reader for more memory than an honest
+    one can; and `ReaderLost` where readers died or took longer than `deadline_seconds` (by default `reading_seconds`). One that
     died in the first half of that time is followed by one more, which has the rest.
     `progress` is called every `WORD_SECONDS` while a reader is waited for: the wait is bounded.
     """

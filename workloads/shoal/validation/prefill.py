@@ -1,13 +1,13 @@
 """What a policy makes of given tokens: one forward pass over prompts and completions, without sampling.
 
 In: a loaded model and rows. Out: `Prefill`s: for every sampled token the last hidden state from which it should
-have been drawn (after the final norm, where vLLM's head reads it too) and what the distribution at the row's
+have been drawn (after the final norm, where vLLM's head reads it too); and what the distribution at the row's
 temperature says. Called by `judge` for the rows whose proofs are verified.
 
 Rows of like length go together, one a row of the batch and padded at the end: attention is causal, so that nothing
 can leak between strangers' rows and padding is seen by nobody. On 24 short rows this takes a third of the time of one
-after the other; packed end to end they take half as much again, and rows of 400 tokens three times as long as alone,
-because a mask over a pack costs the square of the pack.
+after the other; packed end to end they take half as much again. Rows of 400 tokens three times as
+long as alone: because a mask over a pack costs the square of the pack.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Prefill:
     ending there; `low` [n] sum of all probabilities below LOW_PROBABILITY, that is the chance that an honest sample
     is improbable there; `surprise_mean` and `surprise_variance` [n] of an honest sample's surprise, capped at
     SURPRISE_CAP nats; `colder` and `hotter` [n] log-likelihood ratios of the chosen token at OTHER_TEMPERATURES
-    against the run's; `gaps` [n] by how many nats the sampler's own choice is ahead of the chosen token and `drawn`
+    against the run's; `gaps` [n] by how many nats the sampler's own choice is ahead of the chosen token; and `drawn`
     [n] that choice, both None when the sampler cannot be redone. `proof_errors` [proofs] are the mean mantissa errors of
     the row's proofs, once they were compared.
     """

@@ -5,7 +5,7 @@ draws the rows themselves from randomness of its own, after the upload is sealed
 
 A node on probation has every row checked, and so has a file on which another check gave a statistical reject. After that the share falls as
 `probation files / accepted files` to the run's floor. Where the sampler's choices are drawn again (`checks/redraw`), each row says for itself whether
-it is right, and the rows drawn first are all. Where that is impossible, what rows say is statistical, and Wald's sequential probability ratio test
+it is right, and the rows drawn first are all. Where that is impossible, what rows say is statistical: Wald's sequential probability ratio test
 (Sequential tests of statistical hypotheses, Annals of Mathematical Statistics 16, 1945) says when it suffices: the run's temperature against one a
 fifth lower and one a quarter higher. Rows are then added, doubling their number, until the file is rejected, accepted or at its end.
 """
@@ -60,7 +60,7 @@ def ratios(prefills: Collection[Prefill]) -> tuple[float, float]:
 def other_temperature(found: Sequence[float], validation: Validation) -> str | None:
     """What is wrong, in words, when one of the `ratios` is beyond Wald's upper border.
 
-    Under the run's temperature each ratio is a martingale of mean 1, so that it ever exceeds 1 / chance with at most that chance (Ville, 1939),
+    Under the run's temperature each ratio is a martingale of mean 1. So it ever exceeds 1 / chance with at most that chance (Ville, 1939),
     however often it is looked at: no correction for looks, half of the part's chance for each of the two.
     """
     border = -math.log(chance_of_a_part(validation, looks_at_most=len(found)))

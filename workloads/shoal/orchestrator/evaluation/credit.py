@@ -1,7 +1,7 @@
 """The credit that training earns for evaluation, in Redis.
 
 Each new training lease earns `share / (1 - share)`, a slice takes 1 while training needs work. A slice's lease that ends
-without a file gives back what it took, and a training lease that comes a second time earns nothing, so that taking leases and handing them back
+without a file gives back what it took, and a training lease that comes a second time earns nothing. So taking leases and handing them back
 neither drains the credit nor fills it. Called by `work` and `lease_returns`. What Redis loses begins at 0.
 """
 

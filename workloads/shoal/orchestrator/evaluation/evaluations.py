@@ -1,7 +1,7 @@
 """Evaluation of versions as the orchestrator does it: which slice a node gets, and what is written when a version's evaluation ends.
 
 Slices are handed out while their version is served, and only this many that training does not starve: while a training step needs
-work, a slice takes of the credit that training leases earn (`credit`), and only `share` of the nodes work on evaluations at a
+work, a slice takes of the credit that training leases earn (`credit`); only `share` of the nodes work on evaluations at a
 time. Accepted files are in the ledger; when all of a benchmark's slices are, or none will come any more,
 `evaluations/<version>/<benchmark>.json` is written, once. Whatever is in Redis here may be lost at any time. What goes wrong with one
 version's record is logged and holds up neither the others nor the run. Called by `work`, `recovery` and the background work.

@@ -1,9 +1,9 @@
 """The short way of a heartbeat: nine of ten requests to an orchestrator are a member's that says again that it lives.
 
 Such a one costs a signature check and a share of one call of Redis: `SWAP`, which takes the nonce and writes the node's record only if it still is
-what the new one was made from, so that no heartbeat undoes an eviction. Heartbeats of a few milliseconds travel to Redis together. Whatever is
-not plain (an invite, a node that is not a member or must register again, a body that does not parse, state that is being rebuilt) goes on untouched
-to the service's own route, `membership.heartbeat`, and no nonce is taken for it here.
+what the new one was made from: no heartbeat undoes an eviction. Heartbeats of a few milliseconds travel to Redis together. Everything
+else goes on untouched: an invite, a node that is not a member or must register again, a body that does not parse, state that is being rebuilt. It
+goes to the service's own route, `membership.heartbeat`. No nonce is taken for it here.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ return found
 """
 """KEYS: the mark of a whole state, the nodes' hash, a nonce each. ARGV: seconds that a nonce is kept, then node, record before, record after and
 mark of each. Says for each: `done`, `seen` (a replay), `absent`, or the record that is there instead of the one before. A nonce keeps the mark of
-the swap that took it, so that a call which is repeated because its answer was lost is `done` again; a replay is another swap."""
+the swap that took it. So a call which is repeated because its answer was lost is `done` again; a replay is another swap."""
 
 
 @dataclass(frozen=True)

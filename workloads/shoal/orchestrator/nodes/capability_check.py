@@ -1,7 +1,7 @@
 """The capability check at the door, on the orchestrator's side: gives out challenges, times them, and says who may join.
 
 Comes in: requests of invited nodes. Goes out: a `Challenge` with a seed of ours, then `ChallengeResult` or a refusal. A challenge is bound to its
-node and to the invite that it holds, lives in Redis, is answered once, and is timed on our clock from the moment it is given out. Only strangers'
+node and to the invite that it holds. It lives in Redis, is answered once, and is timed on our clock from the moment it is given out. Only strangers'
 machines in pools whose requirements name `gflops` are asked. What it shows is that something computed that fast for this key at that moment, not
 whose machine it was (docs/ledger.md).
 """

@@ -1,4 +1,4 @@
-"""Invites for registered nodes: discovery's registrations come in, signed invites go back there, and the ledger is told of them.
+"""Invites for registered nodes: discovery's registrations come in, signed invites go back there, and the ledger records them.
 
 Called by the orchestrator's background work. Keys are free: how many invites the ledger takes is bounded (`LedgerView.has_room_for_invite`), and so
 is how often one key gets an invite (`Inviter`).
@@ -41,7 +41,7 @@ INVITES_PER_SECOND, INVITES_AT_ONCE = 1 / 120, 10
 class Inviter:
     """Remembers how far it has looked, in discovery's time.
 
-    Each round looks at all who came since the last one, and, while a look at all is under way, at one answer's more of those: however many wait
+    Each round looks at all who came since the last one; while a look at all is under way, also at one answer's more of those: however many wait
     for a pool that does not take them, a newcomer waits for one answer of them at most.
     """
 

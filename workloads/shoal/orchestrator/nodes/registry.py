@@ -129,7 +129,7 @@ class NodeRegistry:
         return [self._as_the_ledger_says(record) for record in self._parsed.all(self._redis.hgetall(self._hash))]
 
     def forget_oldest(self, records: Sequence[NodeRecord]) -> int:
-        """Delete the records of nodes that are gone or wait, except for the `MOST_GONE` of each that were heard of last; returns how many.
+        """Delete the records of nodes that are gone or wait, except for the `MOST_GONE` of each that reported last; returns how many.
 
         Keys are free: who makes many, or leaves often, shall not fill Redis. A node that was forgotten registers again, as the gone do anyway.
         """

@@ -156,7 +156,8 @@ class ValidationQueue:
         """Let a validator keep its claim until then. False for a file that is not in the queue, that another one claimed, or that was put back.
 
         A file of which nothing is known, as of all after Redis was lost, is its again. One with an opinion, or with an inconclusive check, waits for
-        a claim: a renewal that arrives after its own verdict must not hide the file, nor a check of few rows go on where every row is to be checked.
+        a claim: a renewal that arrives after its own verdict must not hide the file; nor may a check of few rows continue where every row is to be
+        checked.
         """
         name = f"{node}/{sha256}"
         score = self._redis.zscore(self._queue, name)  # before the job: a claim that comes between changes it

@@ -1,7 +1,7 @@
 """Verdicts: what a validator's finding leads to, and how it is recorded.
 
 `decide` is pure: finding, step and earlier opinions in, one `Decision` out. `record_verdict` carries it out: the verdict object is created first (it
-exists once, so it decides), then the ledger is told, then the queue is cleared; each part finds by itself whether it was done before, so a crash
+exists once, so it decides), then the ledger is told, then the queue is cleared; each part finds by itself whether it was done before. So a crash
 anywhere is repaired by the next verdict on the file or by `recovery`. Called for `POST /v1/verdicts`, for files of sealed steps and by `recovery`.
 """
 
@@ -54,7 +54,7 @@ def decide(
     """What to do with a finding of `validator` on a file that has no recorded verdict yet.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
-    one reason and are of two validators, or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With
+    one reason and are of two validators; or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With
     `votes` above 1 every reject needs this many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
     """
     if verdict.outcome == "inconclusive":
@@ -249,7 +249,7 @@ def _groups(state: RunState, work: Work | None, verdict: Verdict) -> tuple[int, 
 
 
 def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str) -> None:
-    """Keep a statistical reject as an opinion and queue the file for a fresh check of every row, by another validator if one comes in time."""
+    """Keep a statistical reject as an opinion. Queue the file for a fresh check of every row, by another validator if one comes in time."""
     verdict = signed.document
     assert verdict.reason is not None
     validator = validator_of(verdict, job)

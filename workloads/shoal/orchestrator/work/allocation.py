@@ -2,7 +2,7 @@
 
 Comes in: how many groups a step needs, has and awaits. Goes out: the step that a node should serve now, or None: wait. Called for `GET /v1/step` and
 `POST /v1/leases`. Workers are sent to the smallest step that still needs work; when what is pending will probably fill it, they work ahead on the
-next one that the newest version may feed, because a worker that waits for validators is wasted (paper section 2.1, asynchrony).
+next one that the newest version may feed: a worker that waits for validators is wasted (paper section 2.1, asynchrony).
 """
 
 from collections.abc import Callable, Sequence

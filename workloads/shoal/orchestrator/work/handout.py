@@ -72,7 +72,7 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
 
 
 def _told(state: RunState, work: Work, latest: int, load: allocation.StepLoad, first_unsealed: int) -> StepInfo:
-    """What a node is told of the work that it should do; its beacon is revealed by this."""
+    """What a node learns about the work that it should do; this reveals its beacon."""
     reveal(state, work)
     value = beacon_of(state, work)
     oldest, newest = work.window

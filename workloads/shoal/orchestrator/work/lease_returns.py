@@ -1,8 +1,8 @@
 """Leases without a file: handed back, or run out. A node that leaves, or whose step was sealed under it, gives its place to somebody else at once.
 
 Comes in: `LeaseReturn` of a node. A return costs the node nothing, unlike a lease that runs out, and neither gains it anything: the next lease that
-it gets for the same step is the same one, with the same submission number and so the same prompts and seeds. Otherwise a node could skip whatever it
-prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every
+it gets for the same step is the same one; it has the same submission number and so the same prompts and seeds. Otherwise a node could skip whatever
+it prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every
 lease that ends without a file ends here.
 """
 

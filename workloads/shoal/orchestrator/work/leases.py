@@ -37,7 +37,7 @@ def lease_seconds(max_completion_tokens: int, continuations: int = 0) -> float:
     """How long a file may take, from the longest completion of the run and the continuations in a file.
 
     Completions are decoded together. Continuations can only begin when those are there, and are then decoded `TOGETHER` at a time: whoever ends
-    makes room, and they are half as long on average, so that what fills the engine takes half a round for
+    makes room, and they are half as long on average. So what fills the engine takes half a round for
     each `TOGETHER`, and the last of them a whole one.
     """
     rounds = 1.0 + min(-(-continuations // TOGETHER), 1.0 + 0.5 * continuations / TOGETHER)

@@ -3,7 +3,7 @@
 Comes in: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is there). The file is promoted to its final name first
 and hashed there, because a staging object may change until its grant expires. Then the store binds the lease to it, then the submission record is
 created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with another file of that lease, or
-`recovery`, finishes the rest, and nothing is queued twice.
+`recovery`, finishes the rest; nothing is queued twice.
 """
 
 import math

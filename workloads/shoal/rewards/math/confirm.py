@@ -130,7 +130,7 @@ def _sorted(numbers: list[Any]) -> list[Any]:
 
 
 def _numbers(expression: Any) -> Iterator[Any]:
-    """The numbers that an answer consists of, where it is a number, or a set, a pair, a matrix of them, or says what something is equal to."""
+    """The numbers of an answer: one where it is a number, several where it is a set, a pair, a matrix of them, or says what something is equal to."""
     if is_assignment_relation(expression):
         yield from _numbers(take_last_relation(expression).rhs)
     elif isinstance(expression, MatrixBase):

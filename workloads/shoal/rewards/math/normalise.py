@@ -1,6 +1,6 @@
 r"""One spelling for what LaTeX and Unicode spell in many ways, before anything is parsed.
 
-`\dfrac` and `\frac`, `\left(` and `(`, `½`, full-width and Arabic digits, a minus sign that is none of ASCII's, thousands separators, dollar signs,
+`\dfrac` and `\frac`, `\left(` and `(`, `½`, full-width and Arabic digits; a minus sign that is none of ASCII's, thousands separators, dollar signs,
 text in boxes. Nothing here changes what an answer means; linear in the text. Pure; called by `compare` and `units`.
 """
 

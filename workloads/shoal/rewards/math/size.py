@@ -24,8 +24,8 @@ class _TooLarge(Exception):
 
 
 def too_large(theirs: Any, ours: Any) -> bool:
-    """Whether evaluating an answer (sympy) means integers, sums or, where the gold answer `ours` is solved too, equations beyond the bounds above,
-    and evaluating `ours` does not."""
+    """Whether evaluating an answer (sympy) means integers, sums or, where the gold answer `ours` is solved
+    too, equations beyond the bounds above; and evaluating `ours` does not."""
     if ours.has(Equality) and _degree(theirs) > HIGHEST_DEGREE >= _degree(ours):
         return True
     return _is_large(theirs) and not _is_large(ours)

@@ -1,7 +1,7 @@
 """Learning from a data set: take the step's rows, make its updates, measure the loss on rows that are held out.
 
 In: the rows that prepare has made of the data set (`rows`), the settings. Out: policy and optimizer after the step, and its report. The position in
-the data is the version itself, since step `s` makes version `s + 1` and which rows it has is a function of `s` (`order`). A `method` of the loop.
+the data is the version itself: step `s` makes version `s + 1` and which rows it has is a function of `s` (`order`). A `method` of the loop.
 
 Each completion token has the same weight. Per optimizer batch
 

@@ -2,6 +2,6 @@
 is well.
 
 Cheap ones look at every row: `identity`, `bounds`, `sampling`, `replay`, `termination.check_ends`, `reward`, and the
-shape of proofs. Dear ones look at rows drawn by the validator, after a forward pass over them with the claimed
+shape of proofs. Expensive ones look at rows drawn by the validator, after a forward pass over them with the claimed
 weights: `computation`, `token_sampling`, `termination.check_probabilities`.
 """

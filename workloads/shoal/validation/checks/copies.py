@@ -4,12 +4,13 @@ Most rows of such a file say how an answer that is there already might have gone
 changed here and there and a forward pass for the proofs. Where the sampler's choices cannot be drawn again, every such token is one that the policy
 might have drawn. What gives a copy away is how well the rows before it foretell it.
 
-`agreements` follows each row with a pointer into the rows of its prompt before it: a continuation's begins where its completion continues, stays
-on its course over tokens that differ, and where the last `GRAM` tokens were said before it is set behind them. So each token is foretold from
+`agreements` follows each row with a pointer into the rows of its prompt before it: a continuation's begins where its completion continues; it stays
+on its course over tokens that differ; where the last `GRAM` tokens were said before it is set behind them. So each token is foretold from
 those before it, or nothing is. `find` compares two ways in which the row can have been produced: P, the policy sampled it, and Q, each token was
-copied except for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the rule of the pointer, and the
-sum R of the ratios since every place, R -> (1 + R) x ratio, ever exceeds a border c in a row of n tokens with a chance of at most n / c (Shiryaev and
-Roberts' statistic; Pollak, Annals of Statistics 13, 1985). No number of pairs or of places has to be corrected for.
+copied except for a share `EDITED`, which was sampled. Under P the ratio Q / P is a martingale of mean 1, whatever the
+rule of the pointer; the sum R of the ratios since every place follows R -> (1 + R) x ratio. R ever exceeds a border c in a row of n tokens with a
+chance of at most n / c (Shiryaev and Roberts' statistic; Pollak, Annals of Statistics 13, 1985). No number of pairs or of places has to be
+corrected for.
 
 Copies are found as long as the tokens that agree are more improbable than the edits are expensive: with 0.5 nats a token an edit in ten tokens is
 still found, with 0.2 nats one in thirty. Pure.
@@ -108,8 +109,8 @@ def find(found: Agreements, logprobs: Mapping[int, npt.ArrayLike]) -> Finding | 
         if evidence >= border:
             return reject(
                 "replay",
-                f"row {number} was copied: {agreeing} of {len(found[number])} tokens, of log-probability {-surprise:.1f}, are those that rows "
-                f"of its prompt before it foretell, which is e^{evidence:.1f} times as likely of a copy (allowed e^{border:.1f})",
+                f"row {number} was copied: {agreeing} of {len(found[number])} tokens, of log-probability {-surprise:.1f}, are those that earlier "
+                f"rows of its prompt predict: this is e^{evidence:.1f} times as likely of a copy (allowed e^{border:.1f})",
             )
     return None
 

@@ -1,10 +1,10 @@
 """Completions end where they should: at the length limit, or with an end-of-sequence token that the policy gave a
 chance (INTELLECT-2, section 2.3.2).
 
-The paper rejects an end whose probability is at most 0.1. An honest sampler draws such an end too, now and then, so a
-rule for single rows would reject honest files of a policy that is unsure when to stop. The rule here is for the file:
-at each position the policy's own probability of an improbable end is known, the sum of these is how many an honest
-file is expected to have, and a file is rejected when it has this many more that chance does not explain it.
+The paper rejects an end whose probability is at most 0.1. An honest sampler draws such an end too, now
+and then. So a rule for single rows would reject honest files of a policy that is unsure when to stop. The rule here is for the file:
+at each position the policy's own probability of an improbable end is known; the sum of these is how many an honest
+file is expected to have; a file is rejected when it has this many more that chance does not explain it.
 """
 
 import math
@@ -18,7 +18,7 @@ from shoal.validation.prefill import Prefill
 
 LEVELS = (1.0, 1e-1, 1e-2, 1e-4, 1e-6, 1e-8)
 """Shares of `min_eos_probability` at which ends are counted: few ends that are improbable say as much as many
-that are a little so, and at the last levels a single end in one row is enough. Where the sampler's choices are drawn
+that are a little so; at the last levels a single end in one row is enough. Where the sampler's choices are drawn
 again (`redraw`), any end that the seed does not draw is found, however probable.
 """
 

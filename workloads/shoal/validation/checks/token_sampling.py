@@ -3,9 +3,9 @@
 Hidden states show what a token was followed by, not how it was chosen: a worker may let a small model write and
 prefill the result with the right weights. The paper looks at the distribution of the chosen tokens' probabilities,
 which has no second mode at 0 when tokens were sampled. Here the policy itself says, position by position, what an
-honest sample looks like, and two sums over the checked tokens are compared with it: the number of improbable tokens
-(the second mode at 0), and the surprise, whose excess shows tokens of another distribution even where every token is
-improbable, and whose lack shows a lower temperature or a choice among several samples.
+honest sample looks like, and two sums over the checked tokens are compared with it: the number of improbable
+tokens (the second mode at 0), and the surprise. Its excess shows tokens of another distribution even where every token is
+improbable; its lack shows a lower temperature or a choice among several samples.
 """
 
 import math

@@ -1,8 +1,9 @@
 """System calls that a program in a sandbox may make, and the classic BPF filter that lets only these through.
 
-An allow-list: what is not named fails, with "not permitted" for what programs try (processes, sockets) and "no such call" for the rest, so that
-the C library falls back to what it has. A program computes, reads its input and writes its output; it starts no process, opens no socket, and
-signals nobody but itself. Threads are allowed. Pure, except for the numbers of the machine's architecture; called by `lockdown`.
+An allow-list: what is not named fails, with "not permitted" for what programs try (processes, sockets) and "no
+such call" for the rest. So the C library falls back to what it has. A program computes, reads its input and writes its output; it starts no
+process, opens no socket, and signals nobody but itself. Threads are allowed. Pure, except for the numbers of the machine's architecture; called by
+`lockdown`.
 
 Numbers are those of the kernel's headers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
 """

@@ -37,7 +37,7 @@ from shoal.training.waits import Waits
 
 JOIN_DEADLINE_SECONDS = 2 * 3600.0
 """How long a trainer that starts waits for a round of the others: rounds of 500 large updates take an hour. Then it trains on from its own state.
-So long one that begins the run also waits for all islands: one that starts later finds its rows of the first rounds gone by."""
+An island that begins the run also waits this long for all islands: one that starts later finds its rows of the first rounds gone by."""
 GATHER_SECONDS = 600.0
 """How long the first runs of a group wait for the others before their first step. Whoever comes later copies what they share, and loses nothing."""
 LONGEST_PATIENCE_SECONDS = 3600.0
@@ -231,7 +231,7 @@ class Membership:
     def _patience(self) -> float:
         """Seconds for which an exchange that is due waits for others that are alive, beyond one meeting.
 
-        In mode SFT an exchange is not looked for again until the next is due, and before the first round nobody knows when the others come: islands
+        In mode SFT an exchange is not looked for again until the next is due; before the first round nobody knows when the others come: islands
         of unequal speed could pass one another for hours. So each then waits as long as its own round took, and the slower one is met.
         """
         if self._sft and self._island.shared.meta.round == 0:

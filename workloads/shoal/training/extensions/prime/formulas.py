@@ -1,8 +1,9 @@
 """PRIME, process reinforcement through implicit rewards (Cui et al., arXiv:2502.01456): its rewards, its reward model's loss, its advantages.
 
 In: log-probabilities of sampled tokens under the implicit process reward model (a copy of the policy's base, trained on outcomes) and under the
-base model. Out: a reward a token, a loss a completion, an advantage a token. For completion i of a group, with outcome o_i (its task reward, 0 to 1),
-reward R_i (the same less penalties of length, where the run has such), q_t = log pi_prm(y_t) - log pi_ref(y_t), and r_t = beta * q_t:
+base model. Out: a reward a token, a loss a completion, an advantage a token. For completion i of a group, with outcome o_i (its
+task reward, 0 to 1); reward R_i (the same less penalties of length, where the run has such); q_t = log pi_prm(y_t) - log pi_ref(y_t), and r_t =
+beta * q_t:
 
     loss of the reward model   -( o * log sigmoid(sum_t r_t) + (1 - o) * log(1 - sigmoid(sum_t r_t)) ), mean over completions      (equation 4)
     process baseline           b_i = mean over the other completions j of the group of (mean_t r_t of j)

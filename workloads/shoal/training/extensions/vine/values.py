@@ -10,7 +10,7 @@ token. For a completion of n tokens with reward R, cut at positions 0 = p_0 <= p
                  reward at the end; its estimate of V is equation 5)
     normalised   (A_t - mean) / deviation, both over all sampled tokens of the step (`normalizeAdvantages`)
 
-A completion is not a part of any value that its own tokens are compared with, so that the values are unbiased over all groups that are sampled; over
+A completion is not a part of any value that its own tokens are compared with: so the values are unbiased over all groups that are sampled; over
 those that the online filter keeps, V(0) and V(n) are not (docs/vineppo.md). Equal positions are one boundary with
 all of their continuations; a boundary none of whose continuations could be scored is none, and the parts beside it become one. Penalties of length
 are part of every reward here, those of overlong answers too. The policy is trained on completions alone: continuations give values. Pure; called by
