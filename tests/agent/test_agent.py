@@ -137,7 +137,7 @@ def test_an_agent_registers_anew_by_itself_when_its_pool_was_forgotten_with_redi
             return False
 
     wait_until("the agent to be a member again", is_leased)
-    assert "which pool this node is in was forgotten with Redis" in (pod.home / "log").read_text()
+    assert "lost this node's pool with Redis" in (pod.home / "log").read_text()
     (pod.home / "tmp" / "held.parquet").write_bytes(b"rollouts of before")
     assert pod.submit(held, "held.parquet").status == "queued"
     job = stack.claim()

@@ -220,7 +220,7 @@ def test_after_the_last_version_an_orchestrator_that_is_away_is_waited_for_a_min
 
     assert said(steps - 1, 10_000.0) == ""
     assert said(steps, 30.0) == ""
-    assert "last version is out, and its orchestrator has not answered for 90 s" in said(steps, 90.0)
+    assert "last version is published, and the orchestrator has not answered for 90 s" in said(steps, 90.0)
     assert why_over(complete, state, 1000.0, 1000.0) == "the run is complete"
     assert why_over(None, state, None, 1000.0) == ""
 

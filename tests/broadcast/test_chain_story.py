@@ -132,7 +132,7 @@ def test_a_client_whose_base_rotted_on_its_disk_makes_the_version_from_the_ancho
     weights.write_bytes(data)
     place.publish(2)
     place.fetched(client, 2)
-    assert client.log("fetch").count("the whole is not what was announced") == 1
+    assert client.log("fetch").count("the assembled checkpoint differs from the announced one") == 1
 
 
 def test_a_publisher_that_lost_its_base_publishes_in_full(place: Place) -> None:
@@ -162,7 +162,7 @@ def test_a_restarted_publisher_checks_its_base_and_goes_on_with_deltas(place: Pl
     place.origin.kill("publisher")
     base.write_bytes(bytes(base.stat().st_size))
     place.origin.start("publisher", PUBLISHER)
-    wait_until("the check", lambda: "a kept base is not what was published" in place.origin.log("publisher"), 60)
+    wait_until("the check", lambda: "removing a kept base that differs" in place.origin.log("publisher"), 60)
     place.publish(3)
     assert _record(place.origin, 3).encoding == "full"
 

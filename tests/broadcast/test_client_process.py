@@ -123,11 +123,15 @@ def test_a_version_that_does_not_add_up_is_given_up_and_the_next_one_taken(
     client = pods.client()
     client.agent.say(relays=[relay.url], latest_version=3)
     client.run()
-    wait_until("the client to notice", lambda: "the whole is not what was announced" in client.log("fetch"), 60)
+    wait_until(
+        "the client to notice",
+        lambda: "the assembled checkpoint differs from the announced one" in client.log("fetch"),
+        60,
+    )
     _publish(tmp_path, run_keys, 4)
     client.agent.say(latest_version=4)
     wait_until("version 4", lambda: client.held() == [4], 60)
-    assert client.log("fetch").count("the whole is not what was announced") == 1
+    assert client.log("fetch").count("the assembled checkpoint differs from the announced one") == 1
     assert sorted(path.name for path in (client.home / "weights").iterdir()) == [".parts", "v000004"]
 
 

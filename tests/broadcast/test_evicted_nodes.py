@@ -111,8 +111,10 @@ def test_an_evicted_node_is_told_so_even_when_its_token_has_run_out(pods: Pods, 
     wait_until("403", lambda: _status(relay, run_keys.token(EVICTED, seconds=-100)) == 403, LIMIT_SECONDS)
     assert _status(relay, run_keys.token(OTHER, seconds=-100)) == 401
 
-    # The orchestrator is away: who was excluded stays so, all others are served.
+    # The orchestrator does not answer: who was excluded stays so, all others are served.
     pods.announcements.away = True
-    wait_until("the relay to miss the orchestrator", lambda: "cannot ask who was evicted" in relay.log("sync"), 60)
+    wait_until(
+        "the relay to miss the orchestrator", lambda: "cannot read the list of evicted nodes" in relay.log("sync"), 60
+    )
     assert _status(relay, run_keys.token(EVICTED)) == 403
     assert _status(relay, run_keys.token(OTHER)) in (200, 404)

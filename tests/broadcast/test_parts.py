@@ -151,5 +151,5 @@ def test_a_file_that_became_shorter_meanwhile_is_said(record: VersionOpen, tmp_p
     for index in range(1, record.shard_count):
         assembler.write_shard(index, _bytes(record, index))
     os.truncate(tmp_path / "v.partial" / "b.bin", SHARD)
-    with pytest.raises(WrongWeights, match=r"b\.bin is shorter than its version says"):
+    with pytest.raises(WrongWeights, match=r"b\.bin is shorter than its version requires"):
         assembler.write_shard(0, _bytes(record, 0))

@@ -70,7 +70,7 @@ def test_a_descriptor_of_another_size_is_refused(run_keys: Keys, wanted: WantedV
 
 def test_a_manifest_over_another_opening_record_is_told_apart(run_keys: Keys, wanted: WantedVersion) -> None:
     sealed = cut.manifest(_record(size=260), "model", "5" * 64, ["1" * 64] * 3)
-    with pytest.raises(OtherOpening, match="seals another opening record"):
+    with pytest.raises(OtherOpening, match="seals a different opening record"):
         pieces.read_manifest(sign(sealed, run_keys.trainer).to_json(), wanted, _record())
 
 

@@ -95,7 +95,7 @@ def test_a_sealed_number_never_gets_other_bytes(pods: Pods) -> None:
     wait_until("the second outbox folder to go", lambda: not _outbox(origin), 60)
     assert origin.store.get(keys.version_weights(0)) == sealed
     assert (origin.home / "www" / "versions" / "v000000" / "weights.json").read_bytes() == sealed
-    assert "publishing those bytes" in origin.log("publisher")
+    assert "publishing its stored bytes" in origin.log("publisher")
 
 
 @pytest.mark.parametrize("shards_seen", [0, 40])
@@ -173,7 +173,7 @@ def test_another_roles_key_is_refused_at_start(pods: Pods, run_keys: Keys) -> No
     origin = pods.origin()
     origin.configure(origin.config, run_keys.roles["relay"])
     origin.start("publisher", PUBLISHER)
-    wait_until("the refusal", lambda: "is not the trainer's key of the roster" in origin.log("publisher"), 60)
+    wait_until("the refusal", lambda: "is not the roster's trainer key" in origin.log("publisher"), 60)
 
 
 def test_health_tells_whether_there_is_something_to_serve(pods: Pods) -> None:
@@ -181,7 +181,10 @@ def test_health_tells_whether_there_is_something_to_serve(pods: Pods) -> None:
     origin.wait_port("publisher", ORIGIN_PORT)
     health = f"http://{origin.address}:{ORIGIN_PORT}"
     answer = httpx.get(f"{health}/readyz", trust_env=False)
-    assert (answer.status_code, answer.text) == (503, "no version is published yet: waiting for the trainer's first")
+    assert (answer.status_code, answer.text) == (
+        503,
+        "no version is published yet: waiting for the trainer's first one",
+    )
     origin.hand_in(0)
     wait_until("readiness", lambda: httpx.get(f"{health}/readyz", trust_env=False).status_code == 200, 60)
     assert httpx.get(f"{health}/healthz", trust_env=False).status_code == 200

@@ -23,7 +23,7 @@ def test_only_the_first_pod_of_a_trainer_publishes(tmp_path: Path, loopback: Loo
     )
     try:
         assert process.stdout is not None
-        assert "stands by" in process.stdout.readline()
+        assert "on standby" in process.stdout.readline()
         with httpx.Client(trust_env=False) as client:
 
             def ready() -> bool:

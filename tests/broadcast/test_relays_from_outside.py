@@ -92,7 +92,7 @@ def test_rubbish_in_place_of_the_authority_is_refused_at_start(tmp_path: Path) -
     assert trusted_authorities(tmp_path) is None
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "relay-ca.pem").write_text("rubbish")
-    with pytest.raises(SystemExit, match=r"config/relay-ca\.pem has no certificate that can be read"):
+    with pytest.raises(SystemExit, match=r"config/relay-ca\.pem has no readable certificate"):
         trusted_authorities(tmp_path)
 
 

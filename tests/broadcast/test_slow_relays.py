@@ -128,9 +128,9 @@ def test_a_request_that_drips_its_headers_ends_at_its_deadline(
     source = relay(published.www)
     source.drips_headers = "00001.bin"
     path = keys.version_shard(7, 1)
-    with pytest.raises(SourceFailed, match=r"00001\.bin: not there by its deadline, slower than 64 KiB/s"):
+    with pytest.raises(SourceFailed, match=r"00001\.bin: did not arrive by its deadline; slower than 64 KiB/s"):
         Downloader(run_keys.token).shard(source.url, path, SHARD, FilePart(tmp_path / "part"), lambda _: None)
-    with pytest.raises(SourceFailed, match="not there by its deadline"):
+    with pytest.raises(SourceFailed, match="did not arrive by its deadline"):
         Downloader(run_keys.token).document(source.url, path, 4000)
 
 

@@ -132,7 +132,7 @@ def test_compute_is_in_the_totals_and_in_the_entry(shoal: Shoal, going: Going) -
 
 
 def test_a_ledger_of_before_says_so_and_credits_every_file(shoal: Shoal, going: Going) -> None:
-    assert "credit counts from the first accepted file: the ledger is from before" in shoal("show", "--totals")[1]
+    assert "credit counts from the first accepted file: this ledger is older" in shoal("show", "--totals")[1]
     code, out, err = shoal("verify", "--documents")
     assert (code, err) == (0, "")
     assert "terms from entry" not in out

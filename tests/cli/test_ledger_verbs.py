@@ -79,7 +79,7 @@ def test_without_a_key_the_ledger_says_whose_word_was_taken(shoal: Shoal, copy: 
     answer = shoal("verify", copy)
     assert answer.code == 0
     assert f"trusted: run key {RUN_KEY.public} (from the copy itself)" in answer.out
-    assert "compare it with the one that you were given" in answer.out
+    assert "compare it with the key that you were given" in answer.out
 
 
 def test_the_key_and_the_roster_may_come_from_what_joins_a_run(shoal: Shoal, copy: Path, tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ def test_a_reveal_of_another_beacon_and_pay_for_a_stranger_are_found(shoal: Shoa
     writer.append(fact("accepted", node="d" * 64, step=0, submission=0, digest="e" * 64, tokens=1, groups=1))
     answer = shoal("verify", copy, *TRUST)
     assert answer.code == 1
-    assert "entry 10: the beacon of step 5 is not the one committed to before" in answer.err
+    assert "entry 10: the beacon of step 5 is not the committed one" in answer.err
     assert "entry 11: a file of node dddddddddddddddd..., which never joined" in answer.err
 
 
 DOCUMENT_DAMAGE: dict[str, tuple[Callable[[Store], object], str]] = {
     "no verdict": (
         lambda store: store.local_path(keys.verdict(HONEST, FILES[HONEST])).unlink(),
-        "entry 5 (accepted): the document that it names is not there",
+        "entry 5 (accepted): the document that it names does not exist",
     ),
     "more pay than was counted": (
         lambda store: store.put(
@@ -212,7 +212,7 @@ DOCUMENT_DAMAGE: dict[str, tuple[Callable[[Store], object], str]] = {
                 ROLE_KEYS["trainer"],
             ).to_json(),
         ),
-        "entry 1 (version-published): the sealed weights are others than those that were announced",
+        "entry 1 (version-published): the sealed weights differ from the announced ones",
     ),
 }
 

@@ -54,7 +54,9 @@ def add(writer: DatasetWriter, step: int) -> None:
         for each in counts
         for n in range(min(each.correct, 2))
     ]
-    writer.add(step, 6, traces, counts, Counter({"is wrong": 3 - step % 2, "comes after enough of its problem": 1}))
+    writer.add(
+        step, 6, traces, counts, Counter({"is wrong": 3 - step % 2, "its problem has enough completions already": 1})
+    )
 
 
 def files(store: Store) -> dict[str, bytes]:

@@ -78,8 +78,8 @@ def test_what_is_not_the_product_does_not_pass(answer: bytes, kind: str) -> None
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "a product has 262144 bytes, this has 0"),
-        (bytes(ANSWER_BYTES + 1), "this has 262145"),
+        (b"", "a product has 262144 bytes, but this one has 0"),
+        (bytes(ANSWER_BYTES + 1), "this one has 262145"),
         (bytes(ANSWER_BYTES - 1) + b"\x7f", "a product's values are below 127"),
         (b"\xff" * ANSWER_BYTES, "a product's values are below 127"),
     ],

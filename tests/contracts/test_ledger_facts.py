@@ -130,11 +130,11 @@ def test_a_declaration_without_terms_and_a_missing_one_are_found() -> None:
     ledger.change(0)
     ledger.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
     empty, late = ledger.finish().problems
-    assert empty == "entry 0 (run-declared): it does not say its terms"
-    assert late == "entry 1 (terms-changed): terms change, and no entry before declares the run"
+    assert empty == "entry 0 (run-declared): it lacks its terms"
+    assert late == "entry 1 (terms-changed): terms change, and no earlier entry declares the run"
     bare = Ledger()
     bare.add("node-invited", node=NODE, detail="0" * 32, invited=INVITED)
-    assert bare.finish().problems == ["entry 0 (node-invited): no entry before declares the run"]
+    assert bare.finish().problems == ["entry 0 (node-invited): no earlier entry declares the run"]
 
 
 def test_terms_that_replace_others_than_the_last_are_found_and_those_that_replace_the_same_again_change_nothing() -> (
@@ -156,7 +156,7 @@ def test_a_member_whose_invite_was_never_noted_is_found() -> None:
     ledger.join(OTHER, nonce="1" * 32)
     ledger.join(NODE, nonce="1" * 32, invited=False)  # another's invite
     (problem,) = ledger.finish().problems
-    assert problem == f"entry 3: node {NODE[:16]}... joined by an invite that was never noted"
+    assert problem == f"entry 3: node {NODE[:16]}... joined with an invite that the ledger does not have"
 
 
 @pytest.mark.parametrize("change", [{"flops": 1e18}, {"parameters": 999}, {"prompt_tokens": 21}], ids=str)
@@ -181,7 +181,7 @@ def test_compute_that_the_validator_did_not_count_is_found() -> None:
 
     assert against(verdict_on(COMPUTE)) is None
     for other in (None, compute_of(1001, 20, 4), compute_of(1000, 21, 4)):
-        assert against(verdict_on(other)) == "entry 3 (accepted): its compute is not the one that the validator counted"
+        assert against(verdict_on(other)) == "entry 3 (accepted): its compute differs from the validator's count"
 
 
 def test_an_entry_that_leaves_the_validators_compute_out_is_found() -> None:
@@ -195,7 +195,7 @@ def test_an_entry_that_leaves_the_validators_compute_out_is_found() -> None:
         return document_problem(entry, sign(verdict, ROLE_KEYS["validator"]).to_json(), ROSTER.document, None)
 
     assert against(None) is None
-    assert against(COMPUTE) == "entry 3 (accepted): its compute is not the one that the validator counted"
+    assert against(COMPUTE) == "entry 3 (accepted): its compute differs from the validator's count"
 
 
 def verdict_on(compute: Any) -> Verdict:
@@ -337,7 +337,7 @@ def test_an_entry_that_names_no_document_is_found_and_counts_for_nothing(
     ledger.join(NODE)
     ledger.add(kind, **fields)
     report = ledger.finish()
-    assert report.problems == [f"entry 3 ({kind}): it does not say its {lacks}"]
+    assert report.problems == [f"entry 3 ({kind}): it lacks its {lacks}"]
     assert (report.nodes[NODE].tokens, report.nodes[NODE].files_rejected) == (0, 0)
 
 
@@ -348,7 +348,7 @@ def test_an_entry_that_says_what_its_kind_never_does_is_found_and_counts_for_not
     ledger.add("node-banned", node=NODE, tokens=9, compute=COMPUTE)
     report = ledger.finish()
     assert report.problems == [
-        "entry 3 (node-banned): it says its tokens and compute, which entries of this kind never do"
+        "entry 3 (node-banned): it has tokens and compute, which entries of this kind never have"
     ]
     assert not report.nodes[NODE].evicted
 
@@ -402,7 +402,7 @@ def test_a_verdict_of_another_run_or_for_another_reason_is_found() -> None:
 
     assert against() is None
     assert against(run="another") == "entry 3 (rejected): the validator's verdict is on another file, or says reject"
-    assert against(reason="bounds") == "entry 3 (rejected): it names another reason than the validator, which is bounds"
+    assert against(reason="bounds") == "entry 3 (rejected): its reason differs from the validator's, which is bounds"
 
 
 def test_a_batch_of_another_step_or_run_is_found() -> None:

@@ -279,7 +279,7 @@ class TestSignedRequests:
     def test_a_header_that_is_missing_is_named_and_says_how_to_sign(self, name: str) -> None:
         headers = {key: value for key, value in signed_headers().items() if key.lower() != name.lower()}
         with pytest.raises(
-            BadRequestSignature, match=f"request lacks the header {name.lower()}; sign it as RFC 9421 with Ed25519"
+            BadRequestSignature, match=f"the request lacks the header {name.lower()}; sign it as RFC 9421 with Ed25519"
         ):
             check(headers)
 

@@ -102,7 +102,7 @@ def test_an_agent_behind_a_proxy_that_holds_bodies_hears_that_its_line_is_too_sl
         assert words.startswith(
             "the next try in 120 s: pool 'pool' requires an uplink of 8 Mbit/s, it is not measured yet; "
         )
-        assert words.endswith("the upload did not end in 6 s: the uplink is below 4 Mbit/s")
+        assert words.endswith("the upload did not finish in 6 s: the uplink is below 4 Mbit/s")
     finally:
         machine.stop()
         slow_line.whole = False

@@ -100,5 +100,5 @@ def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shoal.inference.engine", None)  # to load it would fail
     environment = Arithmetic()
-    with pytest.raises(CannotEvaluate, match=r"it is past the model's 96: allowed: --max-tokens up to \d+$"):
+    with pytest.raises(CannotEvaluate, match=r"it exceeds the model's 96: allowed: --max-tokens up to \d+$"):
         ask(model, environment, environment.tasks(2, 0), EvaluationRequest(1, 1.0, max_tokens=POSITIONS), print)

@@ -62,7 +62,7 @@ class SocketAgent:
                     self._answer(204, b"")
                 elif self.path == "/v1/leases" and agent.refuse_leases:
                     agent.refused += 1
-                    self._answer(409, b'{"title": "Enough is under way", "detail": "ask again"}')
+                    self._answer(409, b'{"title": "Enough work is in progress", "detail": "ask again"}')
                 elif self.path == "/v1/leases":
                     asked = json.loads(body)
                     number, agent.leases = agent.leases, agent.leases + 1

@@ -62,7 +62,7 @@ def test_bfloat16_with_little_memory_proves_what_a_prefill_finds(folder: Path) -
             {"do": "version", "found": "0.33.0"},
         ]
     ).results
-    assert results[5].startswith("vLLM 0.33.0 is installed, the proof hooks are tested with 0.32.x"), (
+    assert results[5].startswith("vLLM 0.33.0 is installed, but the proof hooks are tested with 0.32.x"), (
         "another may pair wrongly"
     )
     assert results[2] > 0, "nothing was preempted: give the engine less memory"

@@ -42,7 +42,7 @@ def test_a_plan_holds_every_sample_of_every_group_in_order() -> None:
 
 
 def test_a_prompt_that_leaves_no_room_is_an_error_with_its_name() -> None:
-    with pytest.raises(ValueError, match=r"the prompt of add-\d+-\d+ has 128 tokens, maxSequenceLength is 128"):
+    with pytest.raises(ValueError, match=r"the prompt of add-\d+-\d+ has 128 tokens, but maxSequenceLength is 128"):
         plan_submission(
             tiny_policy.WORK,
             tiny_policy.STEP,

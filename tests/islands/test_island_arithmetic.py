@@ -252,7 +252,7 @@ def test_signed_contributions_are_summed_in_the_order_of_the_islands() -> None:
         ({"meeting": "1-2-4"}, "not for this round"),
         ({"round": 3}, "not for this round"),
         ({"rank": 1}, "not for this round"),
-        ({"sha256": "0" * 64}, "not those that it has signed"),
+        ({"sha256": "0" * 64}, "differ from those that it signed"),
     ],
 )
 def test_a_contribution_that_is_not_what_it_must_be_does_not_count_and_says_why(

@@ -267,7 +267,7 @@ def test_a_notice_that_somebody_repeats_later_says_nothing_and_nobody_goes_on_wi
         met(notice("island-0"), notice("island-1", at_unix=time.time() - FRESH_SECONDS - 60, **said), members=members)
         is None
     )
-    assert "signed long ago" in members._unmet
+    assert "too old by this clock" in members._unmet
     assert members.holds == [], "it is remembered"
 
 
@@ -275,7 +275,7 @@ def test_what_is_no_notice_under_a_members_name_lets_nobody_go_on_without_it() -
     members = members_of_three()
     forged = notice("island-1", inner_steps=7)
     assert met(notice("island-0"), forged, keys=KEYS | {"island-1": KEYS["island-5"]}, members=members) is None
-    assert "what is there as island-1 is not a notice" in members._unmet
+    assert "the entry of island-1 is not a notice" in members._unmet
     assert members.holds == []
     found = met(notice("island-0"), notice("island-1"), members=members)
     assert found is not None

@@ -205,7 +205,7 @@ def test_a_lighthouse_that_is_killed_is_not_heard_any_more_nor_waited_for_long()
 
 def test_an_island_with_a_key_that_the_others_do_not_know_it_by_is_refused(crowd: Crowd) -> None:
     place = IslandPlace(RUN, "island-0", KEYS["island-1"], KNOWN, f"http://{HOST}:{crowd.port}", HOST)
-    with pytest.raises(ValueError, match="does not hold the key that the others know it by"):
+    with pytest.raises(ValueError, match="does not hold the key that the others expect"):
         Island(place, SETTINGS, ALONE, {"weight": torch.ones(3)})
 
 

@@ -97,14 +97,14 @@ def test_an_old_state_with_all_signatures_does_not_take_restarted_islands_back()
 @pytest.mark.parametrize(
     ("chain", "why"),
     [
-        ([], "nobody vouches"),
+        ([], "no island signed the state"),
         ([link("abc", 4, "d", "a")], "1 of 3 signed"),
         ([link("a", 4, "d")], "too few of the 3 of before"),
         ([link("ab", 3, "c"), link("abc", 3, "d")], "round 3 after 3"),
         ([link("abc", 4, "c")], "another state"),
         ([link("abc", 3, "d")], "another state"),
         ([link("abd", 4, "d")], "not islands of this run"),
-        ([link("ab", 4, "d", "abc")], "signed and was not there"),
+        ([link("ab", 4, "d", "abc")], "signed but did not take part"),
         (
             [link("abc", 4, "d").model_copy(update={"signatures": link("abc", 4, "c").signatures})],
             "does not fit the document",
@@ -114,7 +114,7 @@ def test_an_old_state_with_all_signatures_does_not_take_restarted_islands_back()
 def test_a_certificate_that_vouches_for_nothing_says_why(chain: list[CertificateLink], why: str) -> None:
     with pytest.raises(BadCertificate, match=why):
         check(chain, RUN, 4, "d" * 64, known(3))
-    with pytest.raises(NoHead, match="most of its round's islands signed"):
+    with pytest.raises(NoHead, match="most islands of its round signed"):
         head_among(notice("a", 4, "d", chain))
 
 
@@ -200,7 +200,7 @@ def test_votes_make_a_link_when_most_came_to_the_same_and_the_others_are_named()
     )
     assert made is not None
     check([made], RUN, 4, "d" * 64, known(3))
-    assert against == {"island-2": "came to another state"}
+    assert against == {"island-2": "reached another state"}
     forged = [padded(votes[0], 4096), padded(votes[0], 4096), padded(b"\xff{", 4096)]
     made, against = count_votes(mine, forged, known(3))
     assert made is None
@@ -241,7 +241,7 @@ def test_one_that_comes_to_another_state_is_left_out_and_the_round_is_made(trust
     assert first is not None
     assert second is not None
     assert first.round == second.round == 1
-    assert first.left_out == second.left_out == {"island-2": "came to another state"}
+    assert first.left_out == second.left_out == {"island-2": "reached another state"}
     assert liar is None
     assert islands[0].shared.digest() == islands[1].shared.digest()
     assert sorted(islands[0].certificate[0].signatures) == ["island-0", "island-1"]
@@ -271,7 +271,7 @@ def test_an_island_that_says_one_thing_to_one_rank_and_another_to_the_next_does_
     judged = [judge_parts(parts, each, None) for each in ranks]
     assert judged[0] == judged[1]
     assert judged[0].coefficients == {"island-0": 0.5, "island-1": 0.5}
-    assert judged[0].problems == {"island-2": "it says one thing to one rank and another to the next"}
+    assert judged[0].problems == {"island-2": "it sends different values to different ranks"}
 
 
 # ---- waits

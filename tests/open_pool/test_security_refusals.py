@@ -314,5 +314,5 @@ def test_a_client_talks_to_whom_its_authority_vouches_for_and_to_nobody_else(
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("nonsense")
-    with pytest.raises(ValueError, match=r"bad\.pem has no certificate that can be read"):
+    with pytest.raises(ValueError, match=r"bad\.pem has no readable certificate"):
         authorities(tmp_path / "bad.pem")

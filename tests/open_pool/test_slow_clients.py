@@ -116,7 +116,7 @@ def test_a_body_that_stops_half_way_is_refused_and_its_connection_closed(place: 
         answer = everything(line)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"application/problem+json" in answer
-    assert b"Body came too slowly" in answer
+    assert b"Body arrived too slowly" in answer
 
 
 def test_a_body_that_goes_on_for_ever_after_its_refusal_does_not_hold_the_connection(place: tuple[str, int]) -> None:

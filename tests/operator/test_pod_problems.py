@@ -48,7 +48,7 @@ NO_NODE = {
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        ('{"event": "starts"}\n{"event": "the process ends by an error", "timestamp": "T", "exception": "...", '
+        ('{"event": "starts"}\n{"event": "an error ends the process", "timestamp": "T", "exception": "...", '
          '"error": "ValueError: no \\"model\\"\\nhere"}\n', 'ValueError: no "model" here'),
         ('n f\\n", "error": "OSError: disk full"}', "OSError: disk full"),  # the kubelet keeps the end of a long line
         ('{"event": "secrets/role.pem is missing", "logger": "stderr", "timestamp": "T"}', "secrets/role.pem is missing"),

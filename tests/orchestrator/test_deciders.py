@@ -337,7 +337,7 @@ def test_with_k_votes_every_reject_needs_k_validators_that_agree(reason: RejectR
     assert decided(found, notes[:2], by="validator-9", votes=3).kind == "record"
     if reason not in NEVER_ALONE:
         assert decided(found, notes[:2], by="validator-1", votes=3, alone=True) == Decision(
-            "again", "2 of 3 validators found the same; others must be asked"
+            "again", "2 of 3 validators agree; more must check the file"
         )
     others: RejectReason = "format" if reason != "format" else "bounds"
     assert decided(verdict("reject", others), notes[:2], by="validator-9", votes=3).kind == "second-opinion"

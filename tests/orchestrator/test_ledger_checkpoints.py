@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_history_is_reported_and_stays_as_it_is(writer: 
     writer.store.put(keys.ledger_checkpoint(3), foreign)
     checkpoints = Checkpoints(writer, ROSTER)
     for _ in range(2):
-        with pytest.raises(BrokenChain, match=r"checkpoints/0+3\.json is of another history than our 3 entries"):
+        with pytest.raises(BrokenChain, match=r"checkpoints/0+3\.json has another history than our 3 entries"):
             checkpoints.write_due(0.0, complete=True)
     assert writer.store.get(keys.ledger_checkpoint(3)) == foreign
 

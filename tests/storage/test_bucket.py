@@ -35,7 +35,7 @@ def test_wrong_credentials_are_not_tried_again(minio_server: Minio) -> None:
 def test_a_store_that_never_comes_is_given_up_with_its_address(loopback: Loopback) -> None:
     address = loopback.address()
     nowhere = f"http://{address}:{loopback.port(address)}"
-    with pytest.raises(NoBucket, match=f"{nowhere} did not take it within 0 s: .*refused"):
+    with pytest.raises(NoBucket, match=f"{nowhere} did not create it within 0 s: .*refused"):
         make_bucket(nowhere, "key", "secret-key", "rollouts", 0.0)
 
 

@@ -50,7 +50,7 @@ def test_the_way_goes_from_what_is_held_or_from_the_anchor(held: set[int], targe
 
 
 def test_a_record_that_is_missing_is_said() -> None:
-    with pytest.raises(BrokenDeltas, match="version 6 leads to version 5, which is not known"):
+    with pytest.raises(BrokenDeltas, match="version 6 refers to version 5, which is unknown"):
         plan({6: record(6, 5)}, set(), 6)
 
 

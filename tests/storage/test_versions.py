@@ -265,7 +265,7 @@ class TestAssembler:
         ("sealed", "error"),
         [
             (manifest(sha256="0" * 64), "SHA-256 of the assembled checkpoint is"),
-            (manifest(open_digest="0" * 64), "the manifest seals another opening record"),
+            (manifest(open_digest="0" * 64), "the manifest seals a different opening record"),
             (manifest(version=8), f"manifest is of {RUN} version 8, not of 7"),
             (manifest(run="other"), "manifest is of other version 7, not of 7"),
         ],

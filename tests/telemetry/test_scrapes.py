@@ -98,7 +98,7 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(
         server.server_close()
     output = capfd.readouterr()
     said = output.out + output.err
-    assert ("a question to the health server failed" in said and "disk" in said) if told else said == ""
+    assert ("a request to the health server failed" in said and "disk" in said) if told else said == ""
 
 
 def test_volumes_that_a_pod_has_are_measured_and_others_are_not(tmp_path: Path) -> None:

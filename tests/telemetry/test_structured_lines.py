@@ -91,7 +91,7 @@ def test_what_is_logged_printed_or_warned_in_any_thread_is_a_line_with_the_field
 def test_an_exception_is_one_line_with_its_traceback_and_without_values(tmp_path: Path) -> None:
     lines, output = lines_of(BREAKS, tmp_path, status=1)
     assert [line["event"] for line in lines] == [
-        "a thread ends by an error", "told", "an error is lost", "the process ends by an error",
+        "an error ends a thread", "told", "an error was ignored", "an error ends the process",
     ]  # fmt: skip
     assert lines[0]["thread"] == "publisher"
     assert lines[1]["step"] == 3

@@ -70,7 +70,7 @@ def test_an_unsigned_request_is_refused(stack: Stack) -> None:
     answer = send(stack, "/v1/leases", b"{}", {})
     assert answer.status_code == 401
     assert answer.headers["content-type"] == "application/problem+json"
-    assert "request lacks the header signature" in answer.json()["detail"]
+    assert "the request lacks the header signature" in answer.json()["detail"]
 
 
 def test_a_replayed_request_is_refused(stack: Stack, member: Node) -> None:

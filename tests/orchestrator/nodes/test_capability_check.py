@@ -95,7 +95,7 @@ def test_a_wrong_product_does_not_open_the_door_and_is_answered_once(run: Orches
     assert refused(run, invite) == "challenge-not-passed"
 
 
-@pytest.mark.parametrize(("text", "words"), [("A", "not base64"), ("AAAA", "has 262144 bytes, this has 3")])
+@pytest.mark.parametrize(("text", "words"), [("A", "not base64"), ("AAAA", "has 262144 bytes, but this one has 3")])
 def test_an_answer_that_is_no_product_is_refused_in_words(run: Orchestrator, text: str, words: str) -> None:
     challenge = ask(run, invited(run).document.node)
     with pytest.raises(Refusal, match=words):

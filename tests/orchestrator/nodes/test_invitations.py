@@ -69,7 +69,7 @@ def test_a_member_changes_its_pool_only_when_it_has_left(run: Orchestrator, book
     node = member(run, book)
     book.register(node, "pool")
     assert book.round() == 0
-    assert known(run, node).refused == "a member of another pool, 'easy'; it may change to 'pool' when it has left"
+    assert known(run, node).refused == "a member of another pool, 'easy'; it may change to 'pool' after it has left"
     assert known(run, node).pool == "easy"
     run.clock.now += 3600.0
     membership.reap(run.state)
@@ -123,7 +123,7 @@ def test_tokens_are_drawn_again_after_redis_was_lost_where_pools_differ(run: Orc
     held = run.lease(node)
     run.lose_redis()
     for refused in (lambda: run.beat(node), lambda: run.lease(node)):
-        with pytest.raises(Refusal, match="pool-forgotten: which pool this node is in was forgotten with Redis"):
+        with pytest.raises(Refusal, match="pool-forgotten: the orchestrator lost this node's pool with Redis"):
             refused()
     assert [record.drawn_by.sampler for record in run.state.leases.all() if record.drawn_by] == [SAMPLER]
     book.register(node, "easy")

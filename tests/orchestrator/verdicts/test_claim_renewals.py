@@ -41,10 +41,10 @@ def test_a_validator_that_renews_its_claim_keeps_the_file(run: Orchestrator, nod
     assert run.claim("second") is None
     run.clock.now += 61
     assert run.claimed("second").sha256 == digest
-    with pytest.raises(Refusal, match="another validator has it"):
+    with pytest.raises(Refusal, match="another validator checks it"):
         handout.renew(run.state, renewal)
     run.judge(verdict_on(job))
-    with pytest.raises(Refusal, match="it has its verdict"):
+    with pytest.raises(Refusal, match="it already has a verdict"):
         handout.renew(run.state, renewal)
 
 
@@ -68,7 +68,7 @@ def rejected_by(job: ValidationJob, validator: str) -> Verdict:
 def test_a_renewal_that_arrives_after_its_own_verdict_keeps_the_file_from_nobody(run: Orchestrator, node: str) -> None:
     digest = run.hand_in(node)
     run.judge(rejected_by(run.claimed("first"), "first"))
-    with pytest.raises(Refusal, match="or is to have it"):
+    with pytest.raises(Refusal, match="or will"):
         handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
     assert run.claimed("second").second_opinion
 
@@ -79,7 +79,7 @@ def test_a_late_reject_ends_the_check_of_few_rows_that_another_has_begun(run: Or
     run.clock.now += 61
     assert not run.claimed("second").second_opinion
     run.judge(rejected_by(late, "first"))
-    with pytest.raises(Refusal, match="or is to have it"):
+    with pytest.raises(Refusal, match="or will"):
         handout.renew(run.state, ClaimRenewal(validator="second", node=node, sha256=digest))
     assert run.claimed("third").second_opinion
 
@@ -88,7 +88,7 @@ def test_an_inconclusive_check_is_followed_by_a_claim_and_not_by_a_renewal(run: 
     digest = run.hand_in(node)
     job = run.claimed("first")
     run.judge(verdict_on(job, outcome="inconclusive").model_copy(update={"validator": "first"}))
-    with pytest.raises(Refusal, match="or is to have it"):
+    with pytest.raises(Refusal, match="or will"):
         handout.renew(run.state, ClaimRenewal(validator="first", node=node, sha256=digest))
 
 

@@ -44,7 +44,7 @@ def test_two_orchestrators_that_are_given_two_files_of_one_lease_take_one(
 
     monkeypatch.setattr(run.store, "create", interrupted)
     if at == keys.LEASE_FILES:
-        with pytest.raises(Refusal, match=r"lease-for-another-file: .* a lease hands in one file"):
+        with pytest.raises(Refusal, match=r"lease-for-another-file: .* one lease is good for one file"):
             run.confirm(lease, first)
         assert refusals == []
         taken = sha(second)

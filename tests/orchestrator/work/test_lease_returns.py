@@ -154,7 +154,7 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
         return hashing(key)
 
     monkeypatch.setattr(run.state.store, "sha256", slow)
-    with pytest.raises(Refusal, match=r"lease-over: .* was handed back while its file was confirmed"):
+    with pytest.raises(Refusal, match=r"lease-over: .* was given back before its file was confirmed"):
         run.confirm(lease, data)
     assert run.state.queue.size() == 1
 

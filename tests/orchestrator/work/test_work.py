@@ -64,7 +64,7 @@ def test_a_lease_is_refused_while_enough_is_under_way(run: Orchestrator, node: s
     others = [run.join() for _ in range(5)]
     for other in others:  # all are admitted before the first lease reveals step 0
         run.lease(other)
-    with pytest.raises(Refusal, match="enough-under-way: step 0 will probably be filled"):
+    with pytest.raises(Refusal, match="enough-under-way: step 0 is probably full"):
         run.lease(node)
 
 
@@ -259,7 +259,7 @@ def test_a_node_whose_files_nobody_can_judge_gets_no_more_leases_until_they_are_
         run.hand_in(node)
         handed_in += 1
         nobody_can_judge(run, handed_in)
-    with pytest.raises(Refusal, match="files-not-judged: 8 or more files of this node wait"):
+    with pytest.raises(Refusal, match="files-not-judged: 8 or more files of this node had checks"):
         run.lease(node)
     run.lease(other)
     job = run.claimed()

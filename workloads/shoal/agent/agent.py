@@ -72,7 +72,7 @@ class ContainersOfThisPod:
         return []
 
     def logs(self) -> dict[str, str]:
-        return {"pod": "this node is a pod: its logs are read with kubectl logs"}
+        return {"pod": "this node is a pod: read its logs with kubectl logs"}
 
     def ask_to_end(self) -> None:
         return
@@ -109,7 +109,7 @@ class PatientServer(uvicorn.Server):
             if not self._held.wait_until_none(LEAVE_SECONDS):
                 give_back(self._held, self._session.orchestrator(), self._session.key.public, None)
         except Refusal as refusal:  # no member any more: what is held runs out
-            get_logger().info("leases are not given back", reason=refusal.detail)
+            get_logger().info("could not give leases back", reason=refusal.detail)
         finally:
             self.should_exit = True
 

@@ -46,7 +46,7 @@ def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda:
     solver = best_solver()  # before the clock runs
     challenge = client.call("POST", "/v1/challenges", ChallengeRequest(node=node), Challenge, deadline_seconds=10.0)
     if challenge is None or challenge.node != node or challenge.depth > LARGEST_DEPTH or challenge.lanes > LANES:
-        raise Unavailable("the orchestrator gave no challenge that can be meant for this node")
+        raise Unavailable("the orchestrator's challenge is not for this node")
     begun = time.monotonic()
     limit = min(challenge.limit_seconds, LONGEST_SECONDS)
 
@@ -64,5 +64,5 @@ def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda:
         "POST", "/v1/challenge-answers", answer, ChallengeResult, deadline_seconds=60.0, timeout_seconds=30.0
     )
     if result is None:
-        raise Unavailable("the orchestrator answered without a result")
+        raise Unavailable("the orchestrator's answer has no result")
     return result

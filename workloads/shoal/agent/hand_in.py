@@ -115,7 +115,7 @@ def digest(file: IO[bytes]) -> tuple[str, int]:
         running.update(chunk)
         size += len(chunk)
     if size == 0:
-        raise Refusal(ProblemCode.EMPTY_FILE, "a submission has at least one row")
+        raise Refusal(ProblemCode.EMPTY_FILE, "a submission needs at least one row")
     return running.hexdigest(), size
 
 

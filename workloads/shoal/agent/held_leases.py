@@ -60,6 +60,6 @@ def give_back(held: HeldLeases, client: SignedClient, node: str, lease: str | No
             client.call("POST", "/v1/returns", LeaseReturn(node=node, lease=name), deadline_seconds=RETURN_SECONDS)
             taken += 1
         except (Refused, Unavailable) as error:
-            get_logger().warning("lease could not be given back and will run out", lease=name, reason=str(error)[:300])
+            get_logger().warning("could not give the lease back; it will expire", lease=name, reason=str(error)[:300])
         held.forget(name)
     return taken

@@ -18,7 +18,7 @@ def load_or_create(path: Path) -> PrivateKey:
         return PrivateKey.load(path)
     except ValueError as error:
         raise ValueError(
-            f"{path} holds no Ed25519 key: restore it from a copy, or remove it to start as a new node"
+            f"{path} holds no Ed25519 key: restore it from a backup, or delete it to start as a new node"
         ) from error
 
 

@@ -43,5 +43,5 @@ def _code(config: NodeConfig, node: str) -> Signed[CodeClaim] | None:
     try:
         return claim_with_code(code, config.run, config.pool, node)
     except ValueError as error:
-        get_logger().error("the invite code is not used", problem=str(error), file="secrets/invite_code")
+        get_logger().error("ignoring the invite code", problem=str(error), file="secrets/invite_code")
         return None

@@ -19,5 +19,5 @@ def why_over(reply: HeartbeatReply | None, state: AgentState, replied_unix: floa
     public, latest, silent = state.public, state.latest_version, now_unix - replied_unix
     is_out = public is not None and public.mode == "Train" and latest is not None and latest >= public.steps
     if is_out and silent > SILENT_SECONDS:
-        return f"the run's last version is out, and its orchestrator has not answered for {silent:.0f} s"
+        return f"the run's last version is published, and the orchestrator has not answered for {silent:.0f} s"
     return ""

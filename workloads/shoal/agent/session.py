@@ -161,7 +161,7 @@ class Session:
             if len(merged) > MAX_METRICS:
                 raise Refusal(
                     ProblemCode.TOO_MANY_METRICS,
-                    f"a heartbeat carries {MAX_METRICS} numbers, these would be {len(merged)}",
+                    f"a heartbeat carries at most {MAX_METRICS} numbers, these would be {len(merged)}",
                 )
             self._metrics = merged
 
@@ -263,10 +263,10 @@ class Session:
         try:
             invite = signed.verified(self._roster.keys["orchestrator"])
         except BadSignature as error:
-            raise MustJoinError(f"discovery gave an invite that is not the orchestrator's: {error}") from error
+            raise MustJoinError(f"discovery sent an invite that the orchestrator did not sign: {error}") from error
         # Whether it has expired is the orchestrator's to say, by its own clock: ours may be minutes off.
         if (invite.run, invite.node) != (self.config.run, self.key.public):
-            raise MustJoinError("discovery gave an invite for another run or node")
+            raise MustJoinError("discovery sent an invite for another run or node")
         if self.neighbourhood is not None:
             self.neighbourhood.check(invite.orchestrator_url)
         if invite.orchestrator_url != self._orchestrator_url:
@@ -294,7 +294,7 @@ class Session:
                 self._wait_for("" if settled else "the run's description")
                 self._send_logs(reply)
             except Unavailable as error:
-                get_logger().warning("orchestrator away, heartbeat will be tried again", error=str(error)[:300])
+                get_logger().warning("the orchestrator does not answer; retrying the heartbeat", error=str(error)[:300])
                 self._wait_for(f"the orchestrator to answer: {str(error)[:300]}")
                 settled = False
             self._soon.wait(interval if settled else SETTLING_SECONDS)
@@ -321,7 +321,7 @@ class Session:
                 raise MustJoinError(str(refused)) from refused
             raise
         if reply is None:
-            raise Unavailable("the orchestrator answered a heartbeat without content")
+            raise Unavailable("the orchestrator answered a heartbeat with an empty body")
         relays = reply.relays if self.neighbourhood is None else self.neighbourhood.reachable(reply.relays)
         with self._lock:
             self._reply, self._replied_unix = reply, time.time()
@@ -347,7 +347,7 @@ class Session:
         try:
             self._orchestrator.call("POST", "/v1/logs", logs, deadline_seconds=10.0)
         except Refused as refused:  # asked for no more
-            get_logger().info("logs are not wanted any more", reason=str(refused)[:300])
+            get_logger().info("logs are no longer needed", reason=str(refused)[:300])
         self._logs_sent = reply.logs_wanted
 
     def _show_capability(self) -> None:

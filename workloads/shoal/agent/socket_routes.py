@@ -79,7 +79,7 @@ def make_app(
     async def lease(request: Request) -> Response:
         wanted = await parse(request, LeaseRequest)
         if leaving.is_set():
-            raise Refusal(ProblemCode.POD_ENDING, "no further lease is asked for")
+            raise Refusal(ProblemCode.POD_ENDING, "the agent asks for no further lease")
         client = session.orchestrator()
         given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
         if given is not None:

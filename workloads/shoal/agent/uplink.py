@@ -36,7 +36,7 @@ def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SE
         "POST", "/v1/uplink-tests", UplinkRequest(node=node, pool=pool), UplinkTest, deadline_seconds=ask_seconds
     )
     if test is None or test.node != node or test.size > LARGEST_BYTES:
-        raise Unavailable("discovery gave no test that can be meant for this node")
+        raise Unavailable("discovery's test is not for this node")
     limit, begun = min(test.limit_seconds, LONGEST_SECONDS), time.monotonic()
     try:
         # Once: the time runs, and a second try would be another test's.
@@ -56,7 +56,9 @@ def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SE
         ):
             raise
         mbps = test.size * 8 / 1e6 / limit
-        raise TooSlowError(f"the upload did not end in {limit:.0f} s: the uplink is below {mbps:.2g} Mbit/s") from error
+        raise TooSlowError(
+            f"the upload did not finish in {limit:.0f} s: the uplink is below {mbps:.2g} Mbit/s"
+        ) from error
     except ValueError as error:
         raise Unavailable(f"discovery's answer is not an UplinkResult: {str(error)[:200]}") from error
     get_logger().info("uplink measured", mbps=result.mbps, bytes=result.size, seconds=result.seconds)

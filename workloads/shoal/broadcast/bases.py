@@ -73,7 +73,9 @@ class Bases:
             if number is not None and sealed is not None and _has_bytes(path, *sealed):
                 self._checked[number] = sealed[1].sha256
             else:
-                telemetry.get_logger().warning("a kept base is not what was published, removing it", folder=path.name)
+                telemetry.get_logger().warning(
+                    "removing a kept base that differs from the published one", folder=path.name
+                )
                 shutil.rmtree(path)
 
     def _chain_bytes(self, version: int) -> int:

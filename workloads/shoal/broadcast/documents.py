@@ -21,7 +21,7 @@ from shoal.retries import doubled
 
 Piece = TypeVar("Piece")
 
-FAILURES = Counter("shoal_broadcast_failures_total", "Tries of a piece that failed, by reason.", ["reason"])
+FAILURES = Counter("shoal_broadcast_failures_total", "Failed downloads of a piece, by reason.", ["reason"])
 
 POLL_SECONDS = 0.1
 """Pause before a piece that nobody has yet is asked for again: small against the seconds that a shard takes."""

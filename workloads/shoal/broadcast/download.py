@@ -113,7 +113,7 @@ class Downloader:
             while count := request.read_into(buffer):
                 data += buffer[:count]
                 if len(data) > max_bytes:
-                    raise SourceFailed(f"{path}: more than the {max_bytes} bytes that such a document can have")
+                    raise SourceFailed(f"{path}: larger than the {max_bytes} bytes that such a document may have")
             request.whole(len(data))
             return bytes(data)
 
@@ -289,7 +289,7 @@ class _Request:
             return Cancelled(self._path)
         if self._attempt.expired:
             return SourceFailed(
-                f"{self._path}: not there by its deadline, slower than {SLOWEST_BYTES_PER_SECOND >> 10} KiB/s"
+                f"{self._path}: did not arrive by its deadline; slower than {SLOWEST_BYTES_PER_SECOND >> 10} KiB/s"
             )
         if isinstance(error, OSError | HTTPException | ValueError):
             return SourceFailed(f"{self._path}: {type(error).__name__}: {str(error)[:200]}")

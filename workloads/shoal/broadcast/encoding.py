@@ -25,7 +25,7 @@ THREADS = 2
 AHEAD = 2  # shards encoded and not yet written: three in memory, each once new, once base, once packed
 
 FULL_BYTES = Counter("shoal_origin_stream_bytes_total", "Bytes of published versions, assembled.")
-WIRE_BYTES = Counter("shoal_origin_wire_bytes_total", "Bytes of published versions, as they travel.")
+WIRE_BYTES = Counter("shoal_origin_wire_bytes_total", "Bytes of published versions, as sent.")
 
 
 @dataclass(frozen=True)
@@ -117,4 +117,4 @@ class ShardWriter:
         return data, Written(index, len(travelling), digest, "full" if packed is None else "delta")
 
     def _shorter(self, name: str) -> cut.CannotCut:
-        return cut.CannotCut(f"{self._folder.name}/{name} became shorter while it was read")
+        return cut.CannotCut(f"{self._folder.name}/{name} became shorter during the read")

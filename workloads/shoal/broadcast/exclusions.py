@@ -56,14 +56,16 @@ class Exclusion:
             found = self._client.call("GET", "/v1/exclusions", None, Exclusions, deadline_seconds=DEADLINE_SECONDS)
         except (Unavailable, Refused) as error:
             if not self._away:
-                self._log.warning("cannot ask who was evicted; tokens still run out", reason=str(error)[:200])
+                self._log.warning(
+                    "cannot read the list of evicted nodes; their tokens still expire", reason=str(error)[:200]
+                )
             self._away = True
             return
         self._away = False
         assert found is not None
         ended = self._gate.exclude(found.nodes)
         if ended:
-            self._log.warning("evicted nodes were served here, ending what they read", nodes=sorted(ended))
+            self._log.warning("ending the transfers of evicted nodes", nodes=sorted(ended))
             self._last = time.monotonic() + SETTLE_SECONDS
             if self._due is None:  # else many evictions, one after the other, would put it off forever
                 self._due = self._last

@@ -44,7 +44,9 @@ LIVENESS_SECONDS = 180.0
 MOST_ASYNC_LEVEL = 4  # `RunConfig.async_level`'s bound, used until the agent knows the run's own
 
 FETCHED = Counter("shoal_fetch_versions_total", "Versions that became visible in weights/.")
-GIVEN_UP = Counter("shoal_fetch_given_up_total", "Versions given up because the whole did not have its digest.")
+GIVEN_UP = Counter(
+    "shoal_fetch_given_up_total", "Versions discarded because the assembled checkpoint had another digest."
+)
 NEWEST = Gauge("shoal_fetch_newest_version", "Newest version in weights/, -1 when there is none.")
 SECONDS = Histogram(
     "shoal_fetch_seconds",
@@ -91,7 +93,7 @@ class Agent:
                 "POST", "/v1/metrics", json.dumps(numbers).encode(), deadline_seconds=AGENT_DEADLINE_SECONDS
             )
         except (Unavailable, Refused) as error:
-            telemetry.get_logger().warning("the agent did not take our metrics", reason=str(error)[:200])
+            telemetry.get_logger().warning("the agent did not accept the metrics", reason=str(error)[:200])
 
 
 class Fetcher:
@@ -167,7 +169,7 @@ class Fetcher:
 
     def not_ready(self) -> str | None:
         """None, or why the worker has nothing to serve."""
-        return None if self._weights.held() else "no version is here yet"
+        return None if self._weights.held() else "no version has arrived yet"
 
     def _fetch(self, version: int, sources: Sources, kept: int) -> bool:
         """Bring `version` here, and before it the versions that it is a delta against, as far as they are not here; False when that failed.
@@ -238,7 +240,8 @@ class Fetcher:
         return outcome is TransferOutcome.SEALED
 
     def _judge(self, record: VersionOpen, base: Path | None, target: FolderTarget, error: WrongWeights) -> None:
-        """Whose fault it is that the whole is not what was announced: ours, if our disk kept a shard or the base badly, else the version's."""
+        """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly, else
+        the version's."""
         rotten = base is not None and _rotten(record, base)
         if rotten and record.base is not None:
             self._weights.remove(record.base.version)
@@ -246,7 +249,12 @@ class Fetcher:
         if not again:
             self._given_up.add(record.version)
             GIVEN_UP.inc()
-        self._log.error("the whole is not what was announced", version=record.version, again=again, reason=str(error))
+        self._log.error(
+            "the assembled checkpoint differs from the announced one",
+            version=record.version,
+            again=again,
+            reason=str(error),
+        )
 
 
 def _rotten(record: VersionOpen, base: Path) -> bool:
@@ -276,7 +284,7 @@ def trusted_authorities(folder: Path) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=str(path))
     except ssl.SSLError as error:
         raise SystemExit(
-            f"config/relay-ca.pem has no certificate that can be read ({error.reason}): put the PEM of the relays' authority there"
+            f"config/relay-ca.pem has no readable certificate ({error.reason}): put the PEM of the relays' authority there"
         ) from error
 
 

@@ -88,7 +88,7 @@ class TokenGate:
             token = relay_token.decode(word, signer=self._relay_key, run=self._run, now_unix=now)
             if token.node == self._relay_key:
                 return token
-            error = relay_token.BadToken("token is not that of the relay role")
+            error = relay_token.BadToken("the token does not belong to the relay role")
         except relay_token.BadToken as found:
             error = found
         if self._nodes_signer is None:

@@ -364,11 +364,11 @@ def main() -> None:
     pid_file = places.temporary / "nginx.pid"
     if pid_file.is_file() and pid_file.read_text().strip().isdigit():
         for stray in stray_workers(int(pid_file.read_text())):
-            log.warning("ending a worker that a killed nginx left behind", pid=stray)
+            log.warning("ending a worker that a killed nginx left running", pid=stray)
             os.kill(stray, signal.SIGKILL)
     if places.status is None:
         log.warning(
-            "the path of this pod is too long for a Unix socket, nginx's own metrics are missing", folder=str(folder)
+            "nginx's own metrics are missing: this pod's path is too long for a Unix socket", folder=str(folder)
         )
     else:
         places.status.unlink(missing_ok=True)  # left by an nginx that was killed; it would not bind
@@ -379,7 +379,7 @@ def main() -> None:
     awaited = awaited_certificate(folder) if role == "relay" and certificate is None else None
     if awaited is not None:
         log.warning(
-            "there is no certificate for clients outside yet: make the Secret of spec.exposure.tlsSecret, nginx restarts when it is here",
+            "there is no certificate for outside clients yet: create the Secret of spec.exposure.tlsSecret; nginx then restarts",
             file=str(awaited),
         )
         watched.append(f"{AWAITED}{awaited}")

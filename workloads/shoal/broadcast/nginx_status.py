@@ -36,17 +36,17 @@ class NginxStatus(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         figures = self.read()
-        yield GaugeMetricFamily("shoal_nginx_up", "1 while the nginx of this pod answers.", value=float(bool(figures)))
+        yield GaugeMetricFamily("shoal_nginx_up", "1 while this pod's nginx answers.", value=float(bool(figures)))
         if not figures:
             return
-        connections = GaugeMetricFamily("shoal_nginx_connections", "Connections by what they do.", labels=["state"])
+        connections = GaugeMetricFamily("shoal_nginx_connections", "Connections by state.", labels=["state"])
         for state in ("active", "reading", "writing", "waiting"):
             connections.add_metric([state], figures[state])
         yield connections
         for name, text in (("accepts", "Connections accepted."), ("handled", "Connections handled.")):
             yield CounterMetricFamily(f"shoal_nginx_{name}", text, value=figures[name])
         yield CounterMetricFamily(
-            "shoal_nginx_requests", "Requests, those refused included.", value=figures["requests"]
+            "shoal_nginx_requests", "Requests, including refused ones.", value=figures["requests"]
         )
 
     def read(self) -> dict[str, int]:

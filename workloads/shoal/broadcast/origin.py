@@ -85,7 +85,7 @@ class Publisher:
         """None, or why no version can be served."""
         if self._refusal is not None:
             return self._refusal
-        return None if self._tree.sealed() else "no version is published yet: waiting for the trainer's first"
+        return None if self._tree.sealed() else "no version is published yet: waiting for the trainer's first one"
 
     def _restore(self) -> None:
         """Fill `www/` with the newest versions that the store has, newest first, and announce the newest once more.
@@ -99,7 +99,7 @@ class Publisher:
             try:
                 manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
             except (CannotRestore, BadPiece, NotFound) as error:
-                self._log.error("a version in the store cannot be served", version=version, reason=str(error))
+                self._log.error("cannot serve a version of the store", version=version, reason=str(error))
                 continue
             if version == sealed[-1]:
                 self._pend(version, manifest)
@@ -129,7 +129,7 @@ class Publisher:
         folder = self._outbox / keys.version_name(version)
         try:
             if self._store.exists(keys.version_weights(version)):
-                self._log.info("this version is sealed in the store, publishing those bytes", version=version)
+                self._log.info("this version is sealed in the store; publishing its stored bytes", version=version)
                 manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
             else:
                 manifest = self._make(version, folder)
@@ -137,7 +137,7 @@ class Publisher:
             return  # the next turn finds it in the store
         except (cut.CannotCut, CannotRestore, BadPiece) as error:
             self._unusable.add(version)
-            self._log.error("this version cannot be published", version=version, reason=str(error))
+            self._log.error("cannot publish this version", version=version, reason=str(error))
             return
         self._pend(version, manifest)
         self._tree.keep_newest(self._config.kept_versions)
@@ -169,7 +169,7 @@ class Publisher:
             try:
                 self._announce(announcement)
             except Refused as error:
-                self._refusal = f"the orchestrator refuses version {version}: {error}"
+                self._refusal = f"the orchestrator refused version {version}: {error}"
                 raise
             self._refusal = None
             self._bases.keep(version)
@@ -181,7 +181,7 @@ class Publisher:
 
 def stand_by() -> None:
     """Of a trainer with several pods only the first has versions to publish: the publishers of the others are healthy and do nothing."""
-    telemetry.get_logger().info("stands by: only pod 0 of the trainer publishes")
+    telemetry.get_logger().info("on standby: only pod 0 of the trainer publishes")
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
     telemetry.serve_health(ORIGIN_PORT, liveness, lambda: None)
     while not telemetry.STOP.is_set():
@@ -200,7 +200,7 @@ def main() -> None:
     key = PrivateKey.load(home() / "secrets" / "role.pem")
     roster = config.trusted_roster()
     if key.public != roster.keys["trainer"]:
-        raise SystemExit("secrets/role.pem is not the trainer's key of the roster; nobody would believe this origin")
+        raise SystemExit("secrets/role.pem is not the roster's trainer key; no node would trust this origin")
     outbox = home() / "outbox"
     outbox.mkdir(exist_ok=True)
     liveness = telemetry.Liveness(LIVENESS_SECONDS)

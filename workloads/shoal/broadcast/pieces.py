@@ -28,7 +28,7 @@ class BadPiece(ValueError):
 
 
 class OtherOpening(BadPiece):
-    """The manifest seals another opening record than the one in hand: the version was made again before it was sealed."""
+    """The manifest seals a different opening record than the one in hand: the version was made again before it was sealed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_descriptor(data: bytes, wanted: WantedVersion, record: VersionOpen, ind
     start, end = record.shard_bounds(index)
     if found.encoding == "full" and found.size != end - start:
         raise BadPiece(
-            f"{name} of version {wanted.version}: it says {found.size} bytes, the opening record {end - start}"
+            f"{name} of version {wanted.version}: it gives {found.size} bytes, the opening record {end - start}"
         )
     if found.encoding == "delta" and (record.base is None or found.size >= end - start):
         raise BadPiece(
@@ -74,7 +74,7 @@ def read_manifest(data: bytes, wanted: WantedVersion, record: VersionOpen) -> Si
     found = signed.document
     _same_place(found.run, found.version, "weights.json", wanted)
     if found.open_digest != document_digest(record):
-        raise OtherOpening(f"weights.json of version {wanted.version} seals another opening record")
+        raise OtherOpening(f"weights.json of version {wanted.version} seals a different opening record")
     if len(found.shards) != record.shard_count:
         raise BadPiece(
             f"weights.json of version {wanted.version} lists {len(found.shards)} shards, the opening record {record.shard_count}"
@@ -89,7 +89,7 @@ def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: WantedV
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BadPiece(f"{name} of version {wanted.version} is not readable: {place}: {first['msg']}") from error
+        raise BadPiece(f"{name} of version {wanted.version} cannot be read: {place}: {first['msg']}") from error
     except BadSignature as error:
         raise BadPiece(f"{name} of version {wanted.version}: {error}") from error
     return signed

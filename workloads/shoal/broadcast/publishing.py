@@ -148,7 +148,7 @@ def _restore_shard(
     version = wanted.version
     descriptor = store.get(keys.version_descriptor(version, index))
     if pieces.read_descriptor(descriptor, wanted, record, index).document.sha256 != digest:
-        raise CannotRestore(f"the store's descriptor of shard {index} of version {version} does not fit the manifest")
+        raise CannotRestore(f"the store's descriptor of shard {index} of version {version} does not match the manifest")
     path = tree.path(version, keys.shard_name(index))
     if not (path.is_file() and file_sha256(path) == digest):
         part = tree.temporary(version, keys.shard_name(index))

@@ -43,15 +43,13 @@ LIVENESS_SECONDS = 180.0  # a turn is a look at the index or one poll of a trans
 COUNT_SECONDS = 1.0
 TOKEN_MARGIN_SECONDS = 10
 
-HELD = Gauge("shoal_relay_versions_held", "Sealed versions on this relay.")
+HELD = Gauge("shoal_relay_versions_held", "Complete versions on this relay.")
 NEWEST = Gauge("shoal_relay_newest_version", "Newest sealed version on this relay, -1 when there is none.")
-LAG = Gauge(
-    "shoal_relay_sync_lag_seconds", "For how long the origin has had a newer version than this relay has sealed."
-)
+LAG = Gauge("shoal_relay_sync_lag_seconds", "Seconds since the origin has had a newer version than this relay.")
 
 SYNC_SECONDS = Histogram(
     "shoal_relay_sync_seconds",
-    "Time that a version took to be complete on this relay, by outcome; exemplars name the version.",
+    "Time until a version was complete on this relay, by outcome; exemplars name the version.",
     ["outcome"],
     buckets=(1, 3, 10, 30, 100, 300, 600, 900, 1800, 3600),  # the paper's 62 GB took 14 minutes
 )
@@ -142,7 +140,7 @@ class Relay:
         try:
             return set(VersionIndex.from_json(data).versions)
         except pydantic.ValidationError as error:
-            raise SourceFailed(f"the index of {source} is not readable: {error.errors()[0]['msg']}") from error
+            raise SourceFailed(f"the index of {source} cannot be read: {error.errors()[0]['msg']}") from error
 
     def _missing(self, available: list[int]) -> list[int]:
         """Versions to pull, ascending: those that would be kept and are not whole here. What one is based on shows once it is opened here."""
@@ -178,7 +176,9 @@ class Relay:
             self._tree.drop(version)
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(outcome.value).observe(seconds, exemplar={"version": str(version)})
-        self._log.info("sync of a version ended", version=version, outcome=outcome.value, seconds=round(seconds, 3))
+        self._log.info(
+            "finished the sync of a version", version=version, outcome=outcome.value, seconds=round(seconds, 3)
+        )
         return outcome
 
     def _measure(self, available: list[int]) -> None:

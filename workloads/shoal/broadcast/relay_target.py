@@ -51,7 +51,9 @@ class TreeTarget:
         """Raises `NoSpace` when the disk has filled up since `opened`."""
         free = self._tree.free_bytes()
         if free < self._shard_size:
-            raise NoSpace(f"version {self._version}: {free} bytes are free, its next shard may have {self._shard_size}")
+            raise NoSpace(
+                f"version {self._version}: {free} bytes are free, but its next shard may have {self._shard_size}"
+            )
         name = keys.shard_name(descriptor.index) + (".second" if second else "")
         return FilePart(self._tree.temporary(self._version, name))
 
@@ -96,7 +98,7 @@ class TreeTarget:
                 self._tree.drop(number)
         if self._tree.free_bytes() < needed:
             raise NoSpace(
-                f"version {self._version} needs {needed} bytes more, {self._tree.free_bytes()} are free: give the relay a larger volume"
+                f"version {self._version} needs {needed} more bytes, but only {self._tree.free_bytes()} are free: give the relay a larger volume"
             )
 
 
@@ -111,7 +113,7 @@ def unseal_torn(tree: Tree) -> None:
     """At start: take the seal off versions that lack a piece (a disk that lost files), so that they are completed from the origin."""
     for version in tree.sealed():
         if not _is_whole(tree, version):
-            telemetry.get_logger().warning("a sealed version is not whole on disk, completing it", version=version)
+            telemetry.get_logger().warning("a sealed version is incomplete on disk; completing it", version=version)
             tree.unseal(version)
 
 

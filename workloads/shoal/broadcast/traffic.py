@@ -12,14 +12,14 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
-SERVED_BYTES = Counter("shoal_relay_served_bytes_total", "Bytes that nginx sent to nodes, headers included.")
+SERVED_BYTES = Counter("shoal_relay_served_bytes_total", "Bytes that nginx sent to nodes, including headers.")
 SERVED_REQUESTS = Counter("shoal_relay_served_requests_total", "Requests of nodes that nginx answered.", ["status"])
 REQUEST_SECONDS = Histogram(
     "shoal_relay_request_seconds",
     "Time from a request's first byte to the last byte of its answer.",
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),  # an index that is not new; a shard over a slow line
 )
-SERVER = Gauge("shoal_relay_server_info", "1 for the server that wrote the access log.", ["server"])
+SERVER = Gauge("shoal_relay_server_info", "1 for the nginx version that wrote the access log.", ["server"])
 
 STATE_FILE = "counted.json"
 MAX_READ_BYTES = 8 << 20  # a turn; the rest is read at the next

@@ -29,9 +29,11 @@ from shoal.retries import Backoff
 
 Piece = TypeVar("Piece")
 
-RECEIVED = Counter("shoal_broadcast_received_bytes_total", "Bytes of shards received, those of failed tries included.")
+RECEIVED = Counter("shoal_broadcast_received_bytes_total", "Bytes of shards received, including failed attempts.")
 STOLEN = Counter("shoal_broadcast_stolen_total", "Shards taken from a slow source and continued elsewhere.")
-HEDGED = Counter("shoal_broadcast_hedged_total", "Shards of the tail asked for at a second source.")
+HEDGED = Counter(
+    "shoal_broadcast_hedged_total", "Last shards of a version that were also requested from a second source."
+)
 
 STALL_SECONDS = 60.0
 """With nothing new for this long the transfer ends; the caller looks which version is wanted now and continues from what is here."""
@@ -170,7 +172,7 @@ class Transfer:
             self._expected = manifest.document.shards
             for index, digest in list(self._have.items()):
                 if digest is not None and digest != self._expected[index]:
-                    self._log.warning("shard does not fit the seal, fetching it again", shard=index)
+                    self._log.warning("a shard does not match the seal; fetching it again", shard=index)
                     del self._have[index]
                     self._claimed.discard(index)
                     self._todo.append(index)
@@ -287,7 +289,7 @@ class Transfer:
             try:
                 signed = self._documents.descriptor(source, record, index)
                 if self._expected is not None and signed.document.sha256 != self._expected[index]:
-                    raise BadPiece(f"descriptor of shard {index} does not fit the seal of the version")
+                    raise BadPiece(f"descriptor of shard {index} does not match the seal of the version")
                 if self._receive(source, signed, self._part(signed.document, second), tried):
                     return Round.DONE
             except (NotYet, Denied):

@@ -34,7 +34,7 @@ class WeightsFolder:
         root.mkdir(parents=True, exist_ok=True)
         for version in self.held():
             if not self._is_ours(version, run, trainer_key):
-                telemetry.get_logger().warning("removing weights that are not of this run", version=version)
+                telemetry.get_logger().warning("removing weights of another run", version=version)
                 shutil.rmtree(self.path(version))
 
     def path(self, version: int) -> Path:

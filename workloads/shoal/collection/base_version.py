@@ -27,7 +27,7 @@ def hand_over(store: Store, outbox: Path, liveness: telemetry.Liveness) -> None:
         liveness.progress()
     partial.rename(target)
     _flush(outbox)
-    telemetry.get_logger().info("the base model is handed over as version 0")
+    telemetry.get_logger().info("handed over the base model as version 0")
 
 
 def _flush(path: Path) -> None:

@@ -40,7 +40,7 @@ POLL_SECONDS = 0.5
 Value = TypeVar("Value")
 
 ROWS = Gauge("shoal_dataset_rows", "Completions of the data set so far.", ["outcome"])
-SLICES = Gauge("shoal_dataset_slices", "Slices of the task table that are collected.")
+SLICES = Gauge("shoal_dataset_slices", "Collected slices of the task table.")
 
 
 class Collector:
@@ -82,9 +82,7 @@ class Collector:
         sieve.remember(self._writer.written())
         while (step := self._writer.state.next_step) < self._steps:
             self._enter("wait")
-            batch = self._wait(
-                "a slice of the task table to be sampled", lambda: self._batch(step), SLICE_DEADLINE_SECONDS
-            )
+            batch = self._wait("a sampled slice of the task table", lambda: self._batch(step), SLICE_DEADLINE_SECONDS)
             with telemetry.busy("collect"):
                 self._take(step, batch, sieve)
         self._tell()
@@ -108,7 +106,7 @@ class Collector:
         except BadSlice as error:
             if self._config.failure_policy.bad_data == "Stop":
                 raise
-            telemetry.get_logger().error("a slice is left out", step=step, problem=str(error))
+            telemetry.get_logger().error("left out a slice", step=step, problem=str(error))
             judged = []
         traces, counts, left_out = [], [], Counter[str]()
         for problem in self._problems(judged):
@@ -194,4 +192,4 @@ class Collector:
         try:
             self._orchestrator.call("POST", "/v1/progress", said, deadline_seconds=TELL_DEADLINE_SECONDS)
         except (Refused, Unavailable) as error:
-            telemetry.get_logger().warning("progress was not told", phase=self._phase, reason=str(error)[:300])
+            telemetry.get_logger().warning("could not report progress", phase=self._phase, reason=str(error)[:300])

@@ -170,7 +170,7 @@ def check(work: ChallengeWork, answer: bytes, draw: Callable[[int], bytes] = sec
 def parse_answer(answer: bytes) -> Values:
     """The matrix of an answer, (SIZE, SIZE); raises `BadProduct`."""
     if len(answer) != ANSWER_BYTES:
-        raise BadProduct(f"a product has {ANSWER_BYTES} bytes, this has {len(answer)}")
+        raise BadProduct(f"a product has {ANSWER_BYTES} bytes, but this one has {len(answer)}")
     values = np.frombuffer(answer, np.uint8)
     if int(values.max()) >= PRIME:
         raise BadProduct(f"a product's values are below {PRIME}")
@@ -196,4 +196,4 @@ def decode_answer(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadProduct("the product is not base64") from error
+        raise BadProduct("the product is not Base64") from error

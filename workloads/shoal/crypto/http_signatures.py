@@ -114,7 +114,7 @@ def verify_request(
     for name in ("signature", "signature-input", "content-digest"):
         if name not in wanted:
             raise BadRequestSignature(
-                f"request lacks the header {name}; sign it as RFC 9421 with Ed25519 over {', '.join(COVERED)}"
+                f"the request lacks the header {name}; sign it as RFC 9421 with Ed25519 over {', '.join(COVERED)}"
             )
         if len(wanted[name]) > MAX_HEADER_BYTES:
             raise BadRequestSignature(f"header {name} has more than {MAX_HEADER_BYTES} bytes")
@@ -124,7 +124,7 @@ def verify_request(
             message, max_age=None, expect_tag=SIGNATURE_TAG, require_components=COVERED, body=body
         )
     except (HTTPMessageSignaturesException, ValueError) as error:
-        raise BadRequestSignature(f"signature does not fit: {str(error)[:200]}") from error
+        raise BadRequestSignature(f"the signature does not match: {str(error)[:200]}") from error
     if len(results) != 1:
         raise BadRequestSignature(
             f"request carries {len(results)} signatures tagged {SIGNATURE_TAG}; exactly one is required"
@@ -134,7 +134,7 @@ def verify_request(
     created = created if isinstance(created, int) else 0
     _check_clock(created, now_unix)
     if not nonce or not 16 <= len(nonce) <= 64:
-        raise BadRequestSignature("signature needs a nonce of 16 to 64 characters")
+        raise BadRequestSignature("the signature needs a nonce of 16 to 64 characters")
     return SignedBy(key=key, nonce=nonce, created_unix=created)
 
 

@@ -127,7 +127,7 @@ class NodeBook:
             try:
                 found.append(KnownNode.from_json(row))
             except ValueError as error:
-                get_logger().warning("registration cannot be read", node=str(node), problem=str(error)[:300])
+                get_logger().warning("could not read a registration", node=str(node), problem=str(error)[:300])
                 strange.append(str(node))
         if strange:
             await self._forget(*strange)
@@ -184,7 +184,7 @@ class ConfigFile:
                 if (found.run, found.run_key) == (self._config.run, self._config.run_key):
                     self._config = found
             except (OSError, ValueError) as error:
-                get_logger().warning("config/run.json is not taken over", problem=str(error)[:300])
+                get_logger().warning("could not load config/run.json", problem=str(error)[:300])
         return self._config
 
     def _now(self) -> tuple[int, int] | None:
@@ -300,7 +300,9 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
             )
         seconds = math.ceil(document.expires_unix - time.time())
         if seconds <= 0:
-            raise Refusal(ProblemCode.INVITE_EXPIRED, "make a new one; check that the clocks of both machines agree")
+            raise Refusal(
+                ProblemCode.INVITE_EXPIRED, "create a new one, and check that the clocks of both machines agree"
+            )
         await book.known(node)
         await book.leave_invite(node, signed, seconds)
         return Response(status_code=204)
@@ -316,7 +318,7 @@ def main() -> None:
     every_line(run=config.run)
     key = PrivateKey.from_pem(read_secret("role.pem"))
     if config.trusted_roster().keys["discovery"] != key.public:
-        sys.exit("secrets/role.pem is not discovery's key of the roster in config/run.json")
+        sys.exit("secrets/role.pem is not discovery's key in the roster of config/run.json")
     log.info("discovery starts", port=PORT)
     newest = ConfigFile(home() / "config" / "run.json", config)
     serve(make_app(config, connect_async(config.addresses.redis), newest), PORT)

@@ -180,7 +180,7 @@ class UplinkCheck:
             given.place, f"{given.address} ", now, given.given_unix + seconds, MOST_AT_ONCE, MOST_OF_ADDRESS, replaced, now + LIMIT_SECONDS + 1.0,
         )  # fmt: skip
         if not await self._redis.eval(_TAKE, 2, self._running, self._test(given.test.node), *map(str, told)):
-            words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: come again"
+            words = f"{MOST_AT_ONCE} machines are measured, or {MOST_OF_ADDRESS} at your address: try again later"
             raise Refusal(ProblemCode.TOO_MANY_UPLOADS, words, retry_after_seconds=3)
 
     async def _redis_time(self) -> float:
@@ -202,7 +202,7 @@ class UplinkCheck:
         left = given.test.limit_seconds - waited if given is not None else 0.0
         if given is None or given.test.test != test or waited < 0.0 or left <= 0.0:  # before 0: the clock was set back
             raise Refusal(
-                ProblemCode.NO_SUCH_TEST, "it was made, replaced, is over or was never given out: ask for a new one"
+                ProblemCode.NO_SUCH_TEST, "it was used, replaced, expired or never given out: ask for a new one"
             )
         # Who begins late has lost its place, and others may be at it by now.
         await self._take_place(given, given.test.limit_seconds)
@@ -227,10 +227,10 @@ class UplinkCheck:
             if came < size:
                 raise Refusal(ProblemCode.UPLOAD_TOO_SMALL, f"this test is of {size} bytes, {came} came")
             if not fits(digest.digest()):
-                raise Refusal(ProblemCode.NOT_SIGNED, "other bytes came than were signed")
+                raise Refusal(ProblemCode.NOT_SIGNED, "the bytes differ from the signed ones")
         elapsed = await self._clock() - given.given_unix
         if elapsed < 0.0:
-            raise Refusal(ProblemCode.NO_SUCH_TEST, "the clock was set back meanwhile: ask for a new one")
+            raise Refusal(ProblemCode.NO_SUCH_TEST, "the clock was set back during the test: ask for a new one")
         seconds = max(elapsed, 1e-3)
         result = UplinkResult(mbps=round(came * 8 / 1e6 / seconds, 2), size=came, seconds=round(seconds, 3))
         node = given.test.node

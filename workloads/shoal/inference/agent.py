@@ -44,7 +44,7 @@ class AgentClient:
         try:
             tasks = read_tasks(self._http.request("GET", path, deadline_seconds=60.0).content)
         except (Unavailable, Refused) as error:
-            get_logger().info("task table not available", reason=str(error))
+            get_logger().info("the task table is not available", reason=str(error))
             return None
         if tasks_digest(tasks) != digest:
             raise WrongTasksError(
@@ -77,7 +77,7 @@ class AgentClient:
             body = LocalReturn(lease=lease)
             self._http.call("POST", "/v1/returns", body, deadline_seconds=ASK_SECONDS)
         except (Unavailable, Refused) as error:
-            get_logger().info("leases not given back", reason=str(error))
+            get_logger().info("could not give leases back", reason=str(error))
 
     def submit(self, submission: LocalSubmission) -> SubmissionReceipt:
         """Hand over a file; raises `Refused` when it is not wanted any more, `Unavailable` when nobody took it."""
@@ -90,7 +90,7 @@ class AgentClient:
             timeout_seconds=SUBMIT_SECONDS,
         )
         if receipt is None:
-            raise Unavailable("the agent took the file and answered without a receipt")
+            raise Unavailable("the agent accepted the file but sent no receipt")
         return receipt
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -50,7 +50,7 @@ def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContex
         raise WrongEnvironmentError(str(error)) from None
     if found != public.environment_digest:
         raise WrongEnvironmentError(
-            f"environment {public.environment} has digest {found[:12]}... here, the run pins "
+            f"environment {public.environment} has digest {found[:12]}... here, but the run pins "
             f"{public.environment_digest[:12]}...: install the version of shoal that the run uses"
         )
     return WorkContext(public, environment, tasks(public.tasks_digest))

@@ -92,7 +92,7 @@ class Engine:
         folder = str(checkpoint.folder)
         ranks = self._engine.collective_rpc("shoal_swap", args=(folder, list(checkpoint.masked_dimensions)))
         if ranks != [folder] * len(ranks):
-            raise RuntimeError(f"a rank of the engine has other weights than those of {folder}: {ranks}")
+            raise RuntimeError(f"a rank of the engine does not have the weights of {folder}: {ranks}")
         # Keys and values of prompts were computed by the old weights.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache after the swap")

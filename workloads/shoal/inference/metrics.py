@@ -10,14 +10,18 @@ CONTINUATIONS = Counter(
 )
 SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the agent, by its answer.", ["status"])
 TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
-RETURNED = Counter("shoal_worker_returned_total", "Leases that no file came for: leaving, sealed or tool.", ["reason"])
+RETURNED = Counter(
+    "shoal_worker_returned_total", "Leases without a file, by cause: leaving, sealed or tool.", ["reason"]
+)
 for _reason in ("leaving", "sealed", "tool"):  # from the start: a rate misses the first of a series that begins with it
     RETURNED.labels(_reason)
 POLICY_VERSION = Gauge("shoal_worker_policy_version", "Policy version in the engine.")
 GENERATED_PER_SECOND = Gauge("shoal_worker_tokens_per_second", "Tokens per second of the last generated file.")
-POLICY_LAG = Gauge("shoal_worker_policy_lag_steps", "Step being sampled for, minus the version in the engine.")
-RUNNING = Gauge("shoal_worker_running_sequences", "Sequences that are decoded together now.")
-WAITING = Gauge("shoal_worker_waiting_sequences", "Sequences that wait for a place among those.")
+POLICY_LAG = Gauge(
+    "shoal_worker_policy_lag_steps", "Step that the worker samples for, minus the version in the engine."
+)
+RUNNING = Gauge("shoal_worker_running_sequences", "Sequences that the engine decodes now.")
+WAITING = Gauge("shoal_worker_waiting_sequences", "Sequences that wait for a free place in the engine.")
 SWAP_SECONDS = Histogram(
     "shoal_worker_swap_seconds",
     "Time that the engine took to continue with another version; exemplars name the version.",
@@ -25,7 +29,7 @@ SWAP_SECONDS = Histogram(
 )
 PROOF_WAIT_SECONDS = Histogram(
     "shoal_worker_proof_wait_seconds",
-    "Time that finished completions of a request batch waited for the rest of their proofs.",
+    "Time that finished completions of a batch waited for their remaining proofs.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
 )
 COMPLETION_TOKENS = Histogram(
@@ -34,7 +38,7 @@ COMPLETION_TOKENS = Histogram(
     buckets=(16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),  # to the paper's longest sequence
 )
 
-ENGINE = Gauge("shoal_engine_info", "1 for the engine that this worker runs.", ["engine", "version"])
+ENGINE = Gauge("shoal_engine_info", "1 for the engine of this worker.", ["engine", "version"])
 
 PHASES = ("start", "swap", "generate", "score", "submit")
 """Phases of `shoal_busy_seconds_total` in this process."""

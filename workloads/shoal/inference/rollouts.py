@@ -54,7 +54,7 @@ def plan_submission(
         room = min(public.sampling.max_completion_tokens, public.max_sequence_length - len(prompt))
         if room < 1:
             raise ValueError(
-                f"the prompt of {task.problem_id} has {len(prompt)} tokens, maxSequenceLength is {public.max_sequence_length}"
+                f"the prompt of {task.problem_id} has {len(prompt)} tokens, but maxSequenceLength is {public.max_sequence_length}"
             )
         for sample, seed in enumerate(group.seeds):
             request = Request(prompt, seed, public.sampling.temperature, room, public.truncation)

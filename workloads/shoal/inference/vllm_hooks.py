@@ -161,7 +161,7 @@ def _check_version(found: str) -> None:
     """Raises UnsupportedVllmError for a release of vLLM that the hooks were not tested with."""
     if not found.startswith(TESTED_VLLM):
         raise UnsupportedVllmError(
-            f"vLLM {found} is installed, the proof hooks are tested with {', '.join(TESTED_VLLM)}x: "
+            f"vLLM {found} is installed, but the proof hooks are tested with {', '.join(TESTED_VLLM)}x: "
             f"install that release, or test the hooks (tests/inference) and add the series to TESTED_VLLM"
         )
 

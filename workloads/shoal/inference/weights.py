@@ -42,9 +42,9 @@ def newest_policy(
         try:
             manifest = read_manifest(path, trainer_key)
         except (BadSignature, OSError, ValueError) as error:  # removed meanwhile by retention, or not the fetcher's
-            get_logger().warning("version on disk is not usable", version=version, reason=str(error))
+            get_logger().warning("the version on disk is not usable", version=version, reason=str(error))
             continue
         if (manifest.run, manifest.version) == (run, version):
             return VersionOnDisk(version, path, manifest)
-        get_logger().warning("version on disk belongs elsewhere", version=version, run=manifest.run)
+        get_logger().warning("the version on disk belongs to another run", version=version, run=manifest.run)
     return None

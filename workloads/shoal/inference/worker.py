@@ -139,7 +139,7 @@ class Worker:
             return
         except ToolFailedError as failed:
             self._give_back(lease, "tool")
-            log.warning("lease given back: a tool failed", reason=str(failed))
+            log.warning("gave the lease back: a tool failed", reason=str(failed))
             STOP.wait(TOOL_PAUSE_SECONDS)
             return
         self._submit(lease, policy, rows, context.public)

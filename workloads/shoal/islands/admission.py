@@ -27,11 +27,11 @@ def agreed_head(notices: Sequence[IslandNotice], place: IslandPlace, base: str) 
     except NoHead as error:
         raise TooFew(str(error)) from error
     if place.island in head.refused:
-        raise Unreachable("most others go on without this island, which did not copy the state in time")
+        raise Unreachable("most other islands continue without this one, because it did not copy the state in time")
     if place.island in head.ahead:
-        raise TooFew(f"the others begin with the base model, and this island has round {mine.round}")
+        raise TooFew(f"the others start from the base model, but this island has round {mine.round}")
     if not enough(head.members, head.before):
-        raise TooFew(f"{head.members} met; at least half of {head.before} must for others to believe a round")
+        raise TooFew(f"{head.members} met; at least half of {head.before} must meet before others accept a round")
     return head
 
 
@@ -41,10 +41,10 @@ def _check_own(mine: IslandNotice, place: IslandPlace, base: str) -> None:
     if vouched(mine, place.run, place.known, base):
         return
     problem = (
-        f"the list of islands does not vouch for this island's state of round {mine.round}: the key of an island was changed, or too many islands"
+        f"the list of islands does not confirm this island's state of round {mine.round}: the key of an island was changed, or too many islands"
         " were added, since its round was signed"
     )
     telemetry.get_logger().error(
-        "this island exchanges no more", reason=problem, remedy="give the islands their former keys back"
+        "this island stops exchanging", reason=problem, remedy="give the islands their former keys back"
     )
     raise TooFew(problem)

@@ -37,7 +37,7 @@ def most(some: Collection[str], members: Collection[str]) -> bool:
 def check(certificate: Certificate, run: str, number: int, digest: str, known: Mapping[str, str]) -> None:
     """Raise BadCertificate unless it vouches for the state `digest` of round `number`."""
     if not certificate:
-        raise BadCertificate("nobody vouches for the state")
+        raise BadCertificate("no island signed the state")
     before: Collection[str] = known.keys()
     newest = 0
     for link in certificate:
@@ -51,7 +51,7 @@ def check(certificate: Certificate, run: str, number: int, digest: str, known: M
             raise BadCertificate(f"too few of the {len(before)} previous members signed round {agreement.round}")
         before, newest = agreement.members, agreement.round
     if (newest, certificate[-1].agreement.digest) != (number, digest):
-        raise BadCertificate("it vouches for another state")
+        raise BadCertificate("it signs another state")
 
 
 def _check_signatures(link: CertificateLink, known: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ def _check_signatures(link: CertificateLink, known: Mapping[str, str]) -> None:
         raise BadCertificate("its members are not islands of this run, each once and ascending")
     for island, signature in link.signatures.items():
         if island not in agreement.members:
-            raise BadCertificate(f"{island} signed and was not there")
+            raise BadCertificate(f"{island} signed but did not take part")
         try:
             Signed[IslandAgreement](document=agreement, signer=known[island], signature=signature).verified(
                 known[island]
@@ -94,7 +94,7 @@ def count_votes(
         if document == mine:
             signatures[island] = signed.signature
         else:
-            against[island] = "came to another state"
+            against[island] = "reached another state"
     if not most(signatures, mine.members):
         return None, against
     return CertificateLink(agreement=mine, signatures=signatures), against

@@ -88,7 +88,7 @@ def receive(
         except (ValidationError, BadSignature, ValueError) as error:
             found.append(Received(island, None, payload, f"{type(error).__name__}: {str(error)[:200]}"))
             continue
-        wrong = None if document.sha256 == sha256(payload) else "its bytes are not those that it has signed"
+        wrong = None if document.sha256 == sha256(payload) else "its bytes differ from those that it signed"
         found.append(Received(island, document, payload, wrong))
     return found
 
@@ -97,7 +97,7 @@ def _header(data: bytes, island: str, claim: Claim, known: Mapping[str, str]) ->
     document = Signed[IslandContribution].from_json(data).verified(known[island])
     said = Claim(document.run, document.meeting, document.round, document.rank)
     if said != claim or document.island != island:
-        raise ValueError(f"it was made for {said} by {document.island}, not for this round")
+        raise ValueError(f"it was made for {said} by {document.island}, but not for this round")
     return document
 
 

@@ -57,7 +57,7 @@ class Differing:
         same = {island for island, notice in notices.items() if notice.terms == mine.terms}
         for island in sorted(self._found.keys() & same):
             del self._found[island]
-            telemetry.get_logger().info("an island has the same settings as this one again", island=island)
+            telemetry.get_logger().info("an island has this island's settings again", island=island)
         held: dict[str, dict[str, str]] = {}
         for island in sorted(notices.keys() - same):
             held[island] = self.note(island, differences(notices[island].terms, mine.terms), usual_seconds)
@@ -71,7 +71,7 @@ class Differing:
         """Remember a member with other terms, and what differs. Said once, until it changes: it holds up every meeting."""
         if self._found.get(island, ({}, 0.0))[0] != found:
             telemetry.get_logger().error(
-                "no round is made: an island's settings, base model, list of islands or software are not the ones here",
+                "no round is possible: an island has other settings, another base model, list of islands or software",
                 island=island,
                 differs=found,
                 remedy="make them the same in all manifests, and run one version of the software",

@@ -55,7 +55,7 @@ def head_of(notices: Sequence[IslandNotice], run: str, known: Mapping[str, str],
     """
     candidates = [notice for notice in notices if vouched(notice, run, known, base)]
     if not candidates:
-        raise NoHead("no island that came has a state that most of its round's islands signed")
+        raise NoHead("no island that took part has a state that most islands of its round signed")
     witnessed = max(1, *(_witnessed(one) for one in candidates))
     recent = [one for one in candidates if one.round >= witnessed] or candidates
     asked = [one for one in recent if one.live] or recent

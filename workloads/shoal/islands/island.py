@@ -288,7 +288,7 @@ class Island:
             certificate = extended(head.certificate, link, place.known.keys())
         if certificate is None:
             raise TooFew(
-                f"{sorted(link.signatures)} signed; at least half of {head.before} must for others to believe it"
+                f"{sorted(link.signatures)} signed; at least half of {head.before} must sign before others accept it"
             )
         contributors = [one.island for one in counted(received, judged)]
         exchanged = Exchanged(
@@ -317,7 +317,7 @@ class Island:
         votes = self._together(lambda: self._group.gather(signed, "votes on a round"))
         link, against = self._ranks.broadcast(count_votes(mine, votes, self._place.known), "the votes on a round")
         if link is None:
-            raise Unreachable(f"most islands came to another state than this one: {against}")
+            raise Unreachable(f"most islands reached another state than this one: {against}")
         return link, against
 
     def _together(self, action: Callable[[], Value]) -> Value:
@@ -328,7 +328,9 @@ class Island:
         except Unreachable as error:
             problem = error
         if not self._ranks.all(problem is None, "whether all ranks reached the other islands"):
-            raise problem or Unreachable("another rank of this island did not reach the others; its log says why")
+            raise problem or Unreachable(
+                "another rank of this island did not reach the other islands; its log says why"
+            )
         return value
 
     def _copy_state(self, head: Head) -> SharedState:
@@ -358,7 +360,9 @@ class Island:
         """The copy is the one that the holders announced, whoever sent it."""
         if self._over_ranks(copied.digest()) != head.digest or copied.meta.round != head.round:
             self._group.leave()
-            raise Unreachable(f"island {head.source_of(self._place.island)} sent another state than was announced")
+            raise Unreachable(
+                f"island {head.source_of(self._place.island)} sent a state that differs from its announcement"
+            )
 
     def _take_over(self, made: "_Made") -> None:
         """A round in which nothing counted leaves the parameters as they are: they may hold what was learnt since the shared state."""
@@ -369,10 +373,10 @@ class Island:
             self._parameters.write(made.state.weights)
         if made.said.replaced and (self._unshared or self._restored):
             telemetry.get_logger().warning(
-                "what this island learnt since its last round is thrown away",
+                "discarding what this island learnt since its last round",
                 updates_since_it_started=self._unshared,
                 round=made.said.round,
-                reason=made.said.left_out.get(self._place.island, "it had another state than the others"),
+                reason=made.said.left_out.get(self._place.island, "its state differed from that of the others"),
             )
         if changed:
             self._restored, self._unshared = False, 0
@@ -389,7 +393,7 @@ class Island:
             state=self._digest,
         )
         if said.left_out:
-            log.warning("contributions did not count in full", round=said.round, reasons=said.left_out)
+            log.warning("some contributions did not count fully", round=said.round, reasons=said.left_out)
 
     def _expect(self) -> None:
         """Training continues, whether or not a round was made."""

@@ -142,7 +142,7 @@ def judge_parts(parts: Sequence[RankPart], received: Sequence[Received], referen
     for index, one in enumerate(received):
         voices = {part.voices[index] for part in parts}
         if len(voices) > 1:
-            problems.setdefault(one.island, "it says one thing to one rank and another to the next")
+            problems.setdefault(one.island, "it sends different values to different ranks")
     total = torch.stack([part.gram for part in parts]).sum(dim=0)
     chosen = [i for i, one in enumerate(received) if one.counts and one.island not in problems]
     judged = judge([[float(total[i, j]) for j in chosen] for i in chosen], reference)

@@ -80,7 +80,7 @@ class Members:
         excluded: Collection[str] = (),
     ) -> None:
         if known.get(island) != key.public:
-            raise ValueError(f"island {island!r} does not hold the key that the others know it by")
+            raise ValueError(f"island {island!r} does not hold the key that the others expect")
         self._lighthouse = lighthouse
         self._run, self._island, self._key, self._known = run, island, key, dict(known)
         self._wait_seconds = wait_seconds
@@ -180,17 +180,17 @@ class Members:
                     other_software.append(island)
                 else:
                     self._note_unread(island, str(error)[:200], unread)
-        self._unmet = "; ".join(f"what is there as {island} is not a notice: {why}" for island, why in unread.items())
+        self._unmet = "; ".join(f"the entry of {island} is not a notice: {why}" for island, why in unread.items())
         if found.get(self._island) != mine or unread:
             return None
         held = self._differing.who_holds_up(found, mine, self._usual_seconds)
         for island in other_software:
             held[island] = self._differing.note(
-                island, {"software version": "another there than here"}, self._usual_seconds
+                island, {"software version": "another value there than here"}, self._usual_seconds
             )
         came = sorted([*found, *other_software])
         if held:
-            telemetry.get_logger().warning("no round is made while settings differ", came=came, differs=held)
+            telemetry.get_logger().warning("no round is possible while settings differ", came=came, differs=held)
             return Encounter(None, True, held, came, "settings differ")
         notices = [found[island] for island in sorted(found) if found[island].terms == mine.terms]
         return Encounter(Meeting(asked.name, notices), len(notices) > 1, {}, came)
@@ -206,9 +206,9 @@ class Members:
             raise ValueError("it is excluded")
         notice = Signed[IslandNotice].from_json(text).verified(self._known[island])
         if (notice.run, notice.island) != (self._run, island):
-            raise ValueError(f"it speaks for island {notice.island} of run {notice.run}")
+            raise ValueError(f"it is signed for island {notice.island} of run {notice.run}")
         if not _fresh(notice.at_unix):
-            raise ValueError("it was signed long ago by this clock: clocks differ, or somebody repeats it")
+            raise ValueError("it is too old by this clock: the clocks differ, or somebody replays it")
         return notice
 
     def _of_other_software(self, island: str, data: object) -> bool:
@@ -228,7 +228,7 @@ class Members:
             unread[island] = why
         if island not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(island)
-            telemetry.get_logger().warning("a notice cannot be read", island=island[:64], reason=why)
+            telemetry.get_logger().warning("cannot read a notice", island=island[:64], reason=why)
 
     def _beat(self) -> None:
         client = None

@@ -192,7 +192,7 @@ class Audit:
             else:
                 self.report.problems.append(
                     f"checkpoint over {checkpoint.size} entries: its root is {checkpoint.root[:16]}..., that of the entries is"
-                    f" {ours.root[:16]}...: what it signed is not what lies here"
+                    f" {ours.root[:16]}...: the signed entries are not the stored ones"
                 )
         name = identity(entry.fact)
         if name is None or name not in self._seen:  # a second record of the same fact changes nothing
@@ -227,13 +227,13 @@ class Audit:
                     self._shared.append(step)
             case BeaconRevealed(step=step, commitment=commitment):
                 if self._committed.get(step) != commitment:
-                    problems.append(f"{where}: the beacon of step {step} is not the one committed to before")
+                    problems.append(f"{where}: the beacon of step {step} is not the committed one")
             case BatchSealed(step=step):
                 if step not in self._committed:
                     problems.append(f"{where}: the batch of step {step} was sealed before its beacon was committed to")
             case NodeInvited(node=node, nonce=nonce):  # no node of the run yet: whoever has a key may be invited
                 if not self.report.terms:
-                    problems.append(f"{where} (node-invited): no entry before declares the run")
+                    problems.append(f"{where} (node-invited): no earlier entry declares the run")
                 self._invited.add((node, nonce))
             case NodeJoined(node=node, nonce=nonce):
                 totals = self._totals(node)
@@ -241,7 +241,7 @@ class Audit:
                 if self.report.in_force is not None:  # where they ask for nothing
                     self._prove(totals)
                 if self.report.terms and (node, nonce) not in self._invited:
-                    problems.append(f"{where}: node {node[:16]}... joined by an invite that was never noted")
+                    problems.append(f"{where}: node {node[:16]}... joined with an invite that the ledger does not have")
             case NodeDead(node=node):
                 self._totals(node).dead = True
             case NodeEvicted(node=node):
@@ -298,7 +298,7 @@ class Audit:
         if self._run_key is not None and owner != self._run_key:
             problems.append(f"{where}: the run is declared as that of key {owner[:16]}..., not of the run's key")
         if replaces is not None and last is None:
-            problems.append(f"{where}: terms change, and no entry before declares the run")
+            problems.append(f"{where}: terms change, and no earlier entry declares the run")
         elif last is not None and replaces != last.number:
             problems.append(
                 f"{where}: it replaces the terms of entry {replaces}, those in force are of entry {last.number}"

@@ -58,7 +58,7 @@ class Checkpoints:
             try:
                 if not self._ledger.store.create(key, data) and self._ledger.store.get(key) != data:
                     raise BrokenChain(
-                        f"checkpoint {key} is of another history than our {checkpoint.size} entries: the ledger or its checkpoints"
+                        f"checkpoint {key} has another history than our {checkpoint.size} entries: the ledger or its checkpoints"
                         " were changed; `shoal ledger verify` says which"
                     )
             except BaseException:

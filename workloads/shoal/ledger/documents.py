@@ -36,7 +36,7 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
     """What is wrong between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
     where = f"entry {entry.number} ({entry.kind})"
     if data is None:
-        return f"{where}: the document that it names is not there"
+        return f"{where}: the document that it names does not exist"
     try:
         match entry.fact:
             case BatchSealed() as fact:
@@ -44,7 +44,7 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
             case VersionPublished(version=version, weights=weights):
                 manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
                 same = (manifest.version, manifest.sha256) == (version, weights)
-                problem = None if same else "the sealed weights are others than those that were announced"
+                problem = None if same else "the sealed weights differ from the announced ones"
             case Accepted() | Rejected() as fact:
                 verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
                 problem = _verdict_problem(entry.run, fact, verdict)
@@ -60,11 +60,11 @@ def _verdict_problem(run: str, fact: Accepted | Rejected, verdict: Verdict) -> s
     if told != (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, fact.kind):
         return f"the validator's verdict is on another file, or says {verdict.outcome}"
     if isinstance(fact, Rejected) and not fact.finding.startswith(f"{verdict.reason}:"):
-        return f"it names another reason than the validator, which is {verdict.reason}"
+        return f"its reason differs from the validator's, which is {verdict.reason}"
     if isinstance(fact, Accepted) and fact.tokens != verdict.completion_tokens:
         return f"{fact.tokens} tokens are credited, the validator counted {verdict.completion_tokens}"
     if (fact.compute if isinstance(fact, Accepted) else None) != verdict.compute:
-        return "its compute is not the one that the validator counted"
+        return "its compute differs from the validator's count"
     return None
 
 
@@ -115,5 +115,5 @@ def _batch_problem(run: str, fact: BatchSealed, data: bytes, commitment: str | N
     if (batch.run, batch.step) != (run, fact.step):
         return f"the batch is of step {batch.step} of run {batch.run!r}"
     if commitment is None or beacon_commitment(bytes.fromhex(batch.beacon)) != commitment:
-        return f"the beacon of step {fact.step} is not the one committed to before"
+        return f"the beacon of step {fact.step} is not the committed one"
     return None

@@ -231,9 +231,9 @@ class MalformedFact(Contract):
         fields = {field.alias: field.is_required() for field in WELL_FORMED[self.kind].model_fields.values()}
         lacks = [name or "" for name, required in fields.items() if required and name not in self.model_fields_set]
         if lacks:
-            return f"it does not say its {' and '.join(lacks)}"
+            return f"it lacks its {' and '.join(lacks)}"
         surplus = [name for name in type(self).model_fields if name in self.model_fields_set - fields.keys()]
-        return f"it says its {' and '.join(surplus)}, which entries of this kind never do"
+        return f"it has {' and '.join(surplus)}, which entries of this kind never have"
 
 
 WellFormedFact = (

@@ -65,7 +65,7 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
     names: list[str] = []
     for number, info in enumerate(listed):
         if info.key != keys.ledger_entry(number) or info.size > LARGEST_ENTRY_BYTES:
-            what = "is too large for one" if info.key == keys.ledger_entry(number) else "is there in its place"
+            what = "is too large for one" if info.key == keys.ledger_entry(number) else "has another content"
             audit.report.problems.append(f"entry {number} is not there: {plain(info.key)} {what}")
             break
         names.append(info.key)
@@ -73,7 +73,7 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
     try:
         for data in read_all(store, names):
             if data is None:
-                raise BadLedger(f"entry {audit.report.entries} was there and is gone")
+                raise BadLedger(f"entry {audit.report.entries} was there but is gone")
             audit.take(data)
             progress.step()
         if documents:

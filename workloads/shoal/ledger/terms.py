@@ -65,5 +65,5 @@ class TermsKeeper:
         self._next, self._wait = now + self._wait, min(2 * self._wait, LONGEST_WAIT_SECONDS)
         written = self._ledger.append(TermsChanged(roster=self._roster, terms=self._terms, replaces=last.number))
         if written is not None:
-            get_logger().info("terms of the run have changed", entry=written.number, before=last.number)
+            get_logger().info("the terms of the run have changed", entry=written.number, before=last.number)
         return written is not None

@@ -105,7 +105,7 @@ def probation_line(report: AuditReport, probation_files: int | None) -> str:
     if probation_files is not None:
         return f"credit counts after {count(probation_files)} accepted files (--probation)"
     if report.in_force is None:
-        return "credit counts from the first accepted file: the ledger is from before there were terms in it"
+        return "credit counts from the first accepted file: this ledger is older than terms"
     return f"credit counts after {count(report.in_force.probation_files)} accepted files (the ledger's terms)"
 
 
@@ -152,7 +152,7 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
     lines.append(f"trusted: run key {trust.run_key} (from {plain(trust.origin, 200)})")
     if not trust.given:
         lines.append(
-            "the key comes from what was checked: compare it with the one that you were given, or use --run-key"
+            "this key comes from the checked data: compare it with the key that you were given, or use --run-key"
         )
     lines.append(
         "the ledger is good" if not report.problems else f"the ledger is NOT good: {len(report.problems)} findings"

@@ -72,7 +72,9 @@ class LedgerWriter:
                     self.view.apply(entry)
                     return entry
                 if not self._absorb_next():
-                    raise BrokenChain(f"ledger entry {entry.number} is there and is not: the store contradicts itself")
+                    raise BrokenChain(
+                        f"ledger entry {entry.number} exists and does not exist: the store contradicts itself"
+                    )
             raise BrokenChain(f"lost {MAX_LOST_RACES} races for a ledger number in a row")
 
     def take_checkpoints(self, *, current: bool) -> list[LedgerCheckpoint]:
@@ -127,8 +129,8 @@ class LedgerWriter:
             stored = self.store.get(keys.ledger_checkpoint(len(names) * SEGMENT_ENTRIES))
             checkpoint = Signed[LedgerCheckpoint].from_json(stored).verified(self.key.public)
             if (checkpoint.run, checkpoint.size, checkpoint.root) != (self.view.run, len(entries), tree.root().hex()):
-                raise ValueError(f"segments do not fit the checkpoint over {len(entries)} entries")
+                raise ValueError(f"segments do not match the checkpoint over {len(entries)} entries")
         except (NotFound, BadSignature, ValueError) as error:
-            get_logger().warning("ledger segments are not used, every entry is read", problem=str(error)[:300])
+            get_logger().warning("ledger segments are not used; reading every entry", problem=str(error)[:300])
             return []
         return entries

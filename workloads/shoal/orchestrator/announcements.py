@@ -24,7 +24,7 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
         if not state.schedule.may_announce(version, state.view.sealed):
             raise Refusal(
                 ProblemCode.VERSION_TOO_EARLY,
-                f"version {version} is made from step {version - 1}, which has no batch yet (mode {state.config.mode})",
+                f"version {version} is made from step {version - 1}, but that step has no batch yet (mode {state.config.mode})",
             )
         _check_manifest(state, announcement)
         state.ledger.append(VersionPublished(version=version, weights=announcement.weights_digest))
@@ -50,7 +50,7 @@ def announce_dataset(state: RunState, announcement: DatasetAnnouncement) -> None
     try:
         card = state.store.get(keys.dataset_card(name))
     except NotFound as error:
-        raise Refusal(ProblemCode.DATASET_NOT_STORED, f"{error}: write every file, then announce") from error
+        raise Refusal(ProblemCode.DATASET_NOT_STORED, f"{error}: write every file before announcing") from error
     found = hashlib.sha256(card).hexdigest()
     if found != announcement.card_digest:
         raise Refusal(
@@ -82,7 +82,7 @@ def _check_manifest(state: RunState, announcement: VersionAnnouncement) -> None:
         manifest = Signed[WeightsManifest].from_json(state.store.get(key)).verified(state.roster.keys["trainer"])
     except NotFound as error:
         raise Refusal(
-            ProblemCode.VERSION_NOT_STORED, f"{key} is missing: publish every piece, then announce"
+            ProblemCode.VERSION_NOT_STORED, f"{key} is missing: publish every piece before announcing"
         ) from error
     except (BadSignature, ValueError) as error:
         raise Refusal(ProblemCode.MANIFEST_NOT_VALID, f"{key}: {str(error)[:500]}") from error

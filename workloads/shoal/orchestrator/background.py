@@ -128,7 +128,7 @@ class Background:
             self._failed = True
             if not self._stop.is_set():
                 get_logger().warning(
-                    "task failed, will be tried again", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"
+                    "task failed; it will be retried", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"
                 )
 
 

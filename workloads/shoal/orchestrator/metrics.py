@@ -22,9 +22,9 @@ SHOWN_NODES = 64
 NODE_LABEL_LENGTH = 12  # of the key in hex, as in logs
 
 STEP = Gauge("shoal_open_step", "The open step, -1 while none is open.")
-STEPS = Gauge("shoal_run_steps", "Steps that the run is to make.")
-COMPLETE = Gauge("shoal_run_complete", "1 when the run has made what it is for.")
-PROGRESS = Gauge("shoal_run_progress", "Announced versions and sealed steps together: it grows in every mode of a run.")
+STEPS = Gauge("shoal_run_steps", "Steps of the run.")
+COMPLETE = Gauge("shoal_run_complete", "1 when the run is complete.")
+PROGRESS = Gauge("shoal_run_progress", "Announced versions plus sealed steps; grows in every mode.")
 VERSION = Gauge("shoal_latest_version", "The newest announced policy version, -1 before the first.")
 FILES = Gauge("shoal_files", "Submitted files by outcome.", ["outcome"])
 REJECTED = Gauge("shoal_rejected_files", "Rejected files by reason.", ["reason"])
@@ -48,14 +48,14 @@ SCORE_BOUND = Gauge(
 )
 BELOW_BEST = Gauge(
     "shoal_evaluation_below_best",
-    "1 when its interval lies wholly below that of the best version so far.",
+    "1 when its interval lies below that of the best version so far.",
     ["benchmark"],
 )
 UNFINISHED = Gauge(
     "shoal_evaluation_unfinished", "Versions whose evaluation ended before every task was answered.", ["benchmark"]
 )
 SCORED = Gauge("shoal_evaluation_version", "Newest version that was fully scored.", ["benchmark"])
-SCORING = Gauge("shoal_evaluation_open_slices", "Files of evaluations that are still to come, of versions under way.")
+SCORING = Gauge("shoal_evaluation_open_slices", "Files that evaluations in progress still need.")
 BEST = Gauge("shoal_evaluation_best_version", "Version with the best score so far, -1 before the first.")
 LEDGER = Gauge("shoal_ledger_entries", "Entries of the ledger.")
 QUEUE_AGE = Gauge("shoal_validation_queue_age_seconds", "Age of the file that waits longest for a verdict, or 0.")
@@ -74,7 +74,7 @@ NODE_SILENCE = Gauge(
 )
 NODE_VERSION = Gauge(
     "shoal_node_policy_version",
-    "Version that the node says it holds, -1: none.",
+    "Version that the node reports to hold; -1: none.",
     ["node", "pool"],
     registry=NODES_REGISTRY,
 )
@@ -92,15 +92,15 @@ NODE_ABANDONED = Gauge(
 )
 OF_NODES = (NODE_SILENCE, NODE_VERSION, NODE_RATE, NODE_STREAK, NODE_ABANDONED)
 
-HEARTBEATS = Counter("shoal_heartbeats_total", "Heartbeats taken, by the state that the node is in.", ["state"])
+HEARTBEATS = Counter("shoal_heartbeats_total", "Accepted heartbeats, by the node's state.", ["state"])
 LEASES = Counter(
     "shoal_leases_total",
-    "Leases asked for: granted, refused because the node has its files of the hour (quota), or refused otherwise, mostly for lack of room.",
+    "Lease requests: granted, refused by the node's hourly quota (quota), or refused for another reason, mostly a full step.",
     ["outcome"],
 )
 UPLOADS = Counter(
     "shoal_upload_grants_total",
-    "Uploads asked for: granted, refused because the node has its files of the hour (quota), or refused otherwise.",
+    "Upload requests: granted, refused by the node's hourly quota (quota), or refused for another reason.",
     ["outcome"],
 )
 for _counter in (LEASES, UPLOADS):
@@ -110,8 +110,8 @@ for _counter in (LEASES, UPLOADS):
         "refused",
     ):  # from the start: a rate misses the first of a series that begins with it
         _counter.labels(_outcome)
-SUBMISSIONS = Counter("shoal_submissions_total", "Files confirmed by nodes, by the answer.", ["status"])
-SUBMITTED_BYTES = Counter("shoal_submitted_bytes_total", "Bytes of these files.")
+SUBMISSIONS = Counter("shoal_submissions_total", "Files that nodes confirmed, by answer.", ["status"])
+SUBMITTED_BYTES = Counter("shoal_submitted_bytes_total", "Bytes of confirmed files, by answer.")
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def rebuild(state: RunState) -> None:
     _restore_answers(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
     get_logger().info(
-        "state rebuilt from the store",
+        "rebuilt the state from the store",
         ledger_entries=state.view.next_number,
         files_waiting=state.queue.size(),
         nodes=len(state.view.joined),
@@ -177,4 +177,4 @@ def _restore_last_step(state: RunState) -> None:
         try:
             state.last_step = StepMetrics.from_json(state.store.get(written[-1]))
         except ValidationError as error:
-            get_logger().warning("step metrics are not readable", key=written[-1], problem=str(error)[:300])
+            get_logger().warning("cannot read step metrics", key=written[-1], problem=str(error)[:300])

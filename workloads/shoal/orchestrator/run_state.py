@@ -77,7 +77,7 @@ class RunState:
         except NotFound as error:
             raise Refusal(
                 ProblemCode.NOT_PREPARED,
-                "the run's base model and tasks are still being made",
+                "the prepare job is still making the run's base model and tasks",
                 retry_after_seconds=2,
             ) from error
 

@@ -79,7 +79,7 @@ def _short(error: BaseException) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m shoal.storage.bucket", description="Makes a bucket unless it is there."
+        prog="python -m shoal.storage.bucket", description="Creates a bucket unless it exists."
     )
     parser.add_argument("bucket", help="name of the bucket")
     parser.add_argument("--endpoint", required=True, metavar="URL", help="URL of the store")
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--credentials", required=True, type=Path, metavar="FOLDER", help="folder with files accessKey and secretKey"
     )
     parser.add_argument(
-        "--deadline", type=float, default=DEADLINE_SECONDS, metavar="SECONDS", help="how long to wait for the store"
+        "--deadline", type=float, default=DEADLINE_SECONDS, metavar="SECONDS", help="seconds to wait for the store"
     )
     given = parser.parse_args(arguments)
     try:

@@ -40,7 +40,7 @@ def plan(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) 
     version: int | None = target
     while version is not None and version not in held:
         if version not in opened or len(way) >= MAX_CHAIN:
-            raise BrokenDeltas(f"version {target} leads to version {version}, which is not known")
+            raise BrokenDeltas(f"version {target} refers to version {version}, which is unknown")
         way.append(version)
         version = base_of(opened[version])
     return way[::-1]

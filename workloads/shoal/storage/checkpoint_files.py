@@ -215,7 +215,7 @@ class ShardPlace:
                 view = buffer[: part.length - done]
                 count = os.preadv(self._open(part.name), [view], part.start + done)
                 if not count:
-                    raise WrongWeights(f"{self._folder.name}/{part.name} is shorter than its version says")
+                    raise WrongWeights(f"{self._folder.name}/{part.name} is shorter than its version requires")
                 running.update(view[:count])
                 done += count
 
@@ -264,7 +264,7 @@ def read_shard(record: VersionOpen, folder: Path, index: int) -> bytearray:
             while got < part.length:
                 count = handle.readinto(view[part.at + got : part.at + part.length])
                 if not count:
-                    raise WrongWeights(f"{folder.name}/{part.name} is shorter than its version says")
+                    raise WrongWeights(f"{folder.name}/{part.name} is shorter than its version requires")
                 got += count
     return data
 

@@ -87,7 +87,7 @@ class Store:
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of an object, fewer when it ends before; raises `NotFound`, and ValueError when `start` lies outside of it."""
-        wrong = f"range {start} to {end} of {key} is outside of the object"
+        wrong = f"range {start} to {end} is outside object {key}"
         if not 0 <= start <= end:
             raise ValueError(wrong)
 
@@ -225,7 +225,7 @@ class Store:
             try:
                 # A put would create a folder that somebody moved away, and its objects would be lost when it came back.
                 if self._root is not None and not self._root.is_dir():
-                    raise OSError(f"the store's folder {self._root.name!r} is not there")
+                    raise OSError(f"the store's folder {self._root.name!r} does not exist")
                 return action(full)
             except (BaseError, OSError) as error:
                 absent = isinstance(error, NotFoundError | FileNotFoundError)

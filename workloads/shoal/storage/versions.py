@@ -115,7 +115,7 @@ def _assemble(store: Store, record: VersionOpen, folder: Path, base: Path | None
         checked = descriptor.verified(trainer_key)
         data = store.get(keys.version_shard(version, index))
         if (checked.run, checked.version, checked.index) != (run, version, index):
-            raise WrongWeights(f"descriptor of shard {index} of version {version} belongs elsewhere")
+            raise WrongWeights(f"descriptor of shard {index} of version {version} belongs to another version")
         if hashlib.sha256(data).hexdigest() != checked.sha256:
             raise WrongWeights(f"shard {index} of version {version} does not have the SHA-256 of its descriptor")
         assembler.put(checked, data)

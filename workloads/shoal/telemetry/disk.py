@@ -22,7 +22,7 @@ class DiskSpace(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         size = GaugeMetricFamily("shoal_disk_size_bytes", "Size of the volume of a folder.", labels=["folder"])
-        free = GaugeMetricFamily("shoal_disk_free_bytes", "Bytes that may still be written there.", labels=["folder"])
+        free = GaugeMetricFamily("shoal_disk_free_bytes", "Bytes that are free on it.", labels=["folder"])
         for folder in FOLDERS:
             try:
                 found = os.statvfs(self._root / folder)

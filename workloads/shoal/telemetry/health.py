@@ -65,7 +65,7 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that left before its answer is not an error of ours; anything else is told with its traceback."""
         if not isinstance(sys.exception(), ConnectionError):
-            structlog.get_logger().error("a question to the health server failed", exc_info=True)
+            structlog.get_logger().error("a request to the health server failed", exc_info=True)
 
 
 def serve_health(

@@ -91,18 +91,18 @@ def tell_uncaught() -> None:
     """An exception that ends the process, a thread, or is lost in a destructor is one event with its traceback as a field."""
 
     def of_process(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        structlog.get_logger().error("the process ends by an error", exc_info=(kind, error, trace))
+        structlog.get_logger().error("an error ends the process", exc_info=(kind, error, trace))
 
     def of_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread is not None else "unnamed"
         error = (args.exc_type, args.exc_value, args.exc_traceback)
-        structlog.get_logger().error("a thread ends by an error", thread=name, exc_info=error)
+        structlog.get_logger().error("an error ends a thread", thread=name, exc_info=error)
 
     def lost(args: "sys.UnraisableHookArgs") -> None:
         error = (args.exc_type, args.exc_value, args.exc_traceback)
-        structlog.get_logger().error("an error is lost", where=args.err_msg or "in a destructor", exc_info=error)
+        structlog.get_logger().error("an error was ignored", where=args.err_msg or "in a destructor", exc_info=error)
 
     sys.excepthook = of_process
     threading.excepthook = of_thread

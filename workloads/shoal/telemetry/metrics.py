@@ -11,7 +11,7 @@ disable_created_metrics()  # a series for each counter that says when it began: 
 
 BUSY_SECONDS = Counter("shoal_busy_seconds_total", "Wall-clock seconds spent working, by phase.", ["phase"])
 WAITING = Gauge(
-    "shoal_waiting_seconds", "How long the process has been waiting for this, 0 when it is not.", ["for_what"]
+    "shoal_waiting_seconds", "Seconds that the process has waited for this; 0 when it does not wait.", ["for_what"]
 )
 
 

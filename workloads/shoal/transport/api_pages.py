@@ -58,14 +58,14 @@ SIGNATURE = {
     " hex), nonce (new for each request) and tag shoal-request-v1, named in the header Signature-Input.",
 }
 REFUSALS = {
-    "401": "not signed as required, or seen before",
-    "403": "the signer is not who may ask this",
-    "409": "does not fit the present state",
+    "401": "not signed as required, or replayed",
+    "403": "the signer may not ask this",
+    "409": "does not fit the current state",
     "413": "too large",
-    "422": "does not fit the contract; each wrong field is named",
-    "428": "something must be shown first; the detail says what",
-    "429": "too often; Retry-After says when again",
-    "503": "store or Redis is away, or the state is being rebuilt; nothing is lost, Retry-After says when again",
+    "422": "does not match the contract; the answer names each wrong field",
+    "428": "a check must come first; the detail says which",
+    "429": "too many requests; Retry-After says when to try again",
+    "503": "the store or Redis does not answer, or the state is being rebuilt; nothing is lost: Retry-After says when to try again",
 }
 
 
@@ -89,10 +89,10 @@ class Page:
 DISCOVERY = (
     Page("get", "/v1/join", "anyone", "What a stranger's machine must know of the run", reply=JoinOffer),
     Page(
-        "post", "/v1/uplink-tests", "node", "Ask for a measurement of the way out", UplinkRequest, UplinkTest,
+        "post", "/v1/uplink-tests", "node", "Ask for a measurement of the uplink", UplinkRequest, UplinkTest,
         {"node": NODE, "pool": "pool"},
     ),
-    Page("put", "/v1/uplink", "node", "Upload a test's random bytes, which are counted and dropped", reply=UplinkResult),
+    Page("put", "/v1/uplink", "node", "Upload a test's random bytes; discovery counts and drops them", reply=UplinkResult),
     Page(
         "post", "/v1/nodes", "node", "Register; the signer must be `node`", Registration, Registered,
         {
@@ -101,7 +101,7 @@ DISCOVERY = (
         },
     ),
     Page(
-        "get", "/v1/nodes", "orchestrator", "Registrations that no invite was left for, oldest first",
+        "get", "/v1/nodes", "orchestrator", "Registrations without an invite, oldest first",
         reply=KnownNodes, since=True,
     ),
     Page("get", "/v1/nodes/{node}/invite", "node", "Wait for this node's invite", reply=Signed[Invite], polls=True),
@@ -120,7 +120,7 @@ DISCOVERY = (
 ORCHESTRATOR = (
     Page("get", "/v1/run", "anyone", "The run in aggregates", reply=RunProgress),
     Page(
-        "post", "/v1/heartbeats", "node", "Live on; the first one carries the invite", Heartbeat, HeartbeatReply,
+        "post", "/v1/heartbeats", "node", "Report state; the first heartbeat carries the invite", Heartbeat, HeartbeatReply,
         {"node": NODE, "policy_version": 7, "metrics": {"worker_tokens_per_second": 2700.0}},
     ),
     Page("post", "/v1/challenges", "node", "Ask for the pool's challenge", ChallengeRequest, Challenge, {"node": NODE}),
@@ -151,17 +151,17 @@ ORCHESTRATOR = (
         {"run": "arithmetic", "name": "traces", "card_digest": DIGEST},
     ),
     Page(
-        "post", "/v1/progress", "trainer", "Say what the trainer is at", TrainerProgress, None,
+        "post", "/v1/progress", "trainer", "Report the trainer's progress", TrainerProgress, None,
         {"run": "arithmetic", "step": 7, "phase": "update"},
     ),
-    Page("get", "/v1/exclusions", "relay", "Nodes that are out", reply=Exclusions),
+    Page("get", "/v1/exclusions", "relay", "Nodes that left or were excluded", reply=Exclusions),
     Page("post", "/v1/claims", "validator", "Take a file to check", ClaimRequest, ValidationJob, {"validator": "validator-0"}, polls=True),
     Page(
-        "post", "/v1/claim-renewals", "validator", "Keep a file that is being checked", ClaimRenewal, None,
+        "post", "/v1/claim-renewals", "validator", "Renew the claim on a file", ClaimRenewal, None,
         {"validator": "validator-0", "node": NODE, "sha256": DIGEST},
     ),
-    Page("post", "/v1/logs", "node", "Hand in logs that were asked for", NodeLogs, None),
-    Page("post", "/v1/verdicts", "validator", "Say what was found", Signed[Verdict], None),
+    Page("post", "/v1/logs", "node", "Hand in requested logs", NodeLogs, None),
+    Page("post", "/v1/verdicts", "validator", "Submit a verdict", Signed[Verdict], None),
 )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _fill(operation: dict[str, Any], page: Page, schemas: dict[str, Any]) -> Non
             {
                 "name": "wait_seconds",
                 "in": "query",
-                "description": "how long to wait for something to come",
+                "description": "seconds to wait for an answer",
                 "schema": {"type": "number", "minimum": 0, "maximum": 25, "default": 0},
             }
         )
@@ -248,14 +248,14 @@ def _problem() -> dict[str, Any]:
         "type": "object",
         "required": ["type", "title", "status", "detail"],
         "properties": {
-            "type": {"type": "string", "description": "the code of the refusal, by which clients decide"},
-            "title": {"type": "string", "description": "the same in words"},
+            "type": {"type": "string", "description": "code of the refusal; clients decide by it"},
+            "title": {"type": "string", "description": "short description of the code"},
             "status": {"type": "integer"},
             "detail": {"type": "string", "description": "what is wrong, what is allowed, what to do"},
         },
         "example": {
             "type": f"{TYPE_PREFIX}{ProblemCode.LEASE_OVER}", "title": "Lease is over", "status": 409,
-            "detail": f"lease {LEASE} expired or was given up: ask for a new one",
+            "detail": f"lease {LEASE} expired or was given back: ask for a new one",
         },
     }  # fmt: skip
 

@@ -30,4 +30,4 @@ def authorities(path: Path) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=str(path))
     except (ssl.SSLError, OSError) as error:
-        raise ValueError(f"{path} has no certificate that can be read: put the PEM of the authority there") from error
+        raise ValueError(f"{path} has no readable certificate: put the PEM of the authority there") from error

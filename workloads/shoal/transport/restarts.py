@@ -38,10 +38,10 @@ def _watch(client: SignedClient) -> None:
             break
         if STOP.wait(LOOK_SECONDS):
             return
-    get_logger().info("an admin asks for a restart: this process ends")
+    get_logger().info("an admin asked for a restart: this process ends")
     STOP.set()
     threading.Event().wait(FORCE_SECONDS)  # the process has ended long before
-    get_logger().error("this process does not end by itself", waited_seconds=FORCE_SECONDS)
+    get_logger().error("this process did not end by itself", waited_seconds=FORCE_SECONDS)
     os._exit(EXIT_HUNG)
 
 

@@ -101,7 +101,7 @@ def judge(
     except BadRollouts as error:
         finding = reject("format", str(error))
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
-        get_logger().exception("file could not be judged", node=job.node[:12], sha256=job.sha256[:12])
+        get_logger().exception("could not judge a file", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
     return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers)
 

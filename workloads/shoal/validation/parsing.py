@@ -104,7 +104,7 @@ class _Count:
             self._rows += 1
             self._tokens += size
             if size > self._limits.row_tokens or {len(row.completion_logprobs), len(row.completion_mask)} != {length}:
-                raise BadRollouts("the reader sent a row that no file may have")
+                raise BadRollouts("the reader sent a row that is not allowed")
             if self._rows > self._limits.rows or self._tokens > self._limits.tokens:
                 raise BadRollouts("the reader sent more rows or tokens than a file may have")
 

@@ -119,7 +119,7 @@ class ValidatorProcess:
             return str(error)
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        return None if found == job.sha256 else f"the store's bytes have SHA-256 {found}, the job's is {job.sha256}"
+        return None if found == job.sha256 else f"the store's bytes have SHA-256 {found}, but the job's is {job.sha256}"
 
     def _post(self, found: Verdict) -> None:
         metrics.VERDICTS.labels(found.outcome, found.reason or "").inc()

@@ -101,7 +101,7 @@ def _pinned(store: Store, pinned: Prepared | BenchmarkTerms) -> tuple[Environmen
         ) from None
     if found != pinned.environment_digest:
         raise WrongSetupError(
-            f"environment {pinned.environment} has digest {found[:12]}... here, prepare pinned "
+            f"environment {pinned.environment} has digest {found[:12]}... here, but prepare pinned "
             f"{pinned.environment_digest[:12]}...: run validators and prepare from the same image"
         )
     tasks = read_tasks(store.get(keys.task_table(pinned.tasks_digest)))

@@ -128,7 +128,7 @@ def ask(
                 answers.append(judged(environment, row.task, text, completion))
             say(f"{len(answers)} of {len(rows)} completions")
     except ToolFailedError as error:
-        raise CannotEvaluate(f"a tool failed, so that its task has no answer: {error}") from None
+        raise CannotEvaluate(f"a tool failed, so its task has no answer: {error}") from None
     finally:
         engine.close()
     count = settings.samples
@@ -188,7 +188,7 @@ def planned(
     for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
         if len(prompt) + settings.max_tokens > positions:
             raise CannotEvaluate(
-                f"the prompt of {task.problem_id} has {len(prompt)} tokens; with {settings.max_tokens} more it is past the model's {positions}:"
+                f"the prompt of {task.problem_id} has {len(prompt)} tokens; with {settings.max_tokens} more it exceeds the model's {positions}:"
                 f" allowed: --max-tokens up to {max(0, positions - len(prompt))}"
             )
         for sample in range(settings.samples):

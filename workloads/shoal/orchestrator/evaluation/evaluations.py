@@ -131,7 +131,7 @@ def load(state: RunState) -> None:
         try:
             found = VersionEvaluation.from_json(state.store.get(key))
         except Exception as error:
-            get_logger().warning("record of an evaluation is not readable", key=key, problem=_words(error))
+            get_logger().warning("cannot read the record of an evaluation", key=key, problem=_words(error))
             return None
         return found.version, found.benchmark.name, found.short
 
@@ -157,7 +157,7 @@ def fold(state: RunState) -> None:
                 if pair not in state.evaluation_problems:
                     state.evaluation_problems.add(pair)
                     get_logger().warning(
-                        "evaluation cannot be written", version=version, benchmark=each.name, problem=_words(error)
+                        "cannot write an evaluation", version=version, benchmark=each.name, problem=_words(error)
                     )
     if best(state) != state.best_written:
         write_best(state)
@@ -192,7 +192,7 @@ def _fold_one(state: RunState, version: int, terms: BenchmarkTerms, ending: bool
         if not late:
             raise
         get_logger().warning(
-            "evaluation ends without a score", version=version, benchmark=terms.name, problem=_words(error)
+            "an evaluation ended without a score", version=version, benchmark=terms.name, problem=_words(error)
         )
         unscored = record(state.config.run, version, terms, [], [])
         state.store.create(keys.evaluation(version, terms.name), unscored.to_json())
@@ -247,7 +247,7 @@ def write_best(state: RunState) -> None:
             get_logger().info("best version", version=found.version, benchmark=found.benchmark, avg_at_k=found.value)
         state.best_written = found
     except Exception as error:
-        get_logger().warning("best version is not written, will be tried again", problem=_words(error))
+        get_logger().warning("could not write the best version; it will be retried", problem=_words(error))
 
 
 def _best_in_store(state: RunState) -> bytes | None:

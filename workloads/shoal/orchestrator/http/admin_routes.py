@@ -20,7 +20,7 @@ from shoal.transport.service import json_answer, parse
 
 SHORTEST_TOKEN = 32
 Node = Annotated[str, InPath(pattern=r"^[0-9a-f]{64}$", description="Public key of the node, 64 hex digits.")]
-Question = Annotated[str, InPath(pattern=r"^[0-9a-f]{32}$", description="`request` of the question for logs.")]
+Question = Annotated[str, InPath(pattern=r"^[0-9a-f]{32}$", description="`request` of the request for logs.")]
 
 _NODE = "9c31" * 16
 _VIEW = NodeView(
@@ -46,7 +46,7 @@ def read_token(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     if len(token) < SHORTEST_TOKEN:
-        raise SystemExit(f"{path} has fewer than {SHORTEST_TOKEN} characters: it would be guessable")
+        raise SystemExit(f"{path} has fewer than {SHORTEST_TOKEN} characters: somebody could guess it")
     return token
 
 
@@ -55,8 +55,8 @@ def _documented(reply: Any, example: Any, summary: str, body: bool = False, **mo
     answer = {"model": reply, "content": {"application/json": {"example": example.model_dump(mode="json")}}}
     problems = {
         401: "No token, or not the admin's",
-        404: "No such node or question",
-        409: "Not possible in the state that the node is in",
+        404: "No such node or request",
+        409: "Not possible in the node's state",
         422: "Not a valid request",
         503: "The object store, Redis or the run's state is away; try again",
     }
@@ -93,7 +93,7 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
         request: Request,
         node_state: Annotated[str, Query(alias="state", max_length=20, description="Only nodes in this state.")] = "",
         pool: Annotated[str, Query(max_length=40, description="Only nodes of this pool.")] = "",
-        after: Annotated[str, Query(max_length=64, description="`next` of the page before.")] = "",
+        after: Annotated[str, Query(max_length=64, description="`next` of the previous page.")] = "",
     ) -> Response:
         check(request)
         return json_answer(await call(admin.list_nodes, state, node_state=node_state, pool=pool, after=after))
@@ -103,7 +103,7 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
         check(request)
         return json_answer(await call(admin.one_node, state, node))
 
-    @app.post("/v1/admin/nodes/{node}/restart", **_documented(NodeView, _VIEW, "Have a node start its work again"))
+    @app.post("/v1/admin/nodes/{node}/restart", **_documented(NodeView, _VIEW, "Restart a node's work"))
     async def restart(node: Node, request: Request) -> Response:
         check(request)
         return json_answer(await call(admin.restart, state, node))
@@ -120,7 +120,7 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
 
     @app.get(
         "/v1/admin/nodes/{node}/logs/{question}",
-        **_documented(NodeLogs, example, "What a node answered; 204 while it has not"),
+        **_documented(NodeLogs, example, "The node's answer; 204 until it answers"),
     )
     async def answer(node: Node, question: Question, request: Request) -> Response:
         check(request)
@@ -128,7 +128,7 @@ def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: C
 
     @app.post(
         "/v1/admin/nodes/{node}/invite",
-        **_documented(NodeView, _VIEW, "Let a node in, whatever its pool's admission says"),
+        **_documented(NodeView, _VIEW, "Admit a node, whatever its pool's admission says"),
     )
     async def invite(node: Node, request: Request) -> Response:
         check(request)

@@ -101,7 +101,7 @@ def make_app(
     add_health(
         app,
         alive=lambda: None if live.alive() else live.describe(),
-        ready=lambda: None if recovery.is_built(state) else "state is being rebuilt from the store",
+        ready=lambda: None if recovery.is_built(state) else "rebuilding the run's state from the store",
     )
     gate = Gate(signatures, state.roster)
 
@@ -113,7 +113,7 @@ def make_app(
                 background.wake()
                 raise Refusal(
                     ProblemCode.STATE_REBUILDING,
-                    "the run's state is read from the store; try again in a second",
+                    "the orchestrator is reading the run's state from the store; try again in a second",
                     retry_after_seconds=0.5,
                 )
             return function(*args, **kwargs)
@@ -348,9 +348,9 @@ def main() -> None:
     key = PrivateKey.from_pem(read_secret("role.pem"))
     secret = read_secret("run_secret")
     if len(secret) < 16:
-        sys.exit("secrets/run_secret has fewer than 16 bytes: beacons and upload grants would be guessable")
+        sys.exit("secrets/run_secret has fewer than 16 bytes: somebody could guess beacons and upload grants")
     if config.trusted_roster().keys["orchestrator"] != key.public:
-        sys.exit("secrets/role.pem is not the orchestrator's key of the roster in config/run.json")
+        sys.exit("secrets/role.pem is not the orchestrator's key in the roster of config/run.json")
     client = connect(config.addresses.redis)
     store = open_store(config, deadline_seconds=STORE_SECONDS)
     state = RunState(config, store, client, key, secret)

@@ -80,7 +80,7 @@ class StagingForm:
 
     def _part_begins(self) -> None:
         if self.key is not None:
-            raise Refusal(ProblemCode.FORM_NOT_VALID, "the file is the last part of the form")
+            raise Refusal(ProblemCode.FORM_NOT_VALID, "the file must be the last part of the form")
         if len(self._fields) >= MAX_FIELDS:
             raise Refusal(ProblemCode.FORM_NOT_VALID, f"a form has at most {MAX_FIELDS} fields")
         self._name = None

@@ -75,7 +75,7 @@ def restart(state: RunState, node: str) -> NodeView:
     record = require_member(state, node)
     # Milliseconds, so that the number grows even when Redis has lost the last one.
     newer = max(int(state.clock() * 1000), record.restarts + 1)
-    get_logger().info("an admin restarts a node", node=node)
+    get_logger().info("an admin restarted a node", node=node)
     return view(state, state.nodes.change(record, restarts=newer))
 
 
@@ -94,7 +94,7 @@ def take_logs(state: RunState, logs: NodeLogs) -> None:
     if record.logs_wanted != logs.request or not state.redis.exists(_logs_key(state, logs.request)):
         if record.logs_wanted == logs.request:
             state.nodes.change(record, logs_wanted="")
-        raise Refusal(ProblemCode.LOGS_NOT_WANTED, "nobody asked for them, or not any more")
+        raise Refusal(ProblemCode.LOGS_NOT_WANTED, "nobody asked for them, or the request has expired")
     state.redis.set(_logs_key(state, logs.request), logs.to_json(), ex=LOGS_SECONDS)
     state.nodes.change(record, logs_wanted="")
 
@@ -116,10 +116,8 @@ def invite(state: RunState, node: str) -> NodeView:
     """Let a node in whatever its pool's admission says; what the pool requires of machines stands. It need not have registered yet."""
     record = state.nodes.get(node) or NodeRecord(node=node)
     if record.state in EXCLUDED:
-        raise Refusal(
-            ProblemCode.NODE_EXCLUDED, f"node {node[:12]}... is {record.state.lower()}: a ban must be taken back first"
-        )
-    get_logger().info("an admin lets a node in", node=node)
+        raise Refusal(ProblemCode.NODE_EXCLUDED, f"node {node[:12]}... is {record.state.lower()}: lift the ban first")
+    get_logger().info("an admin admitted a node", node=node)
     return view(state, state.nodes.change(record, welcome=True))
 
 
@@ -128,7 +126,7 @@ def ban(state: RunState, node: str, reason: str) -> NodeView:
     with state.settle_lock:
         if node not in state.view.banned:
             state.ledger.append(NodeBanned(node=node, reason=reason))
-            get_logger().warning("an admin bans a node", node=node, reason=reason)
+            get_logger().warning("an admin banned a node", node=node, reason=reason)
         record = state.nodes.change(state.nodes.get(node) or NodeRecord(node=node), "ban", welcome=False)
         give_up_leases(state, node)
     return view(state, record)
@@ -140,12 +138,12 @@ def unban(state: RunState, node: str, reason: str) -> NodeView:
         if node in state.view.slashed:
             raise Refusal(
                 ProblemCode.NODE_EXCLUDED,
-                f"node {node[:12]}... was evicted for a rejected file, which nobody takes back; the ledger has it",
+                f"node {node[:12]}... was evicted for a rejected file, which is final; see the ledger",
             )
         record = state.nodes.get(node)
         if node in state.view.banned:
             state.ledger.append(NodeUnbanned(node=node, reason=reason))
-            get_logger().info("an admin takes a ban back", node=node, reason=reason)
+            get_logger().info("an admin lifted a ban", node=node, reason=reason)
         elif record is None or record.state != "Banned":
             raise Refusal(ProblemCode.NOT_BANNED, f"node {node[:12]}... is not banned")
         return view(state, state.nodes.change(record or NodeRecord(node=node, state="Banned"), "unban"))
@@ -164,9 +162,7 @@ def require(state: RunState, node: str) -> NodeRecord:
 def require_member(state: RunState, node: str) -> NodeRecord:
     record = require(state, node)
     if record.state not in MEMBERS:
-        raise Refusal(
-            ProblemCode.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, and is not informed of anything"
-        )
+        raise Refusal(ProblemCode.NODE_NOT_A_MEMBER, f"node {node[:12]}... is {record.state}, so it gets no requests")
     return record
 
 

@@ -63,9 +63,7 @@ def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -
         return
     if record is None or record.outside is None:
         # Redis was lost after the invite: whether this is an own pod is known again with its next registration.
-        raise Refusal(
-            ProblemCode.INVITE_NOT_VALID, "the invite is not known any more; register at discovery for a new one"
-        )
+        raise Refusal(ProblemCode.INVITE_NOT_VALID, "the invite is unknown; register at discovery for a new one")
     if record.outside and record.capable_nonce != invite.nonce:
         raise Refusal(
             ProblemCode.CHALLENGE_NOT_PASSED,
@@ -81,7 +79,7 @@ def give(state: RunState, request: ChallengeRequest) -> Challenge:
     welcome = record.state == "Invited" or record.state in MEMBERS
     if not welcome or gflops == 0 or record.capable_nonce == record.invite_nonce:
         raise Refusal(
-            ProblemCode.CHALLENGE_NOT_DUE, f"node {request.node[:12]}... is {record.state} and need show nothing now"
+            ProblemCode.CHALLENGE_NOT_DUE, f"node {request.node[:12]}... is {record.state} and needs no challenge now"
         )
     counter = f"{state.prefix}:challenge-tries:{request.node}"
     state.redis.set(counter, 0, ex=TRIES_SECONDS, nx=True)
@@ -139,7 +137,7 @@ def _judge(state: RunState, record: NodeRecord, answer: ChallengeAnswer, came_un
     data = state.redis.getdel(_key(state, answer.node))
     given = GivenChallenge.from_json(data) if data is not None else None
     if given is None or given.challenge.challenge != answer.challenge or given.invite_nonce != record.invite_nonce:
-        raise Refusal(ProblemCode.NO_SUCH_CHALLENGE, "it was answered, replaced, or never given out: ask for a new one")
+        raise Refusal(ProblemCode.NO_SUCH_CHALLENGE, "it was answered, replaced or never given out: ask for a new one")
     challenge, seconds = given.challenge, max(came_unix - given.given_unix, 1e-3)
     if seconds > challenge.limit_seconds:
         raise Refusal(

@@ -90,7 +90,7 @@ class Inviter:
         path = f"/v1/nodes?since={since_unix:.3f}"
         answer = self._discovery.call("GET", path, reply=KnownNodes, deadline_seconds=5.0, timeout_seconds=5.0)
         if answer is None:
-            raise Unavailable("discovery gave no list of nodes")
+            raise Unavailable("discovery sent no list of nodes")
         return answer
 
 
@@ -109,7 +109,7 @@ def invite(state: RunState, discovery: SignedClient, registered: Iterable[KnownN
             invited += _invite_one(state, discovery, known, pace, places)
         except ValueError as error:  # what a stranger registered must not keep all others outside
             node, problem = known.registration.node, f"{type(error).__name__}: {str(error)[:300]}"
-            get_logger().warning("node cannot be invited", node=node, problem=problem)
+            get_logger().warning("cannot invite a node", node=node, problem=problem)
     return invited
 
 
@@ -185,7 +185,7 @@ def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
     pool = known.registration.pool
     if record is None or record.state not in MEMBERS or record.pool in ("", pool):  # "": not known since Redis was lost
         return ""
-    return f"a member of another pool, {record.pool!r}; it may change to {pool!r} when it has left"
+    return f"a member of another pool, {record.pool!r}; it may change to {pool!r} after it has left"
 
 
 def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, refusal: str) -> None:
@@ -195,7 +195,7 @@ def _note_refusal(state: RunState, known: KnownNode, record: NodeRecord | None, 
     record = record or NodeRecord(node=known.registration.node)
     if record.refused == refusal:
         return
-    get_logger().info("node is not invited", node=record.node, reason=refusal)
+    get_logger().info("did not invite a node", node=record.node, reason=refusal)
     # The pool of a node that is inside, or invited, decides what is asked of it: a registration that is refused changes nothing there.
     pool = known.registration.pool if record.state == "Discovered" else record.invited_pool
     state.nodes.change(record, refused=refusal, refused_unix=state.clock(), invited_pool=pool)

@@ -57,7 +57,7 @@ def must_register(state: RunState, record: NodeRecord) -> bool:
 def require_pool(state: RunState, record: NodeRecord) -> None:
     """Raises `Refusal` for a member that must register again, which its agent then does by itself; its leases stand meanwhile."""
     if must_register(state, record):
-        words = "which pool this node is in was forgotten with Redis: register at discovery again"
+        words = "the orchestrator lost this node's pool with Redis: register at discovery again"
         raise Refusal(ProblemCode.POOL_FORGOTTEN, words)
 
 

@@ -172,7 +172,7 @@ class NodeRegistry:
                 self.remember(written, changed)
                 return changed
         raise Refusal(
-            ProblemCode.RECORD_BUSY, "the node's record is being changed by others: try again", retry_after_seconds=1
+            ProblemCode.RECORD_BUSY, "other requests are changing the node's record: try again", retry_after_seconds=1
         )
 
     def counts(self) -> dict[NodeState, int]:

@@ -70,7 +70,7 @@ def decide(
             if len(before | {validator}) >= votes:
                 return Decision("record")
             if validator in before and not lonely:
-                return Decision("again", f"{len(before)} of {votes} validators found the same; others must be asked")
+                return Decision("again", f"{len(before)} of {votes} validators agree; more must check the file")
             return Decision("second-opinion")
         agreed = bool(before if alone and not lonely else before - {validator})
         return Decision("record") if agreed else Decision("second-opinion")

@@ -107,7 +107,7 @@ def _require_room(state: RunState, node: str, work: Work) -> None:
             if not evaluations.is_offered(state, node, work, training_needs_work=training_needs_work(state)):
                 raise Refusal(
                     ProblemCode.SLICE_UNDER_WAY,
-                    f"slice {number} of an evaluation is answered, with another node or for another to try, or training goes first: ask GET /v1/step"
+                    f"slice {number} of an evaluation is answered, leased to or reserved for another node, or waits behind training: ask GET /v1/step"
                     " again in a second",
                 )
         case TrainingStep(number=step) | TableSlice(number=step):
@@ -117,7 +117,7 @@ def _require_room(state: RunState, node: str, work: Work) -> None:
             if not state.schedule.has_room(load, signal_rate(state)):
                 raise Refusal(
                     ProblemCode.ENOUGH_UNDER_WAY,
-                    f"step {step} will probably be filled by what is pending: ask GET /v1/step again in a second",
+                    f"step {step} is probably full with pending files: ask GET /v1/step again in a second",
                 )
 
 
@@ -132,7 +132,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     state.nodes.require_member(request.node)
     work = known(state, request.step)
     if work is None or not _is_open(state, work) or not may_serve(state, request.node, [work]):
-        raise Refusal(ProblemCode.STEP_NOT_OPEN, f"step {request.step} is not open: ask GET /v1/step which one is")
+        raise Refusal(ProblemCode.STEP_NOT_OPEN, f"step {request.step} is not open: GET /v1/step names the open step")
     with state.lease_lock:
         now = state.clock()
         _end_overdue(state)
@@ -149,7 +149,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         if unjudged_files(state, request.node) >= MOST_UNJUDGED_FILES:
             raise Refusal(
                 ProblemCode.FILES_NOT_JUDGED,
-                f"{MOST_UNJUDGED_FILES} or more files of this node wait for a check that gives a result; they end with their steps",
+                f"{MOST_UNJUDGED_FILES} or more files of this node had checks without a result; they count until their steps end",
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
         reveal(state, work)
@@ -237,10 +237,10 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
 def renew(state: RunState, renewal: ClaimRenewal) -> None:
     """Let a validator that is still at work keep its file; raises `Refusal` when its verdict would be for nothing."""
     job = state.queue.get(renewal.node, renewal.sha256)
-    reason = over(state, job.record) if job is not None else "it has its verdict"
+    reason = over(state, job.record) if job is not None else "it already has a verdict"
     until = state.clock() + state.config.validation.claim_seconds
     if not reason and not state.queue.renew(renewal.validator, renewal.node, renewal.sha256, until):
-        reason = "another validator has it, or is to have it"
+        reason = "another validator checks it, or will"
     if reason:
         raise Refusal(
             ProblemCode.CLAIM_OVER, f"file {renewal.sha256[:12]}... needs no check by this validator: {reason}"

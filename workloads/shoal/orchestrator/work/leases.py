@@ -56,7 +56,7 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
 
 def other_file(lease: str, sha256: str) -> Refusal:
     """What whoever comes with a second file is told; `sha256`: of the first."""
-    words = f"lease {lease} was bound to file {sha256[:12]}...: a lease hands in one file"
+    words = f"lease {lease} was bound to file {sha256[:12]}...: one lease is good for one file"
     return Refusal(ProblemCode.LEASE_FOR_ANOTHER_FILE, words)
 
 
@@ -126,7 +126,7 @@ class LeaseBook:
         if record is None:
             raise Refusal(
                 ProblemCode.NO_SUCH_LEASE,
-                f"lease {lease} is unknown or long over: ask for the open step and a new lease",
+                f"lease {lease} is unknown or expired long ago: ask for the open step and a new lease",
             )
         if record.lease.node != node:
             raise Refusal(ProblemCode.LEASE_OF_ANOTHER_NODE, f"lease {lease} was not given to node {node[:12]}...")

@@ -58,7 +58,7 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
         record = state.leases.require(request.lease, request.node)
         if record.status == "submitted":
             raise Refusal(
-                ProblemCode.ALREADY_SUBMITTED, f"lease {request.lease} has handed in its file: ask for its receipt"
+                ProblemCode.ALREADY_SUBMITTED, f"lease {request.lease} has its file already: ask for the receipt"
             )
         _require_time_left(record, now)
         expires = now + upload_seconds(request.size)
@@ -117,14 +117,14 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     groups = lease.groups
     if notice.groups != groups:
         raise Refusal(
-            ProblemCode.WRONG_GROUPS, f"file is said to have {notice.groups} groups, this submission has {groups}"
+            ProblemCode.WRONG_GROUPS, f"the request says {notice.groups} groups, this submission has {groups}"
         )
     record = find_record(state, notice.node, notice.sha256)
     if record is not None:
         if record.lease != notice.lease:
             raise Refusal(
                 ProblemCode.SUBMITTED_BEFORE,
-                f"the same bytes were handed in for lease {record.lease}: make new rollouts",
+                f"the same bytes were submitted for lease {record.lease}: make new rollouts",
             )
         return _finish(state, record, lease)
     with state.lease_lock:
@@ -153,7 +153,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
         lease = state.leases.get(notice.lease) or lease
         if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
-            raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was handed back while its file was confirmed")
+            raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was given back before its file was confirmed")
         record = _the_one_file(state, record)
         created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
         lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
@@ -216,7 +216,7 @@ def _promote(state: RunState, notice: SubmissionNotice) -> None:
         state.store.copy_if_absent(staged, target)
         found = state.store.sha256(target)
     except NotFound as error:
-        raise Refusal(ProblemCode.NOTHING_UPLOADED, "post the file to the grant's URL first, then confirm") from error
+        raise Refusal(ProblemCode.NOTHING_UPLOADED, "post the file to the grant's URL before confirming") from error
     if found != (notice.sha256, notice.size):
         state.store.delete(target)
         state.store.delete(staged)
@@ -228,4 +228,6 @@ def _promote(state: RunState, notice: SubmissionNotice) -> None:
 
 def _require_time_left(record: LeaseRecord, now_unix: float) -> None:
     if record.status == "abandoned" or not (is_open(record, now_unix) or record.status == "submitted"):
-        raise Refusal(ProblemCode.LEASE_OVER, f"lease {record.lease.lease} expired or was given up: ask for a new one")
+        raise Refusal(
+            ProblemCode.LEASE_OVER, f"lease {record.lease.lease} expired or was given back: ask for a new one"
+        )
