@@ -19,5 +19,5 @@ class Carries(Arithmetic):
         """`count` of the additions whose units make ten or more, without repeats."""
         found = [task for task in super().tasks(OPERANDS**2, seed) if sum(n % 10 for n in operands(task)) >= 10]
         if not 1 <= count <= len(found):
-            raise ValueError(f"carries: {count} tasks asked for; allowed: 1 to {len(found)} (there are no more)")
+            raise ValueError(f"carries: {count} tasks requested; allowed: 1 to {len(found)} (there are no more)")
         return found[:count]

@@ -82,7 +82,7 @@ def test_new_says_what_to_do_next(tmp_path: Path) -> None:
     assert (tmp_path / "shoal-environment-riddles" / "shoal_environment_riddles" / "__init__.py").is_file()
     again = shoal("new", "riddles", "--dir", str(tmp_path), cwd=tmp_path)
     assert again.returncode == 2
-    assert "is there already; remove it or choose another name" in again.stderr
+    assert "exists already; remove it or choose another name" in again.stderr
 
 
 def test_a_new_package_asks_no_index_for_shoal_which_is_on_none(package: Path) -> None:
@@ -116,7 +116,7 @@ FAULTS = {
     "an order by hash": ("in words\n", "in set(words)\n", "two processes have different tasks"),
     "a missing dependency": ('version = "1"', 'version = "1"; requires = ("no-such-package",)', "needs no-such-package, which is not installed"),
     "no request for a length": ("{length_suffix(target_length)}", "", "a target length of 1000 is not in the prompt"),
-    "scoring without an end": ("lines = completion", "while True: pass\n        lines = completion", "8 tasks were not tried within 6 s"),
+    "scoring without an end": ("lines = completion", "while True: pass\n        lines = completion", "8 tasks were not scored within 6 s"),
     "too much memory": ("lines = completion", "waste = b'x' * (9 << 30)\n        lines = completion", "score() raised MemoryError"),
     "a module that cannot be imported": ("import random", "import random, no_such_module", "No module named 'no_such_module'"),
 }  # fmt: skip

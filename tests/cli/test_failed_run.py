@@ -33,7 +33,7 @@ def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_is_tried_again_b
     lines = first.stdout.splitlines()
     assert any(line.startswith("the run failed: Job demo-prepare: pod demo-prepare-0 failed 4 times") for line in lines)
     (cause,) = [line for line in lines if line.startswith("last line of demo-prepare-0/prepare: ")]
-    assert "9000 tasks asked for; allowed: 1 to 8100" in cause
+    assert "9000 tasks requested; allowed: 1 to 8100" in cause
     assert lines.index(cause) < next(number for number, line in enumerate(lines) if line.startswith("the run failed"))
     assert not any("delete the Job" in line for line in lines if line.startswith("the run failed"))
     assert any(line.endswith("; the same command tries again") for line in lines)

@@ -322,7 +322,7 @@ def test_an_entry_that_no_checkpoint_covers_is_not_proven_yet(shoal: Shoal, copy
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "no such run": (("verify", "nowhere"), "no run 'nowhere' in runs"),
     "a folder without a ledger": (("verify", "empty"), "has no folder ledger/"),
-    "two ledgers": (("verify", "two"), "holds 2 ledgers, say which"),
+    "two ledgers": (("verify", "two"), "holds 2 ledgers; name one"),
     "an empty ledger": (("verify", "begun", "--join", "run.json"), "there is no entry under ledger/"),
     "no roster": (("verify", "begun"), "the copy has no roster.json: give --join FILE"),
     "a short key": (("verify", "copy", "--run-key", "12ab"), "--run-key is the run's public key: 64 hex digits"),

@@ -118,7 +118,7 @@ def test_two_runs_in_one_manifest_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["down", "logs", "report"])
 def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
     assert failed(tmp_path, verb, "demo") == [
-        "no run 'demo' in runs; there are none; give --runs-dir, or start one with `shoal up -f FILE`"
+        "no run 'demo' in runs; there is none; give --runs-dir, or start one with `shoal up -f FILE`"
     ]
 
 

@@ -93,7 +93,7 @@ def removed(store: Store) -> None:
     [
         (forged, "verdicts/"),
         (rejected, "is not an accept of this file"),
-        (changed, "the store's bytes are not those that were accepted"),
+        (changed, "the store's bytes differ from the accepted ones"),
         (removed, "but batch.json lists its file"),
     ],
 )

@@ -84,7 +84,7 @@ def test_rows_survive_the_round_trip(written: list[Rollout]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_column_is_named(name: str) -> None:
-    with pytest.raises(BadRollouts, match=rf"columns do not fit: missing \['{name}'\]"):
+    with pytest.raises(BadRollouts, match=rf"columns do not match: missing \['{name}'\]"):
         read_rollouts(parquet(table().drop_columns([name])))
 
 

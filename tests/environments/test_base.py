@@ -41,7 +41,7 @@ def test_an_entry_point_that_is_no_environment_is_refused(monkeypatch: pytest.Mo
 
 def test_an_environment_under_anothers_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, "sums", "shoal.environments.arithmetic:Arithmetic")
-    with pytest.raises(BadEnvironment, match="calls itself 'arithmetic'"):
+    with pytest.raises(BadEnvironment, match="with the name 'arithmetic'"):
         load("sums")
 
 

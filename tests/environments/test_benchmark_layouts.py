@@ -171,7 +171,7 @@ def test_private_tests_that_are_more_than_packed_text_are_refused_and_nothing_ru
         ("aime", AIME_2024 | {"answer": "x+1"}, "an answer of AIME is a whole number"),
         ("aime", {"problem": "?", "result": "1"}, "none of the columns answer, Answer; there are problem, result"),
         ("gpqa", GPQA | {"Incorrect Answer 1": "10^-4 eV"}, "the right one must differ"),
-        ("gpqa", {"Question": "?"}, "there is no column 'Correct Answer'"),
+        ("gpqa", {"Question": "?"}, "column 'Correct Answer' is missing"),
         ("livecodebench", CALLED | {"metadata": "{}"}, "metadata.func_name is missing"),
         ("livecodebench", lcb(public_test_cases='[{"testtype": "gui"}]'), "testtype 'gui'; allowed: stdin, functional"),
         ("livecodebench", lcb(public_test_cases="{}"), "public_test_cases is not a list of tests"),
@@ -187,7 +187,7 @@ def test_a_row_that_is_not_of_its_layout_is_an_error_in_words(
 def test_a_csv_with_a_short_row_is_refused_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("problem,answer\nWhy?,7\nHow\n")
-    with pytest.raises(BadDataset, match=r"a.csv, row 1: has not as many values as the header has names"):
+    with pytest.raises(BadDataset, match=r"a.csv, row 1: has fewer or more values than the header has names"):
         import_files([path], "aime")
 
 

@@ -151,7 +151,7 @@ def test_a_right_program_near_the_time_limit_is_nobodys_zero(
     found = _ends(monkeypatch, Outcome("exited", 0, b"1\n", "", cpu, cpu))
     assert isinstance(found, Score) == scored
     if isinstance(found, Unscorable):
-        assert f"test 1 passed after {cpu} s of CPU time, too near to the limit of 4.0 s" in found.reason
+        assert f"test 1 passed after {cpu} s of CPU time, too close to the limit of 4.0 s" in found.reason
 
 
 @pytest.mark.parametrize("error", [SandboxFailed("three sandboxes did not start"), NoIsolation("no walls here")])

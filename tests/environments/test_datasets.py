@@ -131,8 +131,8 @@ def test_synthetic_1_gives_one_task_a_problem_and_skips_what_only_a_model_could_
     assert [task.problem_id for task in done.tasks] == ["vfc_1", "vfm_1"]
     assert done.layout == "synthetic-1"
     assert done.skipped == {
-        "is there already (the same problem)": 1,
-        "has task_type 'llm_judgeable_groundtruth_similarity', which nothing here can judge": 1,
+        "is a duplicate (the same problem)": 1,
+        "has task_type 'llm_judgeable_groundtruth_similarity', which no environment here can judge": 1,
         "is a task for rust": 1,
     }
     code = done.tasks[0]
@@ -150,7 +150,7 @@ def test_numina_math_leaves_out_proofs_invalid_problems_and_those_without_an_ans
 def test_deepscaler_problems_get_an_id_from_their_text(tmp_path: Path) -> None:
     done = import_files([jsonl(tmp_path / "deepscaler.jsonl", DEEPSCALER * 2)])
     assert done.layout == "deepscaler"
-    assert done.skipped == {"is there already (the same problem)": 1}
+    assert done.skipped == {"is a duplicate (the same problem)": 1}
     assert done.tasks[0].problem_id.startswith("math-")
     assert Math().score(done.tasks[0], r"\boxed{42}").task_reward == 1.0
 
@@ -333,7 +333,7 @@ def test_tests_come_in_several_forms(tmp_path: Path, info: dict[str, Any], test:
     ("row", "problem"),
     [
         (CODE | {"verification_info": "{"}, "a.jsonl, row 0: verification_info is no JSON"),
-        (CODE | {"verification_info": "[]"}, "column 'verification_info' is no JSON object"),
+        (CODE | {"verification_info": "[]"}, "column 'verification_info' is not a JSON object"),
         (CODE | {"verification_info": "{}"}, "neither a list of tests nor inputs and outputs"),
         (CODE | {"verification_info": {"test_cases": {"inputs": [1], "outputs": []}}}, "lists of one length"),
         (

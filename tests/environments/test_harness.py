@@ -65,7 +65,7 @@ def test_the_same_name_gives_the_same_tasks_and_a_seed_chooses_some(tmp_path: Pa
     assert first.tasks(6, 1) == second.tasks(6, 2)
     assert first.tasks(3, 1) == second.tasks(3, 1)
     assert len({tuple(task.problem_id for task in first.tasks(3, seed)) for seed in range(8)}) > 1
-    with pytest.raises(ValueError, match="7 tasks asked for; it has 6 documents"):
+    with pytest.raises(ValueError, match="7 tasks requested; it has 6 documents"):
         first.tasks(7, 0)
 
 
@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dataset_kwargs": {"data_files": "https://example.test/a.jsonl"}}, "its dataset_kwargs name a URL, whose files no revision pins"),
     ({"dataset_path": "a/b", "dataset_kwargs": {"data_files": ["https://a.test/a"], "revision": "0" * 40}}, "its dataset_kwargs name a URL"),
     ({"dataset_path": "a/b", "dataset_kwargs": {"revision": "a-branch-whose-name-has-forty-characters"}}, "lies on a hub, where it may change"),
-    ({"filter_list": ["take_first"]}, "its metrics, filters or where answers end are malformed: TypeError"),
+    ({"filter_list": ["take_first"]}, "its metrics, filters or stop texts are malformed: TypeError"),
     ({"dataset_path": None}, "it names no data set"),
     ({"dataset_kwargs": {"data_files": {"test": "/nowhere/a.jsonl"}}}, "its documents are not available: FileNotFoundError"),
     ({"doc_to_text": "{{no_such}}"}, "its documents are not available: UndefinedError"),
@@ -357,7 +357,7 @@ def test_shoal_eval_says_in_one_line_what_is_wrong_with_a_task(tmp_path: Path) -
         CannotEvaluate, match=r"^--env lm-eval:.*: lm-eval:made_sums: its output_type is multiple_choice"
     ):
         evaluate_all(tmp_path, [name], None, Settings(1, 1.0, 8), None, lambda line: None)
-    with pytest.raises(CannotEvaluate, match=r"--count 7: .* 7 tasks asked for; it has 6 documents"):
+    with pytest.raises(CannotEvaluate, match=r"--count 7: .* 7 tasks requested; it has 6 documents"):
         evaluate_all(
             tmp_path, [write_harness_task(tmp_path / "other")], 7, Settings(1, 1.0, 8), None, lambda line: None
         )

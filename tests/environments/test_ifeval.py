@@ -132,7 +132,7 @@ def test_all_instructions_of_a_prompt_must_be_followed() -> None:
         (task_of(("keywords:existence", {"keywords": []})), "keywords must be a list of words"),
         (task_of(("detectable_format:number_bullet_lists", {"num_bullets": "2"})), "num_bullets is '2'; allowed: int"),
         (task_of(("keywords:frequency", {"keyword": "a", "frequency": 1, "relation": "about"})), "'about'; allowed"),
-        (task_of(("language:response_language", {"language": "tlh"})), "'tlh', which cannot be told here"),
+        (task_of(("language:response_language", {"language": "tlh"})), "'tlh', which this release cannot detect"),
         (task_of(), "verification_info.instructions is missing"),
     ],
 )
@@ -156,7 +156,7 @@ def test_the_published_layout_is_read_without_the_nulls_that_parquet_adds(tmp_pa
     assert reward(task, "* one\n* two") == 1.0
     assert reward(task, "* one\n* two\n* three") == 0.0
     pq.write_table(pa.Table.from_pylist([row | {"instruction_id_list": ["a:b", "c:d"]}]), tmp_path / "odd.parquet")
-    with pytest.raises(BadDataset, match="instruction_id_list has a:b, c:d, which nothing here can check"):
+    with pytest.raises(BadDataset, match="instruction_id_list has a:b, c:d, which this release cannot check"):
         import_files([tmp_path / "odd.parquet"], "ifeval")
 
 

@@ -25,7 +25,7 @@ def test_every_gold_answer_scores_one_and_every_broken_one_zero() -> None:
 
 def test_a_completion_without_an_answer_scores_zero() -> None:
     assert ENVIRONMENT.score(TASKS[0], "I do not know.") == Score(
-        0.0, "there is no final answer: nothing in a box, and none is said"
+        0.0, "there is no final answer, neither in a box nor in words"
     )
 
 
@@ -77,7 +77,7 @@ def test_the_digest_pins_the_judge_and_the_versions_of_what_it_uses(monkeypatch:
     with pytest.raises(ValueError, match="environment 'math' needs no-such-distribution, which is not installed"):
         digest(Math())
     monkeypatch.setattr(Math, "sources", ("shoal.no_such_module",))
-    with pytest.raises(ValueError, match=r"its source shoal.no_such_module is not there to pin"):
+    with pytest.raises(ValueError, match=r"its source shoal.no_such_module is missing and cannot be pinned"):
         digest(Math())
 
 

@@ -161,7 +161,7 @@ def test_a_folder_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> 
 
 def test_more_tasks_than_the_environment_has_are_refused(store: Store, tmp_path: Path) -> None:
     asked = config(tasks=TaskSource(environment="arithmetic", count=9000))
-    with pytest.raises(CannotPrepare, match=r"spec.tasks: arithmetic: 9000 tasks asked for; allowed: 1 to 8100"):
+    with pytest.raises(CannotPrepare, match=r"spec.tasks: arithmetic: 9000 tasks requested; allowed: 1 to 8100"):
         prepare(asked, store, tmp_path / "scratch")
 
 
@@ -192,7 +192,7 @@ def test_a_generated_model_for_another_environment_is_refused(
 
 def test_a_model_without_a_source_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(
-        CannotPrepare, match=r"spec.model: nothing is given; allowed: one of huggingFace, path, generated, run"
+        CannotPrepare, match=r"spec.model: no source is given; allowed: one of huggingFace, path, generated, run"
     ):
         prepare(config(model=ModelSource()), store, tmp_path / "scratch")
 
@@ -236,7 +236,7 @@ def test_a_generated_model_is_a_checkpoint_that_answers_and_the_same_one_again(
 def test_a_warm_start_that_does_not_get_there_says_what_to_change(store: Store, tmp_path: Path) -> None:
     hopeless = GeneratedModel(hidden_size=128, layers=1, warm_start_pass_rate=0.9, warm_start_max_steps=3)
     with pytest.raises(
-        WarmStartFailed, match=r"after 3 updates 0% .* asked for were 90%; raise model.generated.warmStart"
+        WarmStartFailed, match=r"after 3 updates 0% .* but the target is 90%; raise model.generated.warmStart"
     ):
         prepare(config(model=ModelSource(generated=hopeless)), store, tmp_path / "scratch")
     assert not store.exists(keys.PREPARED)

@@ -165,7 +165,7 @@ def test_a_part_with_other_bytes_is_refused(home: Path, store: Store, other: Sto
 def test_an_empty_data_set_is_refused(home: Path, store: Store, other: Store, checkpoint: Path) -> None:
     put_traces(other, [])
     said = refused(home, store, sft(checkpoint, SftDataset(run="traces")))
-    assert said == ("spec.sft.dataset: data set traces of run traces has no rows; a data set to learn has one at least")
+    assert said == ("spec.sft.dataset: data set traces of run traces has no rows; the data set needs at least one")
 
 
 @pytest.mark.parametrize(

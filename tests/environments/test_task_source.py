@@ -114,7 +114,7 @@ def test_a_row_that_its_columns_do_not_allow_is_said_by_file_and_number(tmp_path
 def test_a_column_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "tasks.jsonl", PROBLEMS)
     wrong = DatasetColumns(prompt="problem", answer="final")
-    assert "row 0: there is no column 'problem'; there are final, id, question" in refused(
+    assert "row 0: column 'problem' is missing; columns: final, id, question" in refused(
         config(path=str(path), columns=wrong), tmp_path
     )
 

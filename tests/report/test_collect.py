@@ -90,7 +90,7 @@ def test_an_object_that_is_not_readable_is_left_out_and_named(tmp_path) -> None:
     run.store.put(keys.step_metrics(1), b'{"step": "one"}')
     found = read_store(run.store)
     assert [metrics.step for metrics in found.steps] == [0]
-    assert found.notes[0].startswith("steps/000001/metrics.json is not readable and was left out")
+    assert found.notes[0].startswith("steps/000001/metrics.json cannot be read and was left out")
 
 
 def test_missing_readings_are_null_with_a_note_and_never_invented() -> None:

@@ -98,7 +98,7 @@ def test_a_filter_report_that_is_not_readable_is_a_note(store: Store) -> None:
     notes: list[str] = []
     store.put(keys.FILTER_REPORT, b"{}")
     assert read_filter(store, notes) is None
-    assert notes[0].startswith("filter.json is not readable and was left out")
+    assert notes[0].startswith("filter.json cannot be read and was left out")
 
 
 def test_a_data_set_is_shown_and_copied_with_its_files(store: Store, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def facts(tmp_path: Path) -> StoreFacts:
 def test_records_are_read_and_one_that_is_not_readable_is_a_note(facts: StoreFacts) -> None:
     assert [each.version for each in facts.evaluations] == [6, 12]
     assert facts.best_version == BEST
-    assert facts.notes == ["evaluations/v000018/sums.json is not readable and was left out: 7 mistakes"]
+    assert facts.notes == ["evaluations/v000018/sums.json cannot be read and was left out: 7 mistakes"]
 
 
 def test_the_report_has_a_row_a_version_and_marks_the_best(facts: StoreFacts) -> None:

@@ -95,7 +95,7 @@ def test_a_runner_has_health_metrics_and_says_what_isolates(running: Server) -> 
         assert httpx.get(url(running) + path, trust_env=False).status_code == 200
     assert metric(running, "shoal_sandbox_isolation_info") == 1.0
     log = (running.folder / "log").read_text()
-    assert "programs are judged in sandboxes" in log
+    assert "judging programs in sandboxes" in log
     assert "seccomp" in log
 
 
@@ -155,9 +155,9 @@ def test_arguments_that_are_no_list_are_refused(running: Server, arguments: str)
 
 
 def test_a_program_that_no_runner_may_take_fails_before_it_is_sent() -> None:
-    with pytest.raises(SandboxFailed, match=r"cannot be sent to a runner.*cpu_seconds"):
+    with pytest.raises(SandboxFailed, match=r"cannot send the program to a runner.*cpu_seconds"):
         request_of(Program("pass", limits=Limits(cpu_seconds=100_000)))
-    with pytest.raises(SandboxFailed, match="cannot be sent to a runner"):
+    with pytest.raises(SandboxFailed, match="cannot send the program to a runner"):
         request_of(Program("pass", call=Call("f", [object()])))
 
 
@@ -177,7 +177,7 @@ def test_programs_of_a_killed_runner_are_run_again_by_another(loopback: Loopback
     assert outcomes == [b"done\n"] * 12
     other.kill()
     impatient = RunnerPool([url(doomed), url(other)], patience_seconds=-118.0)
-    with pytest.raises(SandboxFailed, match=r"no runner took the program within 2 s: .* cannot be reached"):
+    with pytest.raises(SandboxFailed, match=r"no runner accepted the program within 2 s: .* cannot be reached"):
         impatient.run(Program("pass", limits=Limits(wall_seconds=20.0)))
     pool.close()
     impatient.close()

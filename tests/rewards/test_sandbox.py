@@ -276,7 +276,7 @@ def test_a_sandbox_that_dies_before_it_has_its_program_says_nothing_about_the_pr
     try:
         os.killpg(box._process.pid, signal.SIGSTOP)  # it can no longer read, and is then killed
         threading.Timer(0.2, box._kill).start()
-        with pytest.raises(SandboxFailed, match="ended before it took its program"):
+        with pytest.raises(SandboxFailed, match="ended before it received its program"):
             box.run(Program("print(1)"))
     finally:
         pool._done(box)

@@ -162,7 +162,7 @@ def test_an_adapter_for_a_layer_that_is_not_there_is_refused(base: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"final_logit_softcapping": 30.0}, "it sets final_logit_softcapping, which is not computed here"),
+        ({"final_logit_softcapping": 30.0}, "it sets final_logit_softcapping, which is not supported"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, r"layers of type \['chunked_attention'\]"),
     ],
 )
@@ -190,7 +190,7 @@ def test_attention_without_bounds_is_an_error_and_never_one_long_sequence() -> N
 
 def test_bounds_of_another_pack_are_an_error() -> None:
     query = torch.zeros(1, 2, 10, 4)
-    with pytest.raises(ValueError, match=r"segments end at 9, but the pack is \(1, 10\)"):
+    with pytest.raises(ValueError, match=r"segments end at 9, but the pack has \(1, 10\)"):
         packed_attention(torch.nn.Identity(), query, query, query, None, segments=Segments((0, 4, 9)))
 
 
@@ -202,7 +202,7 @@ def test_bounds_that_do_not_ascend_from_zero_are_refused(bounds: tuple[int, ...]
 
 def test_attention_with_what_is_not_computed_here_is_an_error() -> None:
     query = torch.zeros(1, 2, 9, 4)
-    with pytest.raises(ValueError, match=r"attention has \['s_aux'\], which is not computed here"):
+    with pytest.raises(ValueError, match=r"attention has \['s_aux'\], which is not supported"):
         packed_attention(
             torch.nn.Identity(), query, query, query, None, segments=Segments((0, 4, 9)), s_aux=torch.zeros(2)
         )

@@ -111,7 +111,7 @@ def test_a_group_that_is_left_with_one_row_is_dropped(store: Store) -> None:
     read = leave_out(store, [accept(store, rows)])
     assert [len(group.samples) for group in read.groups] == [4]
     assert read.left_out == 4
-    assert "prompt_index 10 is in batch.json, and one row alone has nothing to be compared with" in read.problems[-1]
+    assert "prompt_index 10 is in batch.json, and a single row cannot be compared" in read.problems[-1]
 
 
 def test_a_batch_of_which_nothing_is_left_is_no_error(store: Store) -> None:
@@ -172,7 +172,7 @@ def without_tokens(rows: list[Rollout]) -> bytes:
     ("spoil", "message"),
     [
         (broken_parquet, r"uploads/.*parquet: not a readable Parquet file"),
-        (other_schema, r"uploads/.*parquet: columns do not fit: missing \['seed'\]"),
+        (other_schema, r"uploads/.*parquet: columns do not match: missing \['seed'\]"),
         (without_tokens, r"uploads/.*parquet: row 2: completion_tokens is empty"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_rollouts_v1_is_refused(
     [
         ({"prompt_tokens": [3, VOCABULARY]}, rf"row 1: token {VOCABULARY}; allowed: 0 to {VOCABULARY - 1}"),
         ({"prompt_tokens": [-1]}, r"row 1: token -1; allowed: 0 to"),
-        ({"prompt_tokens": [5] * 60}, rf"row 1: \d+ tokens; allowed: {MAX_LENGTH}. Nothing is ever cut off"),
+        ({"prompt_tokens": [5] * 60}, rf"row 1: \d+ tokens; allowed: {MAX_LENGTH}. Samples are never truncated"),
         ({"temperature": 0.0}, "row 1: temperature is 0.0; allowed: above 0"),
         ({"temperature": float("nan")}, "row 1: temperature is nan; allowed: above 0"),
     ],
@@ -227,7 +227,7 @@ def test_rewards_of_which_one_is_missing_are_refused(store: Store) -> None:
 def test_bytes_other_than_those_accepted_are_refused(store: Store) -> None:
     file = accept(store, rows_of(5, groups=1))
     store.put(keys.upload(NODE, file.sha256), write_rollouts(rows_of(5, groups=2), METADATA))
-    with pytest.raises(BadBatch, match=r"has SHA-256 .*; the store's bytes are not those that were accepted"):
+    with pytest.raises(BadBatch, match=r"has SHA-256 .*; the store's bytes differ from the accepted ones"):
         read(store, [file])
 
 
@@ -240,7 +240,7 @@ def test_a_file_without_a_verdict_is_refused(store: Store) -> None:
 
 def test_a_verdict_that_is_no_accept_is_refused(store: Store) -> None:
     file = accept(store, rows_of(5, groups=1), [], outcome="inconclusive")
-    with pytest.raises(BadBatch, match="says 'inconclusive'; only an accepted file is trained on"):
+    with pytest.raises(BadBatch, match="says 'inconclusive'; training uses accepted files only"):
         read(store, [file])
 
 
@@ -280,5 +280,5 @@ def test_a_group_that_is_not_in_its_file_is_refused(store: Store) -> None:
 
 def test_a_count_of_groups_that_does_not_add_up_is_refused(store: Store) -> None:
     file = accept(store, rows_of(5, groups=1))
-    with pytest.raises(BadBatch, match=r"the files hold 1 of the groups, batch.json says 2"):
+    with pytest.raises(BadBatch, match=r"the files hold 1 of the groups, but batch.json says 2"):
         read(store, [file], groups=2)

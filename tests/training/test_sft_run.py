@@ -240,7 +240,7 @@ def test_a_run_without_rows_is_refused(tmp_path: Path, base: Path, orchestrator:
         shards = [shard for shard in manifest.shards if shard.held_out]
         store.put(keys.SFT_MANIFEST, manifest.model_copy(update={"shards": shards}).to_json())
 
-    assert "lists no rows to learn" in refused(tmp_path / "2", base, orchestrator, only_held_out)
+    assert "has no rows to learn" in refused(tmp_path / "2", base, orchestrator, only_held_out)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_a_run_without_rows_is_refused(tmp_path: Path, base: Path, orchestrator:
     [
         (SftRow("odd", [3, 4], [VOCABULARY]), f"row odd: token {VOCABULARY}; allowed: 0 to {VOCABULARY - 1}, the vocabulary"),
         (SftRow("odd", [3, -1], [5]), f"row odd: token -1; allowed: 0 to {VOCABULARY - 1}, the vocabulary"),
-        (SftRow("odd", [3] * 30, [5] * 11), "row odd: 41 tokens; allowed: 40. Nothing is ever cut off"),
-        (SftRow("odd", [3], []), "row odd has no completion tokens, so nothing to learn"),
+        (SftRow("odd", [3] * 30, [5] * 11), "row odd: 41 tokens; allowed: 40. Samples are never truncated"),
+        (SftRow("odd", [3], []), "row odd has there are no completion tokens to learn"),
         (SftRow("odd", [], [5]), "row odd has no prompt tokens to answer"),
     ],
     ids=["outside of the vocabulary", "below 0", "too long", "without a completion", "without a prompt"],

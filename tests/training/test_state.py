@@ -186,7 +186,7 @@ def test_a_damaged_newest_state_gives_way_to_the_one_before_and_says_so(states: 
     assert sealed is not None
     assert sealed.version == 1
     assert all(torch.equal(fresh.policy.state_dict()[name], tensor) for name, tensor in before.items())
-    assert [log["event"] for log in logs] == ["a state is damaged, trying the one before"]
+    assert [log["event"] for log in logs] == ["a state is damaged; trying the previous one"]
     assert states.sealed() == [1]  # half overwritten by the step that is trained again, it must not look whole
 
 

@@ -190,7 +190,7 @@ def test_a_file_that_says_nothing_leaves_the_map_empty_and_the_page_says_why(tmp
             path.write_bytes(content)
         assert read_parts(path, "demo") is None
         found = snapshots(run.config, path, lambda: progress())()
-        assert (found.parts, found.message) == ((), "the operator has not told of the run's parts")
+        assert (found.parts, found.message) == ((), "the operator has not reported the run's parts")
     path.write_bytes(RunParts(run="demo", parts=[state()]).to_json())
     found = snapshots(run.config, path, lambda: progress())()
     assert found.parts == (Part("demo-relay", "", "Running", ready=True, message="2 of 2 pods are ready"),)

@@ -199,7 +199,7 @@ def test_bytes_that_are_not_those_that_were_judged_are_not_shown(tmp_path: Path)
     run = UiRun(tmp_path)
     run.store.put(keys.upload(HONEST, run.accepted.sha256), b"other bytes")
     found = client_of(run).get(f"/api/files/{HONEST}/{run.accepted.sha256}").json()
-    assert found["problem"] == "the bytes in the store are not those that were judged: their SHA-256 is another"
+    assert found["problem"] == "the store's bytes differ from the judged ones: their SHA-256 is different"
     assert found["rows"] == []
 
 

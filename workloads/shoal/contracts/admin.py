@@ -24,7 +24,7 @@ class NodeView(Contract):
     state: NodeState
     pool: RunName | None = Field(default=None, description="null: not known since Redis was lost")
     outside: bool | None = Field(default=None, description="a stranger's machine; null: not known since Redis was lost")
-    address: str = Field(default="", description="block that its newest invite went to")
+    address: str = Field(default="", description="address block that its newest invite went to")
     refused: str = Field(default="", description="why it was not invited")
     last_heartbeat_unix: float = Field(default=0.0, ge=0.0)
     policy_version: VersionNumber | None = None
@@ -32,8 +32,8 @@ class NodeView(Contract):
     files_rejected: int = Field(default=0, ge=0)
     leases_open: int = Field(default=0, ge=0)
     leases_abandoned: int = Field(default=0, ge=0)
-    uplink_mbps: float | None = Field(default=None, ge=0.0, description="as discovery measured it; null: it did not")
-    gflops: float = Field(default=0.0, ge=0.0, description="as its challenge measured them; 0: none was asked")
+    uplink_mbps: float | None = Field(default=None, ge=0.0, description="measured by discovery; null: not measured")
+    gflops: float = Field(default=0.0, ge=0.0, description="measured by its challenge; 0: no challenge")
     metrics: dict[str, float] = Field(default_factory=dict)
     assignment: Assignment | None = None
 

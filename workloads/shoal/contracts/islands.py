@@ -54,7 +54,7 @@ class IslandTerms(Contract):
     excluded: list[IslandName] = Field(
         default_factory=list,
         max_length=MAX_ISLANDS,
-        description="of the peers: their keys vouch, and nobody meets them",
+        description="peers that do not meet any more; their keys still vouch for states",
     )
 
 
@@ -69,9 +69,9 @@ class IslandSharedTerms(Contract):
 
 
 class IslandAgreement(Contract):
-    """What came of a round, in the words of one who stood in it: a vote, and with those of the others a certificate."""
+    """What came of a round, in the words of one members of that round: a vote, and with those of the others a certificate."""
 
-    run: RunName = Field(description="or the group's name, where each island is a run; so in all that islands say")
+    run: RunName = Field(description="or the group's name, where each island is a run; the same in all notices")
     meeting: MeetingName
     round: int = Field(
         ge=0, le=MAX_COUNT, description="rounds that made the state; the previous round where nobody contributed"
@@ -121,7 +121,7 @@ class IslandContribution(Contract):
     contributes: bool = Field(description="false in a joiner's first round, and where the vector was not finite")
     sha256: Sha256Hex = Field(description="of the bytes that follow")
     inner_seconds: float = Field(ge=0, le=1e7, description="time since the round before")
-    position: int = Field(ge=0, le=MAX_COUNT, description="how far it is in its training, in the trainer's own count")
+    position: int = Field(ge=0, le=MAX_COUNT, description="its training progress, in the trainer's own count")
 
 
 class IslandDifference(Contract):
@@ -136,15 +136,17 @@ class IslandsProgress(Contract):
     """What a trainer says of its exchanges with other islands; goes with its progress to the orchestrator, and from there into the run's status."""
 
     round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the shared state")
-    made_unix: float | None = Field(default=None, ge=0, description="of the last one since the trainer started")
-    members: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS, description="who stood in it")
+    made_unix: float | None = Field(
+        default=None, ge=0, description="when the last one since the trainer's start was made"
+    )
+    members: list[IslandName] = Field(default_factory=list, max_length=MAX_ISLANDS, description="members of that round")
     missed: int = Field(default=0, ge=0, description="exchanges since then that failed")
     differing: list[IslandDifference] = Field(
         default_factory=list,
         max_length=8 * MAX_ISLANDS,
-        description="where members have other settings; while there is one, no round is made",
+        description="members with other settings; no round is made while there is one",
     )
     absent: list[IslandName] = Field(
-        default_factory=list, max_length=MAX_ISLANDS, description="members that did not come to the last exchange"
+        default_factory=list, max_length=MAX_ISLANDS, description="members that missed the last exchange"
     )
     problem: str = Field(default="", max_length=500, description="why the last one failed; empty: it succeeded")

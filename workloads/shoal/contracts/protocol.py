@@ -81,7 +81,7 @@ class KnownNodes(Contract):
     """Those that wait for an invite, oldest first, as many as one answer holds."""
 
     nodes: list[KnownNode]
-    more: bool = Field(default=False, description="others wait, who came later than the last of these")
+    more: bool = Field(default=False, description="others wait that registered later than the last of these")
 
 
 class Invite(Contract):
@@ -124,7 +124,9 @@ class ChallengeResult(Contract):
     """The product is right and came in time."""
 
     seconds: float = Field(ge=0.0)
-    gflops: float = Field(ge=0.0, description="10^9 operations a second, the way to and from the node included")
+    gflops: float = Field(
+        ge=0.0, description="10^9 operations a second, including the network time to and from the node"
+    )
 
 
 class Heartbeat(Contract):
@@ -153,7 +155,7 @@ class Exclusions(Contract):
 class GroupPlace(Contract):
     """A node's place in a group of nodes, which the orchestrator of 0.2.0 could form. Read, never written."""
 
-    group: LeaseId = Field(description="never used again once it is dissolved")
+    group: LeaseId = Field(description="never reused after it is dissolved")
     rank: int = Field(ge=0, le=63)
     nodes: list[NodeId] = Field(min_length=2, max_length=64, description="all of the group, by rank, this node too")
     ready: bool = Field(default=False, description="every node of the group has been told")
@@ -164,9 +166,11 @@ class Assignment(Contract):
 
     kind: Literal["rollouts"] = "rollouts"
     restarts: int = Field(
-        default=0, ge=0, description="grows when an admin asks for a restart; a smaller one than before means nothing"
+        default=0,
+        ge=0,
+        description="grows when an admin asks for a restart; a smaller value than before has no meaning",
     )
-    group: GroupPlace | None = Field(default=None, description="never given: an orchestrator of 0.2.0 could")
+    group: GroupPlace | None = Field(default=None, description="always absent; an orchestrator of 0.2.0 could set it")
 
 
 class HeartbeatReply(Contract):
@@ -179,7 +183,7 @@ class HeartbeatReply(Contract):
     logs_wanted: LeaseId | None = Field(default=None, description="an admin asks for logs: POST /v1/logs with this id")
     files_accepted: int = Field(default=0, ge=0, description="of this node, in all")
     files_rejected: int = Field(default=0, ge=0)
-    run_complete: bool = Field(default=False, description="nothing is left to do: a stranger's machine may go")
+    run_complete: bool = Field(default=False, description="nothing is left to do; a stranger's machine may leave")
 
 
 MAX_LOG_CHARACTERS = 65_536
@@ -209,7 +213,7 @@ class StepInfo(Contract):
     needed_groups: int = Field(ge=1)
     accepted_groups: int = Field(ge=0)
     pending_groups: int = Field(ge=0, description="in files that wait for a verdict or are leased")
-    first_unsealed_step: int | None = Field(default=None, ge=0, description="files of steps below it expire")
+    first_unsealed_step: int | None = Field(default=None, ge=0, description="files of earlier steps expire")
 
 
 class LeaseRequest(Contract):
@@ -300,20 +304,20 @@ class TrainerProgress(Contract):
     run: RunName
     step: int = Field(ge=0)
     phase: ShortText
-    note: str = Field(default="", max_length=500, description="in words, e.g. why it is `paused` and how that ends")
+    note: str = Field(default="", max_length=500, description="in words, such as why it is `paused` and how to resume")
     metrics: StepMetrics | None = None
     dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
     islands: IslandsProgress | None = Field(default=None, description="of a trainer that is one of several islands")
 
 
 class ClaimRequest(Contract):
-    validator: ShortText = Field(description="pod name, so that a second opinion comes from another one")
+    validator: ShortText = Field(description="pod name; a second opinion must come from another pod")
 
 
 class ClaimRenewal(Contract):
     """A validator that is still judging a file; the claim begins again."""
 
-    validator: ShortText = Field(description="the name that the file was claimed with")
+    validator: ShortText = Field(description="name with which the file was claimed")
     node: NodeId
     sha256: Sha256Hex
 
@@ -383,7 +387,7 @@ class RunProgress(Contract):
     stalled_on_signal: str = Field(
         default="",
         max_length=1000,
-        description="why no more is sampled for the open step, and what to do; empty while all is well",
+        description="why sampling for the open step stopped, and what to do; empty while all is well",
     )
     learning: LearningProgress | None = Field(
         default=None,
@@ -391,14 +395,14 @@ class RunProgress(Contract):
         description="of a run of mode Train: whether the newest groups carry signal, and if not why",
     )
     trainer_phase: str = ""
-    trainer_note: str = Field(default="", max_length=500, description="in words, e.g. why the trainer is `paused`")
+    trainer_note: str = Field(default="", max_length=500, description="in words, such as why the trainer is `paused`")
     last_step: StepMetrics | None = None
     proofs: ProofTerms | None = Field(
         default=None, description="thresholds and error rates in force; None: not known yet"
     )
     dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
     evaluations: list[EvaluationProgress] = Field(
-        default_factory=list, max_length=64, description="of versions on benchmarks, the newest ones"
+        default_factory=list, max_length=64, description="scores of the newest versions on benchmarks"
     )
     best_version: BestVersion | None = Field(default=None, description="None: no evaluation is complete")
     islands: IslandsProgress | None = Field(default=None, description="what the trainer says of its exchanges")

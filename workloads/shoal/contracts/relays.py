@@ -42,18 +42,18 @@ class RelayConfig(Contract):
     sources: list[Url] = Field(
         default_factory=list,
         max_length=16,
-        description="relays that feed this one, any of them; none: the run's origin. So relays make a tree",
+        description="relays that this one copies from, in a tree; none: the run's origin",
     )
     disk_bytes: int | None = Field(
-        default=None, ge=1 << 20, description="what versions may take of the disk; None: all but a reserve"
+        default=None, ge=1 << 20, description="most bytes of disk that versions may take; None: all except a reserve"
     )
     eviction_seconds: int = Field(
-        default=20, ge=1, le=20, description="how long transfers under way when a node is evicted may still go on"
+        default=20, ge=1, le=20, description="seconds that transfers may continue after their node is evicted"
     )
     trusted_proxies: list[Network] = Field(
         default_factory=list,
         max_length=64,
-        description="load balancers (CIDR) before the listener for outside that begin each connection with a PROXY header",
+        description="load balancers (CIDR) in front of the outside listener; they begin each connection with a PROXY header",
     )
 
 

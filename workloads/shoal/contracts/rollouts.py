@@ -266,7 +266,7 @@ def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
             raise BadRollouts(f"file metadata lacks shoal.{name}")
         found[name] = value.decode(errors="replace")[:256]
     if found["schema_version"] != SCHEMA_VERSION:
-        raise BadRollouts(f"schema version is {found['schema_version']!r}, this software reads {SCHEMA_VERSION!r}")
+        raise BadRollouts(f"schema version is {found['schema_version']!r}, but this software reads {SCHEMA_VERSION!r}")
     return RolloutMetadata(**found)
 
 
@@ -274,7 +274,7 @@ def _check_schema(schema: pa.Schema) -> None:
     if schema.names != ROLLOUT_SCHEMA.names:
         missing = [name for name in ROLLOUT_SCHEMA.names if name not in schema.names]
         unknown = [name for name in schema.names if name not in ROLLOUT_SCHEMA.names]
-        raise BadRollouts(f"columns do not fit: missing {missing}, unknown {unknown[:5]}, or in another order")
+        raise BadRollouts(f"columns do not match: missing {missing}, unknown {unknown[:5]}, or in another order")
     for field in ROLLOUT_SCHEMA:
         found = schema.field(field.name)
         if not _same_type(found.type, field.type):

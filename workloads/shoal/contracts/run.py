@@ -36,7 +36,7 @@ class Addresses(Contract):
     relays: list[Url] = Field(max_length=1000)
     redis: str = Field(max_length=500, description="redis://host:port/0")
     runners: list[Url] = Field(
-        default_factory=list, max_length=64, description="where programs are judged; none: in the container that asks"
+        default_factory=list, max_length=64, description="where programs are judged; none: in the container that judges"
     )
     lighthouse: Url | None = Field(default=None, description="where the islands of a run meet, if it has islands")
     public_discovery: Url | None = Field(default=None, description="for strangers' machines; None: the same")
@@ -236,7 +236,7 @@ class PartStatus(Contract):
     pid: int | None = None
     restarts: int = Field(default=0, ge=0)
     last_exit: int | None = None
-    note: str = Field(default="", max_length=500, description="in words, e.g. when it starts again")
+    note: str = Field(default="", max_length=500, description="in words, such as when it restarts")
 
 
 class AgentStatus(Contract):

@@ -19,7 +19,7 @@ class PartState(Contract):
 
     component: Annotated[str, StringConstraints(max_length=64)] = Field(description="Trainer, InferencePool, ...")
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(description="name of its object")
-    ready: bool = Field(description="whether it is as it should be")
+    ready: bool = Field(description="whether it is ready")
     pods_ready: int = Field(ge=0)
     pods_desired: int = Field(ge=0)
     reason: Annotated[str, StringConstraints(max_length=128)] = Field(description="one word, as in a condition")

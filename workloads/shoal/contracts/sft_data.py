@@ -61,7 +61,7 @@ def read_sft_rows(data: bytes) -> pa.Table:
     version = (table.schema.metadata or {}).get(b"shoal.sft.version", b"none").decode()
     if version != SFT_SCHEMA_VERSION or not table.schema.equals(SFT_SCHEMA):
         raise BadSftRows(
-            f"version {version!r} with columns {table.schema.names}; this software reads {SFT_SCHEMA.names}"
+            f"version {version!r} with columns {table.schema.names}, but this software reads {SFT_SCHEMA.names}"
         )
     return table
 

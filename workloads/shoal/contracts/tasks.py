@@ -118,7 +118,7 @@ def read_tasks(data: bytes) -> list[Task]:
         raise BadTaskTable(f"not a Parquet file: {error}") from error
     version = (table.schema.metadata or {}).get(b"shoal.tasks.version", b"none").decode()
     if version != TASKS_SCHEMA_VERSION:
-        raise BadTaskTable(f"task table version is {version!r}, this software reads {TASKS_SCHEMA_VERSION!r}")
+        raise BadTaskTable(f"task table version is {version!r}, but this software reads {TASKS_SCHEMA_VERSION!r}")
     if not table.schema.equals(TASKS_SCHEMA):
         raise BadTaskTable(f"columns are {table.schema.names}; required: {TASKS_SCHEMA.names} with their types")
     tasks = []

@@ -18,14 +18,12 @@ class UplinkTest(Contract):
     test: LeaseId
     node: NodeId
     size: int = Field(ge=1, le=1 << 30, description="bytes")
-    limit_seconds: float = Field(gt=0.0, le=600.0, description="what has not come by then is not waited for")
+    limit_seconds: float = Field(gt=0.0, le=600.0, description="the test ends then, complete or not")
 
 
 class UplinkResult(Contract):
     """What discovery saw of an upload; bytes are counted and dropped."""
 
-    mbps: float = Field(
-        ge=0.0, description="10^6 bits a second, the way of the question and the upload's beginning included"
-    )
+    mbps: float = Field(ge=0.0, description="10^6 bits a second, including the request and the start of the upload")
     size: int = Field(ge=0, description="bytes that came")
     seconds: float = Field(gt=0.0)

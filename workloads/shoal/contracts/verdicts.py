@@ -108,7 +108,9 @@ class Verdict(Contract):
 class Opinion(Contract):
     """`opinions/<node>/<sha256>/<digest of the verdict>.json`: a reject that stands only when other checks find the same."""
 
-    validator: ShortText = Field(description="pod that checked, as the orchestrator took it; signed is the verdict's")
+    validator: ShortText = Field(
+        description="pod that checked, as the orchestrator recorded it; the signed name is in the verdict"
+    )
     verdict: Signed[Verdict]
 
 

@@ -5,7 +5,7 @@ equal pieces. `open.json` comes first, then each shard after its descriptor, and
 Written by the publisher; read by relays, workers and validators.
 
 A version may be published as a *delta* against the version before it: each shard then holds what changed in the same bytes of the base. Digests of
-shards are those of the bytes that travel; the manifest's is always that of the assembled stream, however it travelled.
+shards are those of the bytes that are sent; the manifest's is always that of the assembled stream, however it travelled.
 """
 
 from typing import Annotated, Any, Literal
@@ -49,9 +49,7 @@ class VersionOpen(Contract):
     files: list[CheckpointFile] = Field(min_length=1, max_length=10_000)
     shard_size: int = Field(ge=1, le=1 << 34, description="bytes of every shard but the last")
     shard_count: int = Field(ge=1, le=99_999)
-    encoding: Encoding = Field(
-        default="full", description="a reader that knows no deltas refuses them here, by an unknown value"
-    )
+    encoding: Encoding = Field(default="full", description="a reader without deltas refuses this unknown value")
     base: DeltaBase | None = Field(
         default=None, description="for encoding delta only; files and shards are laid out alike"
     )
@@ -99,7 +97,7 @@ class ShardDescriptor(Contract):
     version: VersionNumber
     index: int = Field(ge=0, le=99_998)
     size: int = Field(ge=0, le=1 << 34, description="bytes that travel")
-    sha256: Sha256Hex = Field(description="of the bytes that travel")
+    sha256: Sha256Hex = Field(description="of the bytes that are sent")
     encoding: Encoding = Field(default="full", description="a shard of a delta may be full, where that is not larger")
 
     @model_serializer(mode="wrap")

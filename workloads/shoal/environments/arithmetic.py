@@ -27,7 +27,7 @@ class Arithmetic:
     def tasks(self, count: int, seed: int) -> list[Task]:
         """`count` of the 8100 additions of two two-digit numbers, without repeats."""
         if not 1 <= count <= OPERANDS**2:
-            raise ValueError(f"arithmetic: {count} tasks asked for; allowed: 1 to {OPERANDS**2} (there are no more)")
+            raise ValueError(f"arithmetic: {count} tasks requested; allowed: 1 to {OPERANDS**2} (there are no more)")
         drawn = random.Random(seed).sample(range(OPERANDS**2), count)
         return [_task(SMALLEST + n // OPERANDS, SMALLEST + n % OPERANDS) for n in drawn]
 
@@ -45,7 +45,7 @@ class Arithmetic:
         given = completion.rpartition(">")[2]
         if given == answer:
             return Score(1.0, "the sum is right")
-        return Score(0.0, f"the answer is {given[:32]!r}, the sum is {answer}")
+        return Score(0.0, f"the answer is {given[:32]!r}, but the sum is {answer}")
 
     def has_answer(self, task: Task, completion: str) -> bool:
         """Whether a number stands behind the scratchpad."""

@@ -146,7 +146,7 @@ def load(name: str) -> Environment:
         )
     if made.name != name:
         raise BadEnvironment(
-            f"entry point {name!r} ({found[plain].value}) is an environment that calls itself {made.name!r}"
+            f"entry point {name!r} ({found[plain].value}) is an environment with the name {made.name!r}"
         )
     return made
 
@@ -193,7 +193,7 @@ def _files_below(environment: Environment, name: str) -> Iterator[tuple[str, Pat
     """A module, or every module of a package, by its place below the package's name; nothing is run to find them."""
     found = find_spec(name)
     if found is None or found.origin is None:
-        raise BadEnvironment(f"environment {environment.name!r}: its source {name} is not there to pin")
+        raise BadEnvironment(f"environment {environment.name!r}: its source {name} is missing and cannot be pinned")
     origin = Path(found.origin)
     if not found.submodule_search_locations:
         yield name, origin

@@ -86,7 +86,7 @@ def ifeval(row: Row) -> Task | Skipped:
     if not isinstance(names, list) or not isinstance(given, list) or len(names) != len(given) or not names:
         raise BadRow("instruction_id_list and kwargs must be lists of one length")
     if unknown := sorted({str(name) for name in names} - CHECKS.keys()):
-        raise BadRow(f"instruction_id_list has {', '.join(unknown)[:120]}, which nothing here can check")
+        raise BadRow(f"instruction_id_list has {', '.join(unknown)[:120]}, which this release cannot check")
     instructions = [
         # Parquet gives every instruction the arguments of all; those of others are null.
         {"id": name, "kwargs": {key: value for key, value in (arguments or {}).items() if value is not None}}
@@ -103,7 +103,7 @@ def _test(test: Mapping[str, Any], name: object) -> dict[str, Any]:
     if kind not in ("stdin", "functional"):
         raise BadRow(f"a test has testtype {str(kind)[:40]!r}; allowed: stdin, functional")
     if kind == "functional" and not isinstance(name, str):
-        raise BadRow("metadata.func_name is missing, and there are tests of a function")
+        raise BadRow("metadata.func_name is missing, but there are tests of a function")
     return read_test({**test, "fn_name": name if kind == "functional" else None})
 
 
@@ -131,7 +131,7 @@ def _unpacked(packed: str) -> str:
             raise
         raise BadRow(f"private_test_cases are neither JSON nor packed JSON: {type(error).__name__}") from error
     if not isinstance(found, str):
-        raise BadRow("private_test_cases are packed, and no text of JSON")
+        raise BadRow("private_test_cases are packed, but hold no JSON text")
     return found
 
 
@@ -154,7 +154,7 @@ def _tests(found: object, name: str) -> list[dict[str, Any]]:
 def _object(value: object, name: str) -> dict[str, Any]:
     found = parse_json(value, name) if isinstance(value, str) and value.strip() else value or {}
     if not isinstance(found, dict):
-        raise BadRow(f"column {name!r} is no JSON object")
+        raise BadRow(f"column {name!r} is not a JSON object")
     return found
 
 
@@ -162,4 +162,4 @@ def _first(row: Row, names: tuple[str, ...]) -> Any:
     for name in names:
         if row.get(name) is not None:
             return row[name]
-    raise BadRow(f"there is none of the columns {', '.join(names)}; there are {', '.join(sorted(row))}")
+    raise BadRow(f"found none of the columns {', '.join(names)}; there are {', '.join(sorted(row))}")

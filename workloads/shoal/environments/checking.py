@@ -83,10 +83,10 @@ def _one_pass(
     process.returncode = os.waitstatus_to_exitcode(status)
     peak = used.ru_maxrss * 1024
     if not in_time:
-        return {}, f"{count} tasks were not tried within {seconds:.0f} s: scoring must be bounded in time", peak
+        return {}, f"{count} tasks were not scored within {seconds:.0f} s: scoring must be bounded in time", peak
     if process.returncode != 0:
         last = _text(complaint).strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        return {}, f"it cannot be tried: {last[0][:500]}", peak
+        return {}, f"the check failed: {last[0][:500]}", peak
     return json.loads(_text(said).splitlines()[-1]), None, peak
 
 

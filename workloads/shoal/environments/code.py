@@ -54,7 +54,7 @@ class Code:
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Small exercises, half of them programs and half functions; the same for the same seed."""
         if not 1 <= count <= MOST_TASKS:
-            raise ValueError(f"code: {count} tasks asked for; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
+            raise ValueError(f"code: {count} tasks requested; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
         chance = random.Random(seed)
         return [make_task(number, chance) for number in range(count)]
 
@@ -71,7 +71,8 @@ class Code:
         source = program_of(completion)
         if source is None:
             return Score(
-                0.0, f"there is no program: a block of at most {LONGEST_PROGRAM} characters between ```python and ```"
+                0.0,
+                f"the answer has no program: a block of at most {LONGEST_PROGRAM} characters between ```python and ```",
             )
         limits = Limits(cpu_seconds=math.ceil(seconds * BAND), wall_seconds=seconds * BAND + WALL_SECONDS)
         used = 0.0

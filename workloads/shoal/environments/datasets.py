@@ -310,7 +310,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file, strict=True)):
                 if None in row or None in row.values():
-                    raise BadDataset(f"{path.name}, row {number}: has not as many values as the header has names")
+                    raise BadDataset(f"{path.name}, row {number}: has fewer or more values than the header has names")
                 yield row
     except BadDataset:
         raise

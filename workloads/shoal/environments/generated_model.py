@@ -159,7 +159,7 @@ def _warm_start(
             if rate >= spec.warm_start_pass_rate:
                 return rate
     raise WarmStartFailed(
-        f"after {spec.warm_start_max_steps} updates {rate:.0%} of the answers are right, asked for were"
+        f"after {spec.warm_start_max_steps} updates {rate:.0%} of the answers are correct, but the target is"
         f" {spec.warm_start_pass_rate:.0%}; raise model.generated.warmStartMaxSteps or lower warmStartPassRate"
         f" ({spec.warm_start_slips:.0%} of what it is taught has a slip)"
     )

@@ -51,7 +51,7 @@ def documents(wanted: HarnessTask, judge: HarnessJudge) -> list[Task]:
     configs = _configs(wanted)
     if wanted.revision is not None and len({config.get("dataset_path") for _, config in configs}) > 1:
         raise BadHarnessTask(
-            f"lm-eval:{wanted.task}: its tasks have several data sets, so that one revision does not fit: name one task"
+            f"lm-eval:{wanted.task}: its tasks have several data sets, but one revision is given: name one task"
         )
     found: list[Task] = []
     for name, config in configs:
@@ -71,7 +71,7 @@ def documents(wanted: HarnessTask, judge: HarnessJudge) -> list[Task]:
 def chosen(found: list[Task], count: int, seed: int, name: str) -> list[Task]:
     """`count` of the documents in their order; which, the seed decides. ValueError when there are not that many."""
     if not 1 <= count <= len(found):
-        raise ValueError(f"{name}: {count} tasks asked for; it has {len(found)} documents")
+        raise ValueError(f"{name}: {count} tasks requested; it has {len(found)} documents")
     return [found[index] for index in sorted(random.Random(seed).sample(range(len(found)), count))]
 
 
@@ -202,7 +202,7 @@ def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]
         terms = _terms(name, config, wanted)
     except (AttributeError, KeyError, TypeError) as error:
         raise BadHarnessTask(
-            f"lm-eval:{name}: its metrics, filters or where answers end are malformed: {_said(error)}"
+            f"lm-eval:{name}: its metrics, filters or stop texts are malformed: {_said(error)}"
         ) from error
     arguments = {**(config.get("dataset_kwargs") or {})}
     if not _is_local(config):
@@ -215,7 +215,7 @@ def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]
             task.set_fewshot_seed(FEWSHOT_SEED)
             if task.aggregation().get(terms["metric"]) is not mean:
                 raise BadHarnessTask(
-                    f"lm-eval:{name}: {terms['metric']} is not a mean over documents, so that one answer has no score of its own"
+                    f"lm-eval:{name}: {terms['metric']} is not a mean over documents, so a single answer has no score"
                 )
             for number, document in enumerate(task.eval_docs):
                 yield _task(
@@ -238,7 +238,7 @@ def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
         raise BadHarnessTask(f"lm-eval:{name}: it has no metric {metric!r}; allowed: {', '.join(by_name)}")
     if by_name[metric].get("higher_is_better") is False:
         raise BadHarnessTask(
-            f"lm-eval:{name}: of {metric} less is better, so that it is not a score; its metrics: {', '.join(by_name)}"
+            f"lm-eval:{name}: of {metric} less is better, so it cannot be a score; its metrics: {', '.join(by_name)}"
         )
     process = config.get("process_results")
     own = [key for key, each in by_name.items() if not callable(each["metric"])]

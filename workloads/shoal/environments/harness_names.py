@@ -53,7 +53,7 @@ class HarnessTask:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """`; near are a, b`, or how many there are when none is near."""
+    """`; near are a, b`, or how many there are when none is similar."""
     names = list(known)
     found = difflib.get_close_matches(name, names, MOST_NEAR, 0.6)
-    return f"; near are {', '.join(found)}" if found else f"; none of {len(names)} is near"
+    return f"; near are {', '.join(found)}" if found else f"; none of {len(names)} is similar"

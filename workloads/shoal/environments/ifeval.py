@@ -34,7 +34,7 @@ class IfEval:
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Small requests, each with one instruction, in an order that the seed decides."""
         if not 1 <= count <= MOST_TASKS:
-            raise ValueError(f"ifeval: {count} tasks asked for; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
+            raise ValueError(f"ifeval: {count} tasks requested; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
         places = [(number, topic, size) for number in range(len(KINDS)) for topic in TOPICS for size in range(1, 11)]
         random.Random(seed).shuffle(places)
         return [_made(*place) for place in places[:count]]

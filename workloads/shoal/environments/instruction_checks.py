@@ -84,7 +84,7 @@ def response_language(arguments: Arguments, answer: str) -> bool:
     try:
         return is_written_in(_given(arguments, "language", str), answer)
     except KeyError as error:
-        raise BadArguments(f"language is {error}, which cannot be told here") from None
+        raise BadArguments(f"language is {error}, which this release cannot detect") from None
 
 
 def number_of_sentences(arguments: Arguments, answer: str) -> bool:

@@ -190,7 +190,7 @@ def detect(row: Row) -> str | None:
 def _verifiable(row: Row, metadata: dict[str, Any]) -> Task | Skipped:
     kind = TASK_TYPES.get(str(column(row, "task_type")))
     if kind is None:
-        return Skipped(f"has task_type {str(row['task_type'])[:40]!r}, which nothing here can judge")
+        return Skipped(f"has task_type {str(row['task_type'])[:40]!r}, which no environment here can judge")
     info = object_of(column(row, "verification_info"), "verification_info")
     if kind == "math":
         answer = info.get("ground_truth", info.get("answer"))

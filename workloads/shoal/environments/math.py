@@ -34,7 +34,7 @@ class Math:
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Small problems of every kind in turn, without repeats."""
         if not 1 <= count <= MOST_TASKS:
-            raise ValueError(f"math: {count} tasks asked for; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
+            raise ValueError(f"math: {count} tasks requested; allowed: 1 to {MOST_TASKS}, or tasks of a data set")
         chance = random.Random(seed)
         made: dict[str, Task] = {}
         number = 0
@@ -65,7 +65,7 @@ class Math:
             )
         answer = final_answer(completion)
         if answer is None:
-            return Score(0.0, "there is no final answer: nothing in a box, and none is said")
+            return Score(0.0, "there is no final answer, neither in a box nor in words")
         found = shared_judge().equal(gold, answer)
         if isinstance(found, Undecided):
             return Unscorable(f"task {task.problem_id}: {found.reason}")

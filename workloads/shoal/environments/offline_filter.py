@@ -37,7 +37,7 @@ def filtered(
     before = tasks_digest(tasks)
     if (card.tasks_digest_found or card.tasks_digest) != before:
         raise CannotFilter(
-            f"spec.tasks.offlineFilter: run {name} sampled a task table with digest {card.tasks_digest[:12]}..., this run's is {before[:12]}...:"
+            f"spec.tasks.offlineFilter: run {name} sampled a task table with digest {card.tasks_digest[:12]}..., but this run's is {before[:12]}...:"
             " the data set was changed between the two; start the run again"
         )
     outcomes = filtering.outcomes(counts, rule)

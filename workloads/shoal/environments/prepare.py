@@ -57,7 +57,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     """Put base model and tasks into the store unless they are there; `scratch` is a folder that is emptied."""
     log = telemetry.get_logger()
     if store.exists(keys.PREPARED):
-        log.info("already prepared, nothing to do")
+        log.info("already prepared; nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
     config, commits = _pinned(config)
     environment = environments.load(config.tasks.environment)
@@ -314,7 +314,7 @@ def _proof_profile(
     try:
         return proof_calibration.of_run(config, environment, tasks, folder, terms)
     except (CannotCalibrate, WrongProfile) as error:
-        raise CannotPrepare(f"spec.model: its proofs cannot be calibrated: {error}") from error
+        raise CannotPrepare(f"spec.model: cannot calibrate its proofs: {error}") from error
 
 
 def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
@@ -331,14 +331,14 @@ def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != digest:
                 raise CannotPrepare(
-                    f"spec.model.run: {keys.FINAL_MODEL}{name} of run {run} has SHA-256 {found}, its seal says {digest}"
+                    f"spec.model.run: {keys.FINAL_MODEL}{name} of run {run} has SHA-256 {found}, but its seal says {digest}"
                 )
     except NotFound as error:
         raise CannotPrepare(
             f"spec.model.run: run {run} has no result: {error} of that run; give the name of a run of mode Train or SFT that is complete and has"
             " the same spec.storage"
         ) from error
-    telemetry.get_logger().info("model of another run taken", run=run, version=seal.version, model=seal.model_id)
+    telemetry.get_logger().info("took the model of another run", run=run, version=seal.version, model=seal.model_id)
     return checked_checkpoint(folder)
 
 
@@ -364,7 +364,7 @@ def _download(config: RunConfig, folder: Path) -> Path:
 
     name, revision = config.model.hugging_face, config.model.revision
     if name is None:
-        raise CannotPrepare("spec.model: nothing is given; allowed: one of huggingFace, path, generated, run")
+        raise CannotPrepare("spec.model: no source is given; allowed: one of huggingFace, path, generated, run")
     try:
         with hub.explained(name, str(revision), "model"):
             snapshot_download(
@@ -391,7 +391,7 @@ def _upload(store: Store, folder: Path) -> None:
             store.delete(info.key)
     for path in files:
         store.put_file(keys.BASE_MODEL + path.name, path)
-        telemetry.get_logger().info("base model file written", file=path.name, bytes=path.stat().st_size)
+        telemetry.get_logger().info("wrote a base model file", file=path.name, bytes=path.stat().st_size)
 
 
 def main() -> None:

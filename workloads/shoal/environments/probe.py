@@ -71,7 +71,7 @@ def _about_tasks(environment: Environment, tasks: list[Task], count: int, seed: 
     if len(tasks) != count:
         yield f"tasks({count}, {seed}) gave {len(tasks)} tasks"
     if tasks_digest(tasks) != tasks_digest(environment.tasks(count, seed)):
-        yield f"tasks({count}, {seed}) gave other tasks the second time"
+        yield f"tasks({count}, {seed}) gave different tasks the second time"
     try:
         read_tasks(write_tasks(tasks))
     except ValueError as error:

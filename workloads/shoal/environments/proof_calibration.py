@@ -48,7 +48,7 @@ def of_run(
         raise CannotCalibrate(f"hidden size {width}: a proof needs {TOP_K} values of one token; take a wider model")
     given = read_profile(folder, width)
     if given is not None:
-        log.info("the model brings its proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
+        log.info("the model has its own proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
         return given
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if size > RUN_BYTES:

@@ -105,7 +105,7 @@ def object_of(value: object, name: str) -> dict[str, Any]:
     if isinstance(value, str):
         value = parse_json(value, name)
     if not isinstance(value, dict):
-        raise BadRow(f"column {name!r} is no JSON object")
+        raise BadRow(f"column {name!r} is not a JSON object")
     return value
 
 

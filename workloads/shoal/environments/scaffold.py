@@ -114,7 +114,7 @@ def new_environment(name: str, parent: Path) -> Path:
         )
     folder = parent / f"shoal-environment-{name}"
     if folder.exists():
-        raise CannotMake(f"{folder} is there already; remove it or choose another name")
+        raise CannotMake(f"{folder} exists already; remove it or choose another name")
     values = {
         "name": name,
         "module": f"shoal_environment_{name.replace('-', '_')}",

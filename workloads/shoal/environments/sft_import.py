@@ -79,7 +79,7 @@ def import_rows(
             if not which:
                 completion_tokens += sum(len(row.completion_tokens) for row in rows)
     if not completion_tokens:
-        raise BadSftData(f"{source} has no rows; a data set to learn has one at least")
+        raise BadSftData(f"{source} has no rows; the data set needs at least one")
     manifest = SftManifest(run=config.run, source=source[:600], shards=shards, completion_tokens=completion_tokens)
     store.put(keys.SFT_MANIFEST, manifest.to_json())
     telemetry.get_logger().info(
@@ -204,7 +204,7 @@ def _of_run(run: str, name: str, store: Store) -> Callable[[], Iterator[Example]
             except NotFound as error:
                 raise BadSftData(f"run {run}: {error}, but card.json lists it") from error
             if (found := hashlib.sha256(data).hexdigest()) != part.sha256:
-                raise BadSftData(f"run {run}: {where} has SHA-256 {found}, card.json says {part.sha256}")
+                raise BadSftData(f"run {run}: {where} has SHA-256 {found}, but card.json says {part.sha256}")
             try:
                 for number, trace in enumerate(read_traces(data)):
                     row = f"{part.name} row {number} ({trace.problem_id})"

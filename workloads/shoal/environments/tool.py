@@ -43,7 +43,7 @@ class Tool:
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Sums of products of three-digit numbers, without repeats."""
         if not 1 <= count <= MOST_TASKS:
-            raise ValueError(f"tool: {count} tasks asked for; allowed: 1 to {MOST_TASKS}")
+            raise ValueError(f"tool: {count} tasks requested; allowed: 1 to {MOST_TASKS}")
         chance = random.Random(seed)
         made: dict[str, Task] = {}
         while len(made) < count:
@@ -86,7 +86,10 @@ class Tool:
         if said and given.strip() == answer:
             return Score(1.0, "the answer is right")
         return Score(
-            0.0, f"the answer is {given.strip()[:32]!r}, right is {answer}" if said else f"there is no {ANSWER!r}"
+            0.0,
+            f"the answer is {given.strip()[:32]!r}, but the right one is {answer}"
+            if said
+            else f"there is no {ANSWER!r}",
         )
 
     def has_answer(self, task: Task, completion: str) -> bool:

@@ -73,7 +73,7 @@ class Scores(Contract):
     avg_at_k: Estimate | None
     pass_at_k: list[Estimate]
     lengths: Lengths
-    unscored: int = Field(ge=0, description="answers that could not be scored; they are in no figure but the lengths")
+    unscored: int = Field(ge=0, description="answers that could not be scored; they count only in the lengths")
     problems: list[ProblemScore]
 
 

@@ -56,7 +56,7 @@ class VersionEvaluation(Contract):
     @model_validator(mode="after")
     def _slices_are_of_the_benchmark(self) -> Self:
         if self.slices_done > self.benchmark.slices:
-            raise ValueError(f"slices_done is {self.slices_done}, the benchmark has {self.benchmark.slices} slices")
+            raise ValueError(f"slices_done is {self.slices_done}, but the benchmark has {self.benchmark.slices} slices")
         return self
 
 

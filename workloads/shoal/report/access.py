@@ -65,7 +65,7 @@ def open_home(home: Path) -> RunAccess:
     if config.storage.s3 is None:
         root = home / "store"
         if not root.is_dir():
-            raise NoRun(f"{root} is not there: the object store of the run was removed")
+            raise NoRun(f"{root} does not exist: somebody removed the run's object store")
         store = open_folder(root, prefix, deadline_seconds=STORE_DEADLINE_SECONDS)
     else:
         folder = home / "secrets" / "store"

@@ -183,7 +183,7 @@ def _rewards(data: ReportData) -> None:
     rewards = [metrics.task_reward for metrics in data.steps if metrics.trained and not metrics.supervised]
     data.reward_start, data.reward_end = first_and_last(rewards)
     if len(rewards) == 1:
-        data.notes.append("only one step: reward_start and reward_end are both its reward")
+        data.notes.append("only one step: its reward is both reward_start and reward_end")
     data.completion_tokens = sum(metrics.completion_tokens for metrics in data.steps)
 
 
@@ -340,7 +340,7 @@ def _say_what_is_missing(data: ReportData, unreadable_records: int) -> None:
     if not data.steps:
         data.notes.append("no step was trained: rewards and curves are missing")
     for value, what in (
-        (data.bytes_broadcast, "bytes_broadcast: no relay's counter was read"),
+        (data.bytes_broadcast, "bytes_broadcast: no counter of a relay was read"),
         (data.engine, f"engine: no worker's {ENGINE_METRIC} was read"),
         (data.relay, f"relay: no relay's {RELAY_SERVER_METRIC} was read"),
         (data.wall_seconds, "wall_seconds: there are no readings of a session"),
@@ -357,4 +357,4 @@ def _say_what_is_missing(data: ReportData, unreadable_records: int) -> None:
             f"steps that trained nothing (rolled back, or without usable rows) are left out of the curves: {untrained}"
         )
     if unreadable_records:
-        data.notes.append(f"{unreadable_records} lines of metrics.jsonl were cut or unreadable and left out")
+        data.notes.append(f"{unreadable_records} truncated or unreadable lines of metrics.jsonl were left out")

@@ -83,7 +83,7 @@ def export_dataset(access: RunAccess, folder: Path) -> DatasetCard | None:
         with (fresh / file.name).open("rb") as handle:
             found = hashlib.file_digest(handle, "sha256").hexdigest()
         if found != file.sha256:
-            raise DamagedDataset(f"{place}{file.name} has SHA-256 {found}, card.json says {file.sha256}")
+            raise DamagedDataset(f"{place}{file.name} has SHA-256 {found}, but card.json says {file.sha256}")
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return card

@@ -47,7 +47,7 @@ def _export_result(access: RunAccess, folder: Path) -> ModelPlace | None:
     except NotFound:
         return None
     except ValidationError as error:
-        raise WrongWeights(f"{keys.FINAL_SEAL} is not readable: {error.error_count()} mistakes") from None
+        raise WrongWeights(f"{keys.FINAL_SEAL} cannot be read: {error.error_count()} mistakes") from None
     held = read_origin(folder)
     if held is None or (held.run, held.version) != (access.run, seal.version):
         fresh = _fresh(folder, seal.version)
@@ -59,7 +59,7 @@ def _export_result(access: RunAccess, folder: Path) -> ModelPlace | None:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != digest:
                 shutil.rmtree(fresh)
-                raise WrongWeights(f"{keys.FINAL_MODEL}{name} has SHA-256 {found}, its seal says {digest}")
+                raise WrongWeights(f"{keys.FINAL_MODEL}{name} has SHA-256 {found}, but its seal says {digest}")
         _leave_origin(access, fresh, seal.version)
         _replace(fresh, folder)
     return ModelPlace(str(folder), seal.version)

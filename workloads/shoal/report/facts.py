@@ -123,13 +123,13 @@ class StoreReader:
 
 def _parsed(info: ObjectInfo, data: bytes | None, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:
     if data is None:
-        return None, f"{info.key} has {info.size} bytes, which is more than any document of ours, and was left out"
+        return None, f"{info.key} has {info.size} bytes, more than any document of Shoal, and was left out"
     if not data and info.size:
         return None, ""  # removed since it was listed
     try:
         return parse(data), ""
     except ValidationError as error:
-        return None, f"{info.key} is not readable and was left out: {error.error_count()} mistakes"
+        return None, f"{info.key} cannot be read and was left out: {error.error_count()} mistakes"
 
 
 def _named(infos: Iterable[ObjectInfo], end: str) -> list[ObjectInfo]:

@@ -111,5 +111,5 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise InputWrong(f"cannot read {plain(path, 200)}: {error.strerror}") from None
     if len(data) > LARGEST_PROOF_BYTES:
-        raise InputWrong(f"{plain(path, 200)} is larger than any proof")
+        raise InputWrong(f"{plain(path, 200)} is larger than a proof can be")
     return data

@@ -75,7 +75,7 @@ def _open_copy(folder: Path) -> Store:
         )
     if len(found) > 1:
         names = ", ".join(plain(path, 100) for path in found[:5])
-        raise InputWrong(f"{plain(folder, 200)} holds {len(found)} ledgers, say which: {names}")
+        raise InputWrong(f"{plain(folder, 200)} holds {len(found)} ledgers; name one: {names}")
     return open_folder(found[0], "", deadline_seconds=STORE_DEADLINE_SECONDS)
 
 
@@ -87,7 +87,7 @@ def _open_s3_url(url: str, endpoint: str | None, credentials: Path | None) -> St
         raise InputWrong("an s3:// URL needs --endpoint URL, or AWS_ENDPOINT_URL in the environment")
     if not prefix or parts.query or parts.username:
         raise InputWrong(
-            f"{plain(url, 200)}: write s3://BUCKET/PREFIX/RUN, credentials come from the environment or files"
+            f"{plain(url, 200)}: write s3://BUCKET/PREFIX/RUN; credentials come from the environment or files"
         )
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     access_key, secret_key = _credentials(credentials)

@@ -76,7 +76,7 @@ def read_prometheus(url: str, run: str, begin_unix: float, end_unix: float, name
         raise NoReadings(f"runs of the name {run} are in {', '.join(sorted(namespaces))}: say which with --namespace")
     places = sorted(values.keys() | cpu.keys(), key=lambda place: place[2])
     if not places:
-        return Readings(steps_total=total, notes=[f"Prometheus has nothing of run {run} in the time of its steps"])
+        return Readings(steps_total=total, notes=[f"Prometheus has no samples of run {run} during its steps"])
     records: list[SessionRecord | SampleRecord] = [SessionRecord(unix=places[0][2], event="start")]
     records += [
         SampleRecord(

@@ -39,7 +39,7 @@ def find_run(run: str | None, runs_dir: Path) -> Path:
     there = (
         f"known runs: {', '.join(known)}"
         if known
-        else "there are none; give --runs-dir, or start one with `shoal up -f FILE`"
+        else "there is none; give --runs-dir, or start one with `shoal up -f FILE`"
     )
     raise InputWrong(plain(f"no run {run!r} in {runs_dir}; {there}", 400))
 
@@ -99,8 +99,8 @@ def no_run_yet(run_dir: Path, why: object) -> str:
     if not still_prepares(run_dir):
         return plain(why, 400)
     return plain(
-        f"{run_dir}: `shoal up` still makes the run's base model and task table; there is nothing to read before. Try again"
-        " when it says that the orchestrator is ready",
+        f"{run_dir}: `shoal up` still makes the run's base model and task table; there is nothing to read yet. Try again"
+        " when it reports that the orchestrator is ready",
         400,
     )
 

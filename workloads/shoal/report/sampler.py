@@ -144,7 +144,9 @@ class Sampler:
         try:
             self.read_once(client)
         except Exception as error:
-            structlog.get_logger().warning("reading of the parts failed", error=f"{type(error).__name__}: {error}")
+            structlog.get_logger().warning(
+                "could not read the state of the parts", error=f"{type(error).__name__}: {error}"
+            )
 
     def _append(self, records: Iterable[Contract]) -> None:
         """Append whole lines in one write, so that a kill cuts at most the last one."""

@@ -133,7 +133,7 @@ class _Process:
                     return None
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
-                    raise WorkerFailed(f"{self._worker.name} ended by itself (code {self._process.wait()})")
+                    raise WorkerFailed(f"{self._worker.name} ended unexpectedly (code {self._process.wait()})")
                 self._said += more
         line, self._said = self._said.strip(), b""
         return line

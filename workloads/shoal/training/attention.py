@@ -47,9 +47,11 @@ def packed_attention(
             "packed attention needs segment bounds and no mask; call the model through shoal.training.model.Policy"
         )
     if unknown := [name for name in CHANGES_WHAT_IS_COMPUTED if ignored.get(name) is not None]:
-        raise ValueError(f"this model's attention has {unknown}, which is not computed here; it cannot be trained")
+        raise ValueError(
+            f"this model's attention has {unknown}, which the packed attention cannot compute; the model cannot be trained"
+        )
     if query.shape[0] != 1 or query.shape[2] != segments.bounds[-1]:
-        raise ValueError(f"segments end at {segments.bounds[-1]}, but the pack is {tuple(query.shape)[::2]}")
+        raise ValueError(f"segments end at {segments.bounds[-1]}, but the pack has {tuple(query.shape)[::2]}")
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _variable_length(query, key, value, segments, scaling, sliding_window), None
     parts = [

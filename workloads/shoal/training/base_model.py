@@ -40,7 +40,7 @@ def fetch_base_model(store: Store, folder: Path, liveness: telemetry.Liveness) -
     names = sorted(path.name for path in folder.iterdir())
     if not set(names) & set(TOKENIZER_FILES):
         raise BadBaseModel(
-            f"{keys.BASE_MODEL} has no tokenizer, so nobody could serve what is trained: it has {', '.join(names)}; it needs one of"
+            f"{keys.BASE_MODEL} has no tokenizer, so nobody could serve the trained model: it has {', '.join(names)}; it needs one of"
             f" {', '.join(TOKENIZER_FILES)}. Put it into the model's folder or repository and start the run again"
         )
     return folder

@@ -89,10 +89,10 @@ class BehaviourWeights:
         except BadState as error:
             if self._config.trainer.lora is not None:
                 raise NoBehaviour(
-                    f"rows were sampled with version {version}: {error}; adapters cannot be told from a published version"
+                    f"rows were sampled with version {version}: {error}; adapters cannot be separated from a published version"
                 ) from error
             telemetry.get_logger().warning(
-                "weights of a sampling version are taken from what was published", reason=str(error)
+                "taking the weights of a sampling version from its published files", reason=str(error)
             )
         return self._published(version)
 
@@ -112,7 +112,7 @@ class BehaviourWeights:
         )
         if self._ranks.any(problem is not None, "a published version"):
             raise NoBehaviour(
-                f"rows were sampled with version {version}, of which there is no state, nor is it whole: {problem}"
+                f"rows were sampled with version {version}, which has neither a state nor complete weights: {problem}"
             )
         self._copy.give_weights()  # drops what a forward pass has gathered
         self._policy.load_weights(_checkpoint(folder / str(version)))

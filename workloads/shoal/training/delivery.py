@@ -132,7 +132,7 @@ class Final:
         shutil.rmtree(folder)
         seal = FinalModel(run=self._config.run, version=version, model_id=self._config.model_id, files=files)
         self._store.put(keys.FINAL_SEAL, seal.to_json())
-        telemetry.get_logger().info("the run's result is written", key=keys.FINAL_MODEL, version=version)
+        telemetry.get_logger().info("wrote the run's result", key=keys.FINAL_MODEL, version=version)
 
     def _is_there(self, version: int) -> bool:
         if not self._ranks.leader:
@@ -214,13 +214,15 @@ class Delivery:
         try:
             published = read_sealed_manifest(self._store, artifacts.version, self._trainer_key).sha256
         except (ValueError, BadSignature) as error:
-            log.error("the seal of a published version is not the trainer's, it is left as it is", reason=str(error))
+            log.error(
+                "the trainer did not sign the seal of a published version; leaving it unchanged", reason=str(error)
+            )
             return
         if published == digest:
-            log.info("version was made again, with the bytes that are published")
+            log.info("made a version again, with the published bytes")
         else:
             log.warning(
-                "version was made again and differs from the published one, which stands; training continues from this one",
+                "made a version again that differs from the published one; the published one stays, and training continues from the new one",
                 published=published,
                 made_again=digest,
             )

@@ -12,13 +12,11 @@ from prometheus_client import Gauge
 
 from shoal.telemetry import unmeasured
 
-IN_FLIGHT_SECONDS = unmeasured(
-    Gauge("shoal_trainer_handover_seconds", "Time that the last version took to be saved and handed over.")
-)
+IN_FLIGHT_SECONDS = unmeasured(Gauge("shoal_trainer_handover_seconds", "Time to save and hand over the last version."))
 BLOCKED_SECONDS = unmeasured(
     Gauge(
         "shoal_trainer_handover_blocked_seconds",
-        "Time that the last step waited for the version before it to be handed over.",
+        "Time that the last step waited for the previous version's handover.",
     )
 )
 

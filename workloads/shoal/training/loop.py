@@ -169,7 +169,7 @@ class Trainer:
             try:
                 self._roll_back(step, decision.to_version, incident, decision.reason)
             except BadState as error:  # nothing was taken over from it; the one before may do, or a person
-                telemetry.get_logger().error("a state is damaged, trying the one before", reason=str(error))
+                telemetry.get_logger().error("a state is damaged; trying the previous one", reason=str(error))
                 states = [version for version in states if version != decision.to_version]
             else:
                 return True
@@ -185,7 +185,7 @@ class Trainer:
             return  # nobody can tell any more
         if done != asked.to_version:
             telemetry.get_logger().warning(
-                "spec.rollBack is not done: its step is trained already; set atStep to a later one",
+                "ignoring spec.rollBack: its step is trained already; set atStep to a later one",
                 at_step=asked.at_step,
                 version=self.version,
             )

@@ -55,7 +55,7 @@ def add_adapters(model: Any, settings: Lora) -> None:
                 found.add(last)
     if missing := sorted(set(settings.target_modules) - found):
         there = sorted({name.rpartition(".")[2] for name, module in linears.items() if module is not head})
-        raise NoSuchLayer(f"lora.targetModules names {missing}, this model has no such layers; allowed: {there}")
+        raise NoSuchLayer(f"lora.targetModules names {missing}, but this model has no such layers; allowed: {there}")
 
 
 def merged_weight(

@@ -218,9 +218,9 @@ def _check_computed(folder: Path, model: Any) -> None:
     config = model.config.get_text_config()
     problems = []
     if not getattr(model, "_supports_attention_backend", False):
-        problems.append("its attention cannot be replaced by a packed one")
+        problems.append("packed attention cannot replace its attention")
     if odd := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
-        problems.append(f"it has layers of type {sorted(odd)}; computed here: {sorted(LAYER_TYPES)}")
+        problems.append(f"it has layers of type {sorted(odd)}; supported: {sorted(LAYER_TYPES)}")
     for name, neutral in (
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
@@ -228,12 +228,12 @@ def _check_computed(folder: Path, model: Any) -> None:
         ("logits_scaling", 1.0),
     ):
         if getattr(config, name, None) not in (None, neutral):
-            problems.append(f"it sets {name}, which is not computed here")
+            problems.append(f"it sets {name}, which is not supported")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         problems.append("its head is not a matrix without a bias")
     if renamed := _renamed(folder, model):
-        problems.append(f"its weights have other names once loaded ({renamed[0]}), under which nobody could serve them")
+        problems.append(f"its weights have other names once loaded ({renamed[0]}), so nobody could serve them")
     if problems:
         raise BadModel(f"{folder}: {type(model).__name__} cannot be trained: {'; '.join(problems)}")
 

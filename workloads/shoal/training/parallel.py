@@ -147,7 +147,7 @@ def waiting_for(what: str, rank: int) -> Iterator[None]:
             raise
         raise PeerLost(
             f"rank {rank} waited {time.monotonic() - started:.0f} s for the other ranks to agree on {what}; the deadline is"
-            f" {COLLECTIVE_SECONDS:.0f} s. One of them hangs or is gone: {str(error).strip().splitlines()[0][:200]}"
+            f" {COLLECTIVE_SECONDS:.0f} s. One of them hangs or has ended: {str(error).strip().splitlines()[0][:200]}"
         ) from error
 
 

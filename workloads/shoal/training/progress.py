@@ -32,9 +32,9 @@ IDLE_PHASES = ("wait", "paused")
 """Phases in which the trainer waits for others; all others count as busy, except for those of `Listener.idle_phases`."""
 NOTE_LENGTH = 500
 
-STEP = unmeasured(Gauge("shoal_trainer_step", "Step that the trainer is at; NaN while it starts."))
-SKIPPED = Counter("shoal_trainer_skipped_updates_total", "Updates left out because the gradient norm was not finite.")
-TOKENS = Counter("shoal_trainer_completion_tokens_total", "Completion tokens trained on.")
+STEP = unmeasured(Gauge("shoal_trainer_step", "Current step of the trainer; NaN while it starts."))
+SKIPPED = Counter("shoal_trainer_skipped_updates_total", "Skipped updates: the gradient norm was not finite.")
+TOKENS = Counter("shoal_trainer_completion_tokens_total", "Completion tokens that training used.")
 OF_ROLLOUTS = (
     "clip_low", "clip_high", "clip_delta", "kl", "mismatch_kl", "policy_lag_mean", "policy_lag_max", "importance_capped",
 )  # fmt: skip
@@ -66,10 +66,10 @@ LAST = {
     )
 }
 PHASE_SECONDS = Gauge("shoal_trainer_phase_seconds", "Time of the last finished step by phase.", ["phase"])
-STEP_SECONDS = unmeasured(Gauge("shoal_trainer_step_seconds", "Time from beginning to end of the last finished step."))
-IDLE = unmeasured(Gauge("shoal_trainer_idle_ratio", "Share of the last finished step that the trainer waited."))
+STEP_SECONDS = unmeasured(Gauge("shoal_trainer_step_seconds", "Time of the last finished step."))
+IDLE = unmeasured(Gauge("shoal_trainer_idle_ratio", "Share of the last finished step that the trainer spent waiting."))
 TOKEN_RATE = unmeasured(
-    Gauge("shoal_trainer_tokens_per_second", "Completion tokens of the last finished step by its time.")
+    Gauge("shoal_trainer_tokens_per_second", "Completion tokens per second of the last finished step.")
 )
 FLOPS = unmeasured(
     Gauge(
@@ -80,7 +80,7 @@ FLOPS = unmeasured(
 MFU = unmeasured(
     Gauge("shoal_trainer_mfu_ratio", "The same as a share of the accelerators' bf16 peak; NaN where that is not known.")
 )
-PAUSED = Gauge("shoal_trainer_paused", "1 while the trainer waits for a person.")
+PAUSED = Gauge("shoal_trainer_paused", "1 while the trainer waits for an administrator.")
 
 SIGNALS = {
     "gradient_norm_slope": unmeasured(
@@ -90,22 +90,24 @@ SIGNALS = {
         )
     ),
     "gradient_norm_growth": unmeasured(
-        Gauge("shoal_trainer_gradient_norm_growth", "Mean gradient norm of the window over that of the one before.")
+        Gauge(
+            "shoal_trainer_gradient_norm_growth", "Mean gradient norm of the window, divided by the previous window's."
+        )
     ),
     "entropy_rise": unmeasured(
         Gauge("shoal_trainer_entropy_rise", "Mean entropy of the window above its minimum so far, as a share of it.")
     ),
     "clip_ratio_growth": unmeasured(
-        Gauge("shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window over that of the one before.")
+        Gauge("shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window, divided by the previous window's.")
     ),
 }
 HELD_OUT_LOSS = unmeasured(
     Gauge(
         "shoal_trainer_held_out_loss",
-        "Mean loss of rows that are not learnt, after the last step; NaN: there are none.",
+        "Mean loss of held-out rows after the last step; NaN: there are none.",
     )
 )
-WARNED = Gauge("shoal_trainer_warnings", "Signs of instability that the last step showed.")
+WARNED = Gauge("shoal_trainer_warnings", "Signs of instability in the last step.")
 LEFT_OUT = Counter("shoal_trainer_rows_left_out_total", "Rows of batches that could not be trained on.")
 
 
@@ -270,7 +272,7 @@ class ProgressReporter:
         try:
             return self._orchestrator.call("GET", "/v1/run", reply=RunProgress, deadline_seconds=TELL_DEADLINE_SECONDS)
         except (Refused, Unavailable) as error:
-            telemetry.get_logger().warning("cannot ask for the newest version", reason=str(error)[:300])
+            telemetry.get_logger().warning("could not ask for the newest version", reason=str(error)[:300])
             return None
 
     def _tell(self) -> None:
@@ -288,4 +290,4 @@ class ProgressReporter:
         try:
             self._orchestrator.call("POST", "/v1/progress", said, deadline_seconds=TELL_DEADLINE_SECONDS)
         except (Refused, Unavailable) as error:
-            telemetry.get_logger().warning("progress was not told", phase=self._phase, reason=str(error)[:300])
+            telemetry.get_logger().warning("could not report progress", phase=self._phase, reason=str(error)[:300])

@@ -66,7 +66,7 @@ class Reinforcement:
             owner = extensions.weights_owner
             weights = f"what {owner} holds" if owner else f"the weights of version {step}"
             return Untrained(
-                f"nothing of the batch could be trained on; version {step + 1} has {weights}", rows.left_out
+                f"no row of the batch could be trained on; version {step + 1} has {weights}", rows.left_out
             )
         behaviour = self.behaviour_logprobs(plan)
         with progress.phase("old_logprobs"):
@@ -126,7 +126,7 @@ class Reinforcement:
             except NotFound:
                 return None
             except StoreUnavailable as error:
-                telemetry.get_logger().warning("the store is away, the wait goes on", reason=str(error))
+                telemetry.get_logger().warning("the store does not answer; still waiting", reason=str(error))
                 return None
 
         return self._waits.leader("batch of the next step", ask, deadline_seconds=BATCH_DEADLINE_SECONDS)
@@ -138,7 +138,7 @@ class Reinforcement:
         assert rows is not None  # every rank reads
         if not ranks.same(rows.digest, what):
             raise BadBatch(
-                f"rank {ranks.rank} read other rows of step {batch.step} than rank 0; is its store the same?"
+                f"rank {ranks.rank} read different rows of step {batch.step} than rank 0; is its store the same?"
             )
         if ranks.leader:
             for problem in rows.problems[:PROBLEMS_LOGGED]:

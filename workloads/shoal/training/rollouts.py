@@ -154,7 +154,9 @@ def read_groups(
         problems.extend(read.problems)
         left_out += read.left_out
     if not problems and len(groups) != batch.groups:
-        raise BadBatch(f"step {batch.step}: the files hold {len(groups)} of the groups, batch.json says {batch.groups}")
+        raise BadBatch(
+            f"step {batch.step}: the files hold {len(groups)} of the groups, but batch.json says {batch.groups}"
+        )
     return StepRows(groups, left_out, problems)
 
 
@@ -167,7 +169,7 @@ def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: s
     except NotFound as error:
         raise BadBatch(f"step {batch.step}: {error}, but batch.json lists its file") from error
     if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
-        raise BadBatch(f"{key} has SHA-256 {found}; the store's bytes are not those that were accepted")
+        raise BadBatch(f"{key} has SHA-256 {found}; the store's bytes differ from the accepted ones")
     try:
         rows, _ = read_rollouts(data)
     except BadRollouts as error:
@@ -222,11 +224,7 @@ def _group_rows(
             groups.append(RolloutGroup(samples))
             continue
         left_out += len(samples)
-        what = (
-            "but the file has no scored row of it"
-            if not samples
-            else "and one row alone has nothing to be compared with"
-        )
+        what = "but the file has no scored row of it" if not samples else "and a single row cannot be compared"
         problems.append(f"{key}: prompt_index {index} is in batch.json, {what}")
     return StepRows(groups, left_out, problems)
 
@@ -241,7 +239,7 @@ def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key
     if about != (batch.run, batch.step, file.node, file.sha256):
         raise BadBatch(f"{key} is about another file: run, step, node and SHA-256 are {about}")
     if verdict.outcome != "accept":
-        raise BadBatch(f"{key} says {verdict.outcome!r}; only an accepted file is trained on")
+        raise BadBatch(f"{key} says {verdict.outcome!r}; training uses accepted files only")
     return verdict
 
 
@@ -249,7 +247,7 @@ def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sa
     """The row as arrays; raises BadBatch when a value would poison the step."""
     tokens = np.array([*row.prompt_tokens, *row.completion_tokens], dtype=np.int64)
     if len(tokens) > limits.max_length:
-        raise BadBatch(f"{name}: {len(tokens)} tokens; allowed: {limits.max_length}. Nothing is ever cut off")
+        raise BadBatch(f"{name}: {len(tokens)} tokens; allowed: {limits.max_length}. Samples are never truncated")
     outside = np.flatnonzero((tokens < 0) | (tokens >= limits.vocabulary))
     if outside.size:
         raise BadBatch(f"{name}: token {tokens[outside[0]]}; allowed: 0 to {limits.vocabulary - 1}, the vocabulary")

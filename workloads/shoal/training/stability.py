@@ -115,7 +115,7 @@ def decide(history: History, settings: Stability, states: Collection[int]) -> St
     if target is None:
         return StabilityDecision(
             "pause",
-            reason=f"{what}, and no state of version {incident.calm_version} or older is left to go back to;"
+            reason=f"{what}, and no state of version {incident.calm_version} or older is left to return to;"
             f" set stability.acknowledgedVersion to {incident.version} to continue from here",
         )
     return StabilityDecision("roll_back", target, f"{what}; version {target} is the newest before the signs began")
@@ -154,16 +154,16 @@ def _warnings(signals: Signals, settings: Stability) -> list[str]:
     found = []
     if signals.gradient_norm_growth is not None and signals.gradient_norm_growth >= settings.gradient_norm_growth:
         found.append(
-            f"gradient norm grew {signals.gradient_norm_growth:.2f}-fold {over}; warned from"
+            f"the gradient norm grew {signals.gradient_norm_growth:.2f}-fold {over}; warned from"
             f" {settings.gradient_norm_growth:g}"
         )
     if signals.entropy_rise is not None and signals.entropy_rise >= settings.entropy_rise:
         found.append(
-            f"entropy rose {signals.entropy_rise:.0%} above its minimum {over}; warned from {settings.entropy_rise:.0%}"
+            f"the entropy rose {signals.entropy_rise:.0%} above its minimum {over}; the warning starts at {settings.entropy_rise:.0%}"
         )
     if signals.clip_ratio_growth is not None and signals.clip_ratio_growth >= settings.clip_ratio_growth:
         found.append(
-            f"clip ratio grew {signals.clip_ratio_growth:.2f}-fold {over}; warned from {settings.clip_ratio_growth:g}"
+            f"the clip ratio grew {signals.clip_ratio_growth:.2f}-fold {over}; the warning starts at {settings.clip_ratio_growth:g}"
         )
     return found
 

@@ -126,13 +126,13 @@ class States:
                 state = self.restore(version, copy, liveness)
             except BadState as error:
                 damaged.append(version)
-                telemetry.get_logger().error("a state is damaged, trying the one before", reason=str(error))
+                telemetry.get_logger().error("a state is damaged; trying the previous one", reason=str(error))
                 continue
             self._tidy(damaged)
             return state
         if damaged:
             raise BadState(
-                f"none of the states {sorted(damaged)} is intact, the log says why; put an intact one back"
+                f"none of the states {sorted(damaged)} is intact; the log says why. Put an intact one back"
                 f" under {keys.TRAINER_STATE}, or delete that folder to train from version 0 again"
             )
         self._tidy([])
@@ -191,11 +191,11 @@ class States:
         if self._ranks.any(problem is not None, f"the seal of state {version}") or sealed is None:
             raise BadState(problem or f"{key} could not be read on another rank; its log says why")
         if (sealed.run, sealed.version) != (self._run, version):
-            raise WrongState(f"{key} is of run {sealed.run!r} version {sealed.version}; wanted: {self._run!r}")
+            raise WrongState(f"{key} is of run {sealed.run!r} version {sealed.version}; expected: {self._run!r}")
         if sealed.data != self._data:
             raise WrongState(
-                f"{key} was trained on data {sealed.data}, those of this run are now {self._data}; put the former back, or start"
-                " a new run: half a pass over one set and half over another is neither"
+                f"{key} was trained on data {sealed.data}, those of this run are now {self._data}; restore the former data, or start"
+                " a new run: one run cannot mix two data sets"
             )
         return sealed
 
@@ -224,7 +224,7 @@ class States:
                 if (found := _sha256(path)) == digest:
                     break
                 if attempt == READ_AGAIN:
-                    return f"{prefix}{name} has SHA-256 {found}, sealed was {digest}"
+                    return f"{prefix}{name} has SHA-256 {found}, but the seal has {digest}"
         return None
 
     def _load(self, version: int, tensors: dict[str, Tensor], reader: dcp.FileSystemReader) -> None:

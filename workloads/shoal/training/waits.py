@@ -34,7 +34,7 @@ class Waits:
         """Called after every micro-batch, equally often on all ranks. Raises `Stopped` on all when one was asked to stop."""
         self._turn()
         if self._ranks.any(telemetry.STOP.is_set(), "whether to stop"):
-            raise telemetry.Stopped("asked to stop while training; the step is done again from its beginning")
+            raise telemetry.Stopped("asked to stop while training; the step starts over at the next start")
 
     def leader(self, what: str, ask: Callable[[], Value | None], *, deadline_seconds: float) -> Value:
         """The first answer of `ask` that is not None. Only the leader asks, all ranks get it."""

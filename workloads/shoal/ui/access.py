@@ -91,6 +91,6 @@ def checked_token(text: str, where: Path) -> str:
     if not SHORTEST_TOKEN <= len(text) <= LONGEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
         raise BadPageToken(
             f"{where}: a token has {SHORTEST_TOKEN} to {LONGEST_TOKEN} printable ASCII characters without spaces; "
-            "make one with `openssl rand -hex 24`"
+            "create one with `openssl rand -hex 24`"
         )
     return text

@@ -80,7 +80,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
 
     @app.exception_handler(StoreUnavailable)
     async def away(_: Request, error: Exception) -> Response:
-        return problem(503, "The object store is away", f"{plain(error, 300)}; the page tries again by itself")
+        return problem(503, "The object store does not answer", f"{plain(error, 300)}; the page retries by itself")
 
     @app.exception_handler(NotShown)
     async def not_shown(_: Request, error: Exception) -> Response:
@@ -103,11 +103,11 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
             async for chunk in within(request.stream(), lambda: TOKEN_SECONDS):
                 body += chunk
                 if len(body) > LONGEST_TOKEN:
-                    return problem(413, "Too long", "the body is the token and nothing else")
+                    return problem(413, "Too long", "the body must be the token and nothing else")
         except TimeoutError:
             return problem(408, "Too slow", f"the body, which is the token, did not come within {TOKEN_SECONDS:.0f} s")
         if not access.is_token(body.decode("utf-8", "replace").strip()):
-            return problem(401, "Wrong token", "take the token that `shoal ui` printed, or that of its --token-file")
+            return problem(401, "Wrong token", "use the token that `shoal ui` printed, or the one in its --token-file")
         # A proxy that speaks HTTPS for us says so; who lies here gets a cookie that his own browser keeps to itself.
         secure = secure_cookie or request.headers.get("x-forwarded-proto", "") == "https"
         answer = Response(status_code=204)
@@ -167,7 +167,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     def one_file(node: str, sha256: str) -> Any:
         verdict = _verdict(watch, node, sha256)
         if verdict is None:
-            return problem(404, "No such file", "no verdict names this file; it may still wait for one")
+            return problem(404, "No such file", "no verdict names this file; it may still wait for its verdict")
         unix = watch.seen.facts.verdict_unix.get(keys.verdict(node, sha256))
         vine = watch.seen.vine
         document: dict[str, Any] = {"verdict": documents.verdict_document(verdict, unix, vine), "problem": ""}
@@ -180,7 +180,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     def one_row(node: str, sha256: str, row: int) -> Any:
         verdict = _verdict(watch, node, sha256)
         if verdict is None:
-            return problem(404, "No such file", "no verdict names this file; it may still wait for one")
+            return problem(404, "No such file", "no verdict names this file; it may still wait for its verdict")
         return row_document(files.open(verdict), verdict, row, files.text(), watch.seen.vine)
 
     @app.get("/api/ledger")
@@ -191,7 +191,9 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     def proof(number: int) -> Any:
         audit = watch.seen.audit
         if audit is None:
-            return problem(409, "The ledger was not read yet", watch.seen.ledger_problem or "try again in a moment")
+            return problem(
+                409, "The page has not read the ledger yet", watch.seen.ledger_problem or "try again in a moment"
+            )
         try:
             made = prove_from(watch.source, audit, number)
             check_proof(made, watch.source.trust.run_key)

@@ -50,7 +50,7 @@ def snapshots(config: RunConfig, path: Path, progress: Callable[[], RunProgress 
 
     def newest() -> Snapshot:
         parts, now = read_parts(path, config.run), progress()
-        lacking = "" if parts is not None else "the operator has not told of the run's parts"
+        lacking = "" if parts is not None else "the operator has not reported the run's parts"
         return Snapshot(
             time.time(),
             config.run,

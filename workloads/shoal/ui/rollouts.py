@@ -105,7 +105,7 @@ class RolloutFiles:
     def _parse(self, key: str, sha256: str) -> Parsed:
         size = self._store.size(key)
         if size is None:
-            raise NotShown("the file is not in the store any more")
+            raise NotShown("the file is no longer in the store")
         if size > LARGEST_FILE_BYTES:
             raise NotShown(f"the file has {size} bytes; this page opens up to {LARGEST_FILE_BYTES}")
         with tempfile.TemporaryDirectory(prefix="shoal-ui-") as folder:
@@ -113,14 +113,14 @@ class RolloutFiles:
             try:
                 self._store.get_to_file(key, path)
             except NotFound:
-                raise NotShown("the file is not in the store any more") from None
+                raise NotShown("the file is no longer in the store") from None
             with path.open("rb") as handle:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != sha256:
-                    raise NotShown("the bytes in the store are not those that were judged: their SHA-256 is another")
+                    raise NotShown("the store's bytes differ from the judged ones: their SHA-256 is different")
             try:
                 return parse_file(path, MOST_TOKENS, LONGEST_ROW_TOKENS, MOST_ROWS, deadline_seconds=DEADLINE_SECONDS)
             except BadRollouts as error:
-                raise NotShown(f"not readable as rollouts: {plain(error, 500)}") from None
+                raise NotShown(f"the file is not readable as rollouts: {plain(error, 500)}") from None
 
     def text(self) -> TokenText:
         """The tokenizer of the base model, read once it is there."""
@@ -130,7 +130,7 @@ class RolloutFiles:
             except NotFound:
                 return TokenText(None)
             except Exception as error:  # the library raises plain Exception for what it cannot read
-                structlog.get_logger().warning("tokenizer is not readable", error=str(error)[:300])
+                structlog.get_logger().warning("cannot read the tokenizer", error=str(error)[:300])
                 found = None
             self._text = TokenText(found)
         return self._text

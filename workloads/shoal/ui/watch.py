@@ -123,7 +123,7 @@ class RunWatch:
                 try:
                     self.read_once()
                 except Exception:  # a page that shows old figures is better than none, and the log says why
-                    structlog.get_logger().exception("reading the run failed")
+                    structlog.get_logger().exception("could not read the run")
 
     def _read_snapshot(self) -> bool:
         found = self._snapshot()

@@ -98,7 +98,7 @@ def named_function(name: str) -> Callable[..., Any]:
     if not _MODULE.fullmatch(module) or not attribute.isidentifier():
         raise NotScored(f"{name!r:.120} is not a function of the installed lm_eval")
     if module.startswith(EVALUATES):
-        raise NotScored(f"{name:.120} evaluates answers as programs: no task that asks for it is scored here")
+        raise NotScored(f"{name:.120} evaluates answers as programs: Shoal scores no task that needs it")
     package = find_spec("lm_eval")
     if package is None or package.origin is None:
         raise NotScored("lm_eval is not installed here; install the extra `lm-eval` of shoal")

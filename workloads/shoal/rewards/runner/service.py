@@ -62,8 +62,8 @@ TRIAL_EVERY_SECONDS = 30.0
 TRIAL_SECONDS = 4.0
 """That one answer of `/healthz` waits for it: less than the shortest time limit of a probe (`pods.http_probes`). The next goes on waiting."""
 
-PROGRAMS = Counter("shoal_runner_programs_total", "Programs judged, by how they ended.", ["ended"])
-REFUSED = Counter("shoal_runner_refused_total", "Programs turned away because every slot was taken.")
+PROGRAMS = Counter("shoal_runner_programs_total", "Judged programs, by outcome.", ["ended"])
+REFUSED = Counter("shoal_runner_refused_total", "Programs refused because every slot was in use.")
 RUNNING = Gauge("shoal_runner_in_flight", "Programs that run or wait for a slot.")
 SECONDS = Histogram(
     "shoal_runner_program_seconds",
@@ -90,7 +90,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
         nonlocal running, broken, succeeded
         if running >= room:  # before the body is read: what cannot be judged soon takes no memory
             REFUSED.inc()
-            raise Refusal(ProblemCode.SLOTS_TAKEN, f"{running} programs run or wait; ask again", retry_after_seconds=1)
+            raise Refusal(ProblemCode.SLOTS_TAKEN, f"{running} programs run or wait; try again", retry_after_seconds=1)
         running += 1
         RUNNING.set(running)
         try:

@@ -85,7 +85,7 @@ def choose(works: Callable[[Isolation], str | None], wanted: str | None = None) 
         reasons.append(f"{kind}: {reason}")
     raise NoIsolation(
         f"programs cannot be isolated on this machine ({'; '.join(reasons)}). Install bubblewrap, or run on a kernel with Landlock (5.13 or later);"
-        f" to run them without any isolation, which gives them all that this user may do, set {CHOICE_VARIABLE}=none"
+        f" to run them without any isolation, with all rights of this user, set {CHOICE_VARIABLE}=none"
     )
 
 

@@ -157,7 +157,7 @@ class ProgramPool(Protocol):
 
 
 ISOLATION = Gauge(
-    "shoal_sandbox_isolation_info", "1 for what isolates the programs that are judged here.", ["isolation"]
+    "shoal_sandbox_isolation_info", "1 for the isolation of the programs that this process judges.", ["isolation"]
 )
 
 
@@ -166,7 +166,7 @@ def open_pool(slots: int | None = None) -> SandboxPool:
     pool = SandboxPool(choose(trial), slots)
     ISOLATION.labels(pool.isolation.kind).set(1)
     telemetry.get_logger().info(
-        "programs are judged in sandboxes",
+        "judging programs in sandboxes",
         isolation=pool.isolation.describe(),
         weaker_because=list(pool.isolation.weaker_because),
         slots=pool.slots,
@@ -204,5 +204,5 @@ def _runner_pool() -> ProgramPool:
     from shoal.rewards.sandbox.remote import RunnerPool  # the HTTP client, which few processes need
 
     ISOLATION.labels("runner").set(1)
-    telemetry.get_logger().info("programs are judged in runner pods", runners=list(_runners))
+    telemetry.get_logger().info("judging programs in runner pods", runners=list(_runners))
     return RunnerPool(_runners)

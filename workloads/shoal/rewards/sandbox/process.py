@@ -21,7 +21,7 @@ from shoal.rewards.sandbox.program import FILE_BYTES, Ended, Limits, Outcome, Pr
 
 START_SECONDS = 20.0
 """A sandbox is up after 30 ms; a machine that is busy with other things takes longer, one that needs this long does not work."""
-ENDED_EARLY = "a sandbox ended before it took its program"
+ENDED_EARLY = "a sandbox ended before it received its program"
 """It says nothing about the program: an idle sandbox was killed (memory ran short), or the machine is too busy."""
 STDERR_BYTES = 4096
 """Of standard error the end is kept: a traceback's last lines say what happened."""
@@ -105,7 +105,7 @@ class Box:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(START_SECONDS):
-                raise SandboxFailed(f"a sandbox was not up after {START_SECONDS:.0f} s; this machine is too busy")
+                raise SandboxFailed(f"a sandbox did not start within {START_SECONDS:.0f} s; this machine is too busy")
         first = os.read(self._process.stdout.fileno(), CHUNK)
         if first != READY:
             assert self._process.stderr is not None

@@ -71,7 +71,7 @@ class Outcome:
             last = self.stderr.strip().splitlines()[-1:] or [""]
             return f"ended with exit code {self.exit_code}" + (f": {last[0][:200]}" if last[0] else "")
         return {
-            "signal": f"was ended by signal {self.exit_code}",
+            "signal": f"was killed by signal {self.exit_code}",
             "cpu": f"used up its CPU time ({self.cpu_seconds:.1f} s)",
             "wall": f"did not end within {self.wall_seconds:.1f} s",
             "output": "wrote more output than is allowed",

@@ -157,7 +157,7 @@ def request_of(program: Program) -> bytes:
             ),
         ).to_json()
     except (ValueError, TypeError, RecursionError) as error:
-        raise SandboxFailed(f"the program cannot be sent to a runner: {' '.join(str(error).split())[:300]}") from error
+        raise SandboxFailed(f"cannot send the program to a runner: {' '.join(str(error).split())[:300]}") from error
 
 
 def _outcome_of(url: str, answer: bytes) -> Outcome:

@@ -83,7 +83,7 @@ def read_manifest(store: Store, run: str) -> SftManifest:
     if manifest.run != run:
         raise BadRows(f"{keys.SFT_MANIFEST} is of run {manifest.run!r}; wanted: {run!r}")
     if manifest.rows(held_out=False) == 0:
-        raise BadRows(f"{keys.SFT_MANIFEST} lists no rows to learn; give a data set with more, or a lower heldOutShare")
+        raise BadRows(f"{keys.SFT_MANIFEST} has no rows to learn; give a data set with more, or a lower heldOutShare")
     return manifest
 
 
@@ -180,10 +180,10 @@ def _flat(table: pa.Table, column: str) -> list[Int[np.ndarray, " _"]]:
 def _check(name: str, tokens: Int[np.ndarray, " row"], completion: int, limits: SftRowLimits) -> None:
     """Raises BadRows for a row that would be cut, or would poison an update."""
     if completion == 0 or completion == len(tokens):
-        what = "no completion tokens, so nothing to learn" if completion == 0 else "no prompt tokens to answer"
+        what = "there are no completion tokens to learn" if completion == 0 else "no prompt tokens to answer"
         raise BadRows(f"{name} has {what}")
     if len(tokens) > limits.max_length:
-        raise BadRows(f"{name}: {len(tokens)} tokens; allowed: {limits.max_length}. Nothing is ever cut off")
+        raise BadRows(f"{name}: {len(tokens)} tokens; allowed: {limits.max_length}. Samples are never truncated")
     outside = np.flatnonzero((tokens < 0) | (tokens >= limits.vocabulary))
     if outside.size:
         raise BadRows(f"{name}: token {tokens[outside[0]]}; allowed: 0 to {limits.vocabulary - 1}, the vocabulary")

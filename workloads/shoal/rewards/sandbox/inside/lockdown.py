@@ -103,7 +103,7 @@ def only_these_calls() -> None:
     """Install the filter of `syscalls` on every thread of this process. OSError on an architecture without a table."""
     machine = os.uname().machine
     if machine not in SECCOMP_NUMBER:
-        raise OSError(f"there is no table of system calls for {machine}; there is one for {', '.join(SECCOMP_NUMBER)}")
+        raise OSError(f"no table of system calls for {machine}; there is one for {', '.join(SECCOMP_NUMBER)}")
     code = filter_program(machine, os.getpid())
     instructions = ctypes.create_string_buffer(code, len(code))
 

@@ -118,7 +118,7 @@ class Islands(Extension):
             self.membership.jumped = False
             self.membership.left_behind = version
             telemetry.get_logger().warning(
-                "rows from before a copy of other islands' weights are left out", up_to=version
+                "leaving out rows from before a copy of other islands' weights", up_to=version
             )
 
 

@@ -68,14 +68,14 @@ for _outcome in ("made", "missed", "held"):  # from the start: a rate misses the
 MISSED = Gauge("shoal_island_missed", "Exchanges since the last round that failed.")
 DIFFERS = Gauge(
     "shoal_island_differs",
-    "1 for each setting in which a member differs from this island, as of the last exchange; while there is one, no round is made.",
+    "1 for each setting of a member that differed from this island's at the last exchange; no round is made while there is one.",
     ["island", "setting"],
 )
-ROUND_SECONDS = Gauge("shoal_island_round_seconds", "Time of the last exchange, waits for other islands included.")
-WAITED = Counter("shoal_island_exchange_seconds_total", "Time that training stood still for exchanges.")
+ROUND_SECONDS = Gauge("shoal_island_round_seconds", "Time of the last exchange, including waits for other islands.")
+WAITED = Counter("shoal_island_exchange_seconds_total", "Time that training stopped for exchanges.")
 SENT = Counter("shoal_island_sent_bytes_total", "Bytes sent to other islands.")
-MEMBERS = Gauge("shoal_island_members", "Islands in the last exchange, this one included.")
-LEFT_OUT = Gauge("shoal_island_left_out", "Islands of the last exchange that did not count, or not in full.")
+MEMBERS = Gauge("shoal_island_members", "Islands in the last exchange, including this one.")
+LEFT_OUT = Gauge("shoal_island_left_out", "Islands of the last exchange whose contribution did not count fully.")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Membership:
             if not self._ranks.broadcast(time.monotonic() < began + seconds, "whether to wait for other islands"):
                 here = [] if said is None else said.islands
                 telemetry.get_logger().warning(
-                    "training continues without having met all islands", islands=here, known=len(self._names)
+                    "training continues, although not all islands have met", islands=here, known=len(self._names)
                 )
                 break
             self._pause()
@@ -344,7 +344,7 @@ class Membership:
             certificate = TypeAdapter(list[CertificateLink]).validate_python(said["certificate"])
             left_behind = int(said.get("left_behind", -1))  # absent in states of before there was such a thing
         except (ValueError, ValidationError, KeyError, TypeError, AttributeError) as error:
-            telemetry.get_logger().error("the islands' shared state cannot be read", reason=str(error)[:300])
+            telemetry.get_logger().error("cannot read the islands' shared state", reason=str(error)[:300])
             return
         self.left_behind = left_behind
         self._island.restore(SharedState(meta, weights.clone(), momentum.clone()), certificate)

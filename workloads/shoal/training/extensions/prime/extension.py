@@ -35,7 +35,7 @@ REWARD_MODEL = {
     "prm_accuracy": unmeasured(
         Gauge(
             "shoal_trainer_prm_accuracy",
-            "Share of rows on whose outcome PRIME's reward model was right; NaN: there is none.",
+            "Share of rows whose outcome PRIME's reward model predicted; NaN: there is none.",
         )
     ),
     "prm_gradient_norm": unmeasured(
@@ -47,7 +47,7 @@ REWARD_MODEL = {
 }
 PRM_SKIPPED = Counter(
     "shoal_trainer_prm_skipped_updates_total",
-    "Updates of PRIME's reward model left out because the gradient norm was not finite.",
+    "Skipped updates of PRIME's reward model: the gradient norm was not finite.",
 )
 
 
