@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_the_profile_lies_beside_the_weights_in_the_type_that_was_asked_for(model: Path) -> None:
+def test_the_profile_is_beside_the_weights_and_has_the_given_type(model: Path) -> None:
     said: list[str] = []
     calibrate(model, "arithmetic", "bfloat16", 64, EFFORT, None, said.append)
     profile = read_profile(model, 128)
@@ -60,13 +60,13 @@ def test_an_engine_that_cannot_start_is_named_with_its_last_words(model: Path) -
         calibrate(model, "arithmetic", "float32", 64, EFFORT, None, lambda line: None, engine=True)
 
 
-def test_the_profile_goes_where_it_is_told(model: Path, tmp_path: Path) -> None:
+def test_the_profile_is_written_to_the_given_path(model: Path, tmp_path: Path) -> None:
     calibrate(model, "arithmetic", "auto", 64, EFFORT, tmp_path / "there.json", lambda line: None)
     assert (tmp_path / "there.json").exists()
     assert read_profile(model, 128) is None
 
 
-def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_named(model: Path, tmp_path: Path) -> None:
     def refusal(folder: Path, environment: str = "arithmetic", max_length: int = 64) -> str:
         with pytest.raises(InputWrong) as caught:
             calibrate(folder, environment, "auto", max_length, EFFORT, None, lambda line: None)

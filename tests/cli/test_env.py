@@ -60,7 +60,7 @@ def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
     assert f"Example: shoal env {verb}" in result.output
 
 
-def test_a_new_environment_is_fit_for_a_run_and_listed_with_its_digest(tmp_path: Path, package: Path) -> None:
+def test_a_new_environment_is_usable_and_listed_with_its_digest(tmp_path: Path, package: Path) -> None:
     done = shoal("check", "word-puzzles", cwd=tmp_path, more_path=package)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("word-puzzles: usable in a run; 8 tasks, slowest score ")
@@ -85,14 +85,14 @@ def test_new_says_what_to_do_next(tmp_path: Path) -> None:
     assert "exists already; remove it or choose another name" in again.stderr
 
 
-def test_a_new_package_asks_no_index_for_shoal_which_is_on_none(package: Path) -> None:
+def test_a_new_package_does_not_depend_on_shoal_from_an_index(package: Path) -> None:
     """What is called `shoal` on an index is a stranger's: an install outside of our environment must not fetch it."""
     project = tomllib.loads((package / "pyproject.toml").read_text())
     assert project["project"]["dependencies"] == []
     assert project["build-system"]["requires"] == ["hatchling>=1.27"]
 
 
-def test_the_environment_of_the_journey_is_fit_for_a_run(tmp_path: Path) -> None:
+def test_the_environment_of_the_journey_is_usable(tmp_path: Path) -> None:
     made = new_environment("carries", tmp_path)
     shutil.copy(ROOT / "examples" / "carries" / "environment.py", made / "shoal_environment_carries" / "__init__.py")
     done = shoal("check", "carries", "--tasks", "50", cwd=tmp_path, more_path=install(made))
@@ -123,7 +123,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("before", "after", "fault"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_is_found_and_told(
+def test_a_fault_is_reported(
     package: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, fault: str
 ) -> None:
     spoil(package, before, after)
@@ -148,7 +148,7 @@ def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "code", "ifeval", "math", "tool"])
-def test_what_is_shipped_is_fit_for_a_run(tmp_path: Path, name: str) -> None:
+def test_shipped_environments_are_usable(tmp_path: Path, name: str) -> None:
     done = shoal("check", name, "--tasks", "2" if name in ("code", "math") else "50", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{name}: usable in a run" in done.stdout

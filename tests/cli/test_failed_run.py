@@ -24,7 +24,7 @@ def up(folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_is_tried_again_by_the_same_command(
+def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_the_same_command_retries_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "run.yaml").write_text(MANIFEST)

@@ -44,16 +44,14 @@ def gapped(tmp_path: Path) -> Path:
     ],
     ids=["entry", "checkpoint", "verdict", "batch", "weights"],
 )  # fmt: skip
-def test_an_object_without_a_byte_is_a_finding_like_any_other(
-    ledger: Ledger, gapped: Path, name: str, words: str
-) -> None:
+def test_an_empty_object_is_a_finding(ledger: Ledger, gapped: Path, name: str, words: str) -> None:
     (gapped / name).write_bytes(b"")
     code, said = ledger("verify", gapped, "--documents")
     assert (code, words in said) == (1, True), said
 
 
 @pytest.mark.parametrize("verb", [("verify", "--keep", "new.json", "--kept"), ("proof", "--since")], ids=["keep", "since"])  # fmt: skip
-def test_a_kept_checkpoint_that_the_store_has_no_more_is_missed_in_words(
+def test_a_kept_checkpoint_that_the_store_lost_is_reported(
     ledger: Ledger, gapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)

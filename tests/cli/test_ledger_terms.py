@@ -97,7 +97,7 @@ def credits_of(answer: tuple[int, str, str]) -> dict[str, int]:
     return {each["node"]: each["credit"] for each in json.loads(out)["nodes"]}
 
 
-def test_totals_go_by_the_ledgers_own_number_unless_another_is_asked_for(shoal: Shoal, going: Going) -> None:
+def test_totals_use_the_ledgers_probation_unless_another_is_given(shoal: Shoal, going: Going) -> None:
     new = "e" * 64
     going.declare()
     going.join(new, "5" * 32)
@@ -131,7 +131,7 @@ def test_compute_is_in_the_totals_and_in_the_entry(shoal: Shoal, going: Going) -
     assert "flops 1.2e+08" in line
 
 
-def test_a_ledger_of_before_says_so_and_credits_every_file(shoal: Shoal, going: Going) -> None:
+def test_an_older_ledger_says_so_and_credits_every_file(shoal: Shoal, going: Going) -> None:
     assert "credit counts from the first accepted file: this ledger is older" in shoal("show", "--totals")[1]
     code, out, err = shoal("verify", "--documents")
     assert (code, err) == (0, "")
@@ -139,7 +139,7 @@ def test_a_ledger_of_before_says_so_and_credits_every_file(shoal: Shoal, going: 
     assert "NOT DECLARED: all entries come before" in out
 
 
-def test_verify_shows_whose_run_it_is_and_each_change(shoal: Shoal, going: Going) -> None:
+def test_verify_shows_the_owner_and_each_change_of_terms(shoal: Shoal, going: Going) -> None:
     going.declare()
     going.declare(probation_files=5)
     code, out, err = shoal("verify", "--documents")

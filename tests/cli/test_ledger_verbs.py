@@ -66,7 +66,7 @@ def test_every_verb_shows_an_example(shoal: Shoal, verb: str) -> None:
     assert f"Example: shoal ledger {verb}" in answer.out
 
 
-def test_a_good_ledger_is_said_to_be_good_with_all_that_it_names(shoal: Shoal, copy: Path) -> None:
+def test_a_valid_ledger_is_reported_as_good_with_its_totals(shoal: Shoal, copy: Path) -> None:
     answer = shoal("verify", copy, "--documents", *TRUST)
     assert (answer.code, answer.err) == (0, "")
     assert "run arithmetic: 10 entries, 2 nodes" in answer.out
@@ -75,14 +75,14 @@ def test_a_good_ledger_is_said_to_be_good_with_all_that_it_names(shoal: Shoal, c
     assert "the ledger is good" in answer.out
 
 
-def test_without_a_key_the_ledger_says_whose_word_was_taken(shoal: Shoal, copy: Path) -> None:
+def test_without_a_key_the_output_names_the_key_that_was_trusted(shoal: Shoal, copy: Path) -> None:
     answer = shoal("verify", copy)
     assert answer.code == 0
     assert f"trusted: run key {RUN_KEY.public} (from the copy itself)" in answer.out
     assert "compare it with the key that you were given" in answer.out
 
 
-def test_the_key_and_the_roster_may_come_from_what_joins_a_run(shoal: Shoal, copy: Path, tmp_path: Path) -> None:
+def test_the_key_and_the_roster_may_come_from_node_json_or_run_json(shoal: Shoal, copy: Path, tmp_path: Path) -> None:
     join = NodeConfig(run=RUN, pool="workers", discovery="http://127.0.0.1:8081", roster=ROSTER, run_key=RUN_KEY.public)
     (tmp_path / "node.json").write_bytes(join.to_json())
     (tmp_path / "run.json").write_bytes(run_config().to_json())
@@ -162,7 +162,7 @@ def test_a_ledger_that_was_changed_is_not_good(shoal: Shoal, copy: Path, damage:
     assert "the ledger is NOT good" in answer.out
 
 
-def test_a_reveal_of_another_beacon_and_pay_for_a_stranger_are_found(shoal: Shoal, copy: Path) -> None:
+def test_a_reveal_of_another_beacon_and_credit_for_an_unknown_node_are_found(shoal: Shoal, copy: Path) -> None:
     writer = LedgerWriter(store_of(copy), RUN, ORCHESTRATOR_KEY)
     writer.load()
     writer.append(fact("beacon-revealed", step=5, digest="b" * 64))
@@ -218,7 +218,7 @@ DOCUMENT_DAMAGE: dict[str, tuple[Callable[[Store], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DOCUMENT_DAMAGE)
-def test_what_the_entries_name_is_compared_when_asked_for(shoal: Shoal, copy: Path, damage: str) -> None:
+def test_documents_of_entries_are_compared_on_request(shoal: Shoal, copy: Path, damage: str) -> None:
     change, words = DOCUMENT_DAMAGE[damage]
     change(store_of(copy))
     assert shoal("verify", copy, *TRUST).code == 0, "the ledger itself is whole"
@@ -255,9 +255,7 @@ def test_contributions_are_totalled_and_a_slashed_nodes_credit_goes_nowhere(shoa
     assert "1,000 tokens accepted, 0 credited" in shoal("show", copy, "--totals", "--probation", 2, *TRUST).out
 
 
-def test_entries_are_shown_by_node_and_kind_and_what_a_stranger_wrote_is_made_harmless(
-    shoal: Shoal, copy: Path
-) -> None:
+def test_entries_are_filtered_by_node_and_kind_and_hostile_text_is_escaped(shoal: Shoal, copy: Path) -> None:
     answer = shoal("show", copy, "--node", "cccc", *TRUST)
     assert answer.code == 0
     assert [line.split()[2] for line in answer.out.splitlines()] == [
@@ -355,7 +353,7 @@ def test_wrong_input_is_one_line_that_says_what_to_give(shoal: Shoal, copy: Path
     assert len(answer.err.splitlines()) == 1
 
 
-def test_whoever_waits_long_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_check_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     times = iter([0.0, 0.5, 2.5, 2.5, 3.0])
     progress = reading.Progress(said.append, 1200, "entries", clock=lambda: next(times))

@@ -8,7 +8,7 @@ from shoal.contracts.answers import AnswerSample, LearningProgress
 from shoal.report.view import SnapshotHistory, view_model
 
 
-def test_the_first_moment_tells_the_state_of_every_part() -> None:
+def test_the_first_report_has_the_state_of_every_part() -> None:
     parts = (part(phase="Running", ready=False), part("demo-redis-0", "redis", phase="Pending", address=""))
     assert events(None, snapshot(parts=parts)) == [
         "demo-trainer-1/trainer: starting at 127.17.0.9",
@@ -16,7 +16,7 @@ def test_the_first_moment_tells_the_state_of_every_part() -> None:
     ]
 
 
-def test_nothing_new_is_no_line() -> None:
+def test_nothing_new_prints_no_line() -> None:
     moment = snapshot(parts=(part(),), progress=progress())
     assert events(moment, moment) == []
 
@@ -35,7 +35,7 @@ def test_a_part_that_changed_is_one_line(before: dict, after: dict, line: str) -
     assert events(snapshot(parts=(part(**before),)), snapshot(parts=(part(**after),))) == [line]
 
 
-def test_a_part_that_was_removed_is_told() -> None:
+def test_a_removed_part_is_reported() -> None:
     assert events(snapshot(parts=(part(),)), snapshot()) == ["demo-trainer-1/trainer: gone"]
 
 
@@ -52,7 +52,7 @@ def test_steps_versions_and_rejects_are_events() -> None:
     ]
 
 
-def test_a_supervised_step_has_losses_in_place_of_rewards() -> None:
+def test_a_supervised_step_has_losses_instead_of_rewards() -> None:
     step = step_metrics(7, epoch=1.5, loss=0.25, held_out_loss=0.5, learning_rate=1e-5)
     after = snapshot(progress=progress(last_step=step))
     assert events(snapshot(progress=progress()), after) == [
@@ -66,7 +66,7 @@ def test_a_step_with_skipped_updates_says_so() -> None:
     assert events(snapshot(progress=progress()), after)[0].endswith("in 8 s, 2 updates skipped")
 
 
-def test_what_happened_before_this_program_started_is_no_event() -> None:
+def test_what_happened_before_this_program_started_is_not_an_event() -> None:
     assert events(snapshot(), snapshot(progress=progress())) == []
 
 
@@ -76,7 +76,7 @@ def test_the_end_of_the_run_is_an_event() -> None:
     ]
 
 
-def test_the_status_line_tells_progress_files_rate_time_left_and_what_is_waited_for() -> None:
+def test_the_status_line_has_progress_files_rate_time_left_and_what_the_run_waits_for() -> None:
     history = SnapshotHistory()
     history.seed([step_metrics(step) for step in range(7)])
     for t in (0, 10):
@@ -101,13 +101,13 @@ def test_a_line_begins_with_the_time_of_day() -> None:
     assert stamped(0.0, "x")[2::3][:2] == "::"
 
 
-def test_what_the_operator_says_is_told_until_the_orchestrator_answers() -> None:
+def test_the_operators_message_is_shown_until_the_orchestrator_answers() -> None:
     before, after = snapshot(message="the run is preparing"), snapshot(message="waits for trainer")
     assert events(before, after) == ["waits for trainer"]
     assert events(before, snapshot(message="step 3 of 60", progress=progress())) == []
 
 
-def test_the_status_of_a_supervised_run_is_its_loss_not_files_that_nobody_sends() -> None:
+def test_the_status_of_a_supervised_run_has_its_loss_and_no_files() -> None:
     trained = step_metrics(6, epoch=1.0, loss=0.25)
     moment = snapshot(parts=(part(),), progress=progress(last_step=trained, open_step=None, files_pending=0))
     history = SnapshotHistory()

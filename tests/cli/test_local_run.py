@@ -96,7 +96,7 @@ def test_the_newest_pass_rate_of_the_warm_start_is_read_from_prepare_s_log(tmp_p
     assert warm_start(tmp_path) == 0.125
 
 
-def test_all_that_stands_against_a_run_here_is_told_at_once(tmp_path: Path) -> None:
+def test_every_obstacle_to_a_run_on_this_machine_is_reported_at_once(tmp_path: Path) -> None:
     manifest, secret = tmp_path / "run.yaml", tmp_path / "store.yaml"
     manifest.write_text(
         MISTAKEN.replace("environment: arithmetik", "environment: 'lm-eval:/nowhere/task.yaml'")
@@ -120,7 +120,7 @@ def test_all_that_stands_against_a_run_here_is_told_at_once(tmp_path: Path) -> N
     assert caught.value.lines[-1] == f"{secret}: must hold one object of kind Secret with metadata.name"
 
 
-def test_the_operator_s_words_for_preparing_are_those_that_the_pass_rate_is_put_behind() -> None:
+def test_the_pass_rate_follows_the_operators_message_for_preparing() -> None:
     assert PREPARING in Path(run_status.__file__).read_text()
 
 
@@ -136,7 +136,7 @@ spec:
 """
 
 
-def test_environments_and_models_that_are_not_here_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_environments_and_models_are_reported_before_anything_starts(tmp_path: Path) -> None:
     manifest = tmp_path / "run.yaml"
     manifest.write_text(MISTAKEN)
     with pytest.raises(InputWrong) as caught:

@@ -40,7 +40,7 @@ def test_the_time_of_a_line_is_read_in_every_format_that_our_parts_write(line: s
     assert line_time(line) == (unix if unix is None else pytest.approx(unix))
 
 
-def test_lines_without_a_time_belong_to_the_line_before() -> None:
+def test_lines_without_a_time_belong_to_the_previous_line() -> None:
     lines = list(dated("p/c", [json_line(5, "boom"), "Traceback:", "  File x", json_line(1, "clock went back")]))
     assert [line.unix for line in lines] == [NOON + 5] * 4
 
@@ -105,19 +105,19 @@ def test_a_part_is_named_by_pod_or_container_or_both(logs: Path, part: str) -> N
     assert not fits("demo-relay-0/nginx", part)
 
 
-def test_an_unknown_part_is_answered_with_those_there_are(logs: Path) -> None:
+def test_an_unknown_part_is_answered_with_the_list_of_parts(logs: Path) -> None:
     with pytest.raises(
         InputWrong, match=r"no log of 'trainr' .*parts: demo-pool-0/worker, demo-relay-0/nginx, demo-trainer-1/trainer"
     ):
         log_files(logs, "trainr")
 
 
-def test_bytes_that_are_no_text_are_shown_as_escapes(logs: Path) -> None:
+def test_bytes_that_are_not_text_are_shown_as_escapes(logs: Path) -> None:
     (logs / "demo-pool-0" / "worker.log").write_bytes(b"\xff\xfe raw\n")
     assert any("raw" in line for line in printed(logs, "worker"))
 
 
-def test_following_shows_each_line_once_also_after_the_file_was_cut_and_of_new_parts(logs: Path) -> None:
+def test_following_shows_each_line_once_even_after_truncation_and_for_new_parts(logs: Path) -> None:
     log = logs / "demo-trainer-1" / "trainer.log"
     out: list[str] = []
     story = iter(["append", "half", "rest", "cut", "after cut", "new part", "end"])

@@ -79,12 +79,12 @@ def test_a_missing_option_and_an_unknown_verb_are_wrong_input(tmp_path: Path) ->
     assert ".;" not in unknown
 
 
-def test_the_version_and_a_short_help_are_there() -> None:
+def test_the_version_and_a_short_help_exist() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"shoal {version('shoal')}\n"
     assert CliRunner().invoke(app, ["up", "-h"]).output == CliRunner().invoke(app, ["up", "--help"]).output
 
 
-def test_a_manifest_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_one_line(tmp_path: Path) -> None:
     assert failed(tmp_path, "up", "-f", "run.yaml") == [
         "run.yaml: cannot be read: No such file or directory; give the path of a manifest"
     ]
@@ -116,7 +116,7 @@ def test_two_runs_in_one_manifest_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["down", "logs", "report"])
-def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
+def test_a_missing_run_is_one_line(tmp_path: Path, verb: str) -> None:
     assert failed(tmp_path, verb, "demo") == [
         "no run 'demo' in runs; there is none; give --runs-dir, or start one with `shoal up -f FILE`"
     ]
@@ -144,7 +144,7 @@ def test_a_report_of_a_run_that_was_never_prepared_says_why_there_is_none(tmp_pa
     ]
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early_is_not_an_error(tmp_path: Path) -> None:
     log = tmp_path / "runs/demo/logs/demo-pool-0/worker.log"
     log.parent.mkdir(parents=True)
     log.write_text("line\n" * 100_000)

@@ -10,7 +10,7 @@ def status(held: int | None) -> AgentStatus:
     )  # fmt: skip
 
 
-def test_weights_that_come_and_go_while_a_newer_version_is_made_of_them_are_told_once() -> None:
+def test_a_version_is_announced_once_although_its_files_come_and_go() -> None:
     seen, told, before = [], -1, None
     for held in (None, 0, None, 0, None, 0, 2, None, 2):
         now = status(held)

@@ -14,7 +14,7 @@ def console(terminal: bool = False) -> tuple[Console, io.StringIO]:
     return Console(file=file, width=100, force_terminal=terminal, highlight=False), file
 
 
-def test_what_happened_while_the_orchestrator_was_away_is_told_when_it_is_back() -> None:
+def test_events_during_an_outage_of_the_orchestrator_are_shown_after_it() -> None:
     screen, file = console()
     output = PlainOutput(screen, SnapshotHistory())
     output.show(snapshot(2000, progress=progress()))

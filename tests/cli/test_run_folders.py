@@ -60,7 +60,7 @@ def test_a_run_is_found_by_name_by_path_and_when_it_is_the_only_one(tmp_path: Pa
     assert find_run(None, tmp_path) == folder
 
 
-def test_an_unknown_run_is_answered_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_run_is_answered_with_the_list_of_runs(tmp_path: Path) -> None:
     run_folder(tmp_path, "arithmetic")
     with pytest.raises(InputWrong, match=r"no run 'arithmetik' in .*; known runs: arithmetic"):
         find_run("arithmetik", tmp_path)
@@ -78,7 +78,7 @@ def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
         find_run(None, tmp_path)
 
 
-def test_a_folder_that_shoal_did_not_make_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_that_shoal_did_not_make_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(InputWrong, match="there are none"):
         find_run("photos", tmp_path)
@@ -106,7 +106,7 @@ def test_a_killed_up_leaves_no_lock(tmp_path: Path, hold) -> None:
     RunLock(tmp_path / "demo").release()
 
 
-def test_a_lock_that_names_a_process_id_that_was_given_away_names_nobody(tmp_path: Path, hold) -> None:
+def test_a_lock_with_a_reused_process_id_is_free(tmp_path: Path, hold) -> None:
     hold(tmp_path / "demo")
     (tmp_path / "demo" / "up.lock").write_text(f'{{"pid": {os.getpid()}, "start_ticks": 1}}')
     assert holder_of(tmp_path / "demo") is None
@@ -118,17 +118,17 @@ def test_down_stops_the_holder_and_waits_for_it(tmp_path: Path, hold) -> None:
     assert first.wait(timeout=20) == 0
 
 
-def test_down_of_what_does_not_run_says_so(tmp_path: Path) -> None:
+def test_down_of_a_run_that_is_not_running_says_so(tmp_path: Path) -> None:
     assert down(run_folder(tmp_path, "demo")) is False
 
 
-def test_down_does_not_wait_for_ever(tmp_path: Path, hold) -> None:
+def test_down_does_not_wait_forever(tmp_path: Path, hold) -> None:
     first = hold(tmp_path / "demo", "deaf")
     with pytest.raises(RunFailed, match=rf"`shoal up` \(process {first.pid}\) did not stop within 0 s"):
         down(tmp_path / "demo", deadline_seconds=0.1)
 
 
-def test_a_run_that_is_still_prepared_is_called_early_not_ended(tmp_path: Path, hold) -> None:
+def test_a_run_in_preparation_is_reported_as_too_early_not_as_ended(tmp_path: Path, hold) -> None:
     folder = run_folder(tmp_path, "demo")
     assert not still_prepares(folder)
     holder = hold(folder)
@@ -144,7 +144,7 @@ def test_a_run_that_is_still_prepared_is_called_early_not_ended(tmp_path: Path, 
     assert "the run ended before its base model was prepared" in write_report(folder)[1]
 
 
-def test_the_page_of_a_run_that_is_still_prepared_is_waited_for(tmp_path: Path, hold) -> None:
+def test_the_page_waits_for_a_run_in_preparation(tmp_path: Path, hold) -> None:
     folder, said = run_folder(tmp_path, "demo"), []
     wait_for_orchestrator(folder, said.append)
     assert said == []

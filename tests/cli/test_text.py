@@ -20,7 +20,7 @@ from shoal.text import count, duration, number, percent, plain, secret_values, s
         ("line\u2028separator", "line\\u2028separator"),
     ],
 )
-def test_control_and_format_characters_are_shown_not_obeyed(hostile: str, shown: str) -> None:
+def test_control_and_format_characters_are_escaped(hostile: str, shown: str) -> None:
     assert plain(hostile) == shown
 
 

@@ -111,7 +111,7 @@ def test_a_second_ctrl_c_kills_at_once(up) -> None:
     assert any(line.startswith("killed every process at once") for line in run.lines)
 
 
-def test_a_mistake_of_ours_stops_every_part_and_is_one_line_with_the_rest_in_the_log(tmp_path: Path, up) -> None:
+def test_an_internal_error_stops_every_part_and_is_one_line_with_the_rest_in_the_log(tmp_path: Path, up) -> None:
     run = up("breaks")
     assert run.end() == 1
     assert not run.left()
@@ -120,14 +120,14 @@ def test_a_mistake_of_ours_stops_every_part_and_is_one_line_with_the_rest_in_the
     assert "the disk is on fire" in (tmp_path / "demo/logs/shoal/up.log").read_text()
 
 
-def test_the_end_has_a_report_of_what_the_store_holds(tmp_path: Path, up) -> None:
+def test_a_report_of_the_store_is_written_at_the_end(tmp_path: Path, up) -> None:
     RunFolder(tmp_path).add_step(step_metrics(0))
     run = up("complete")
     assert run.end() == 0
     assert f"report: {tmp_path}/demo/report.html and {tmp_path}/demo/report.json" in run.lines
 
 
-def test_what_happened_in_the_last_second_is_told_too(up) -> None:
+def test_events_of_the_last_second_are_shown_too(up) -> None:
     run = up("scored")
     assert run.end() == 0
     assert any(line.endswith("version 2 on sums: 100.0 % right") for line in run.lines)
@@ -140,19 +140,19 @@ def test_machines_that_joined_are_told_that_the_run_is_complete_before_it_stops(
     assert run.end() == 0
 
 
-def test_an_up_of_an_earlier_run_says_from_where_it_resumes(tmp_path: Path, up) -> None:
+def test_resuming_a_run_says_from_which_step(tmp_path: Path, up) -> None:
     RunFolder(tmp_path).add_step(step_metrics(4))
     run = up("complete")
     run.end()
     assert run.lines[0].endswith(f"{tmp_path}/demo: resumes after step 5 with version 5")
 
 
-def test_the_beginning_of_a_new_run_and_of_one_without_steps_is_told_apart(tmp_path: Path) -> None:
+def test_a_new_run_and_a_run_without_steps_have_different_first_lines(tmp_path: Path) -> None:
     assert beginning(tmp_path, SnapshotHistory(), before=False).endswith(": a new run")
     assert beginning(tmp_path, SnapshotHistory(), before=True).endswith(": resumes; it has trained no step yet")
 
 
-def test_fresh_removes_what_the_earlier_run_left_but_follows_no_link(tmp_path: Path) -> None:
+def test_fresh_deletes_the_earlier_run_but_follows_no_link(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -35,7 +35,7 @@ def test_figures_are_those_of_the_last_step_and_of_the_run() -> None:
     }  # fmt: skip
 
 
-def test_before_the_orchestrator_answers_nothing_is_invented() -> None:
+def test_before_the_orchestrator_answers_no_figures_are_shown() -> None:
     model = model_of(snapshot(parts=(part(ready=False),)))
     assert {value for label, value in model.figures if label != "step"} == {"-"}
     assert model.headline == "starting"
@@ -47,7 +47,7 @@ def test_tokens_per_second_are_a_mean_over_the_last_minute() -> None:
     assert dict(model_of(*moments).figures)["tokens/s"] == "100"
 
 
-def test_an_orchestrator_that_counts_anew_does_not_make_the_rate_negative() -> None:
+def test_a_restarted_orchestrator_does_not_make_the_rate_negative() -> None:
     moments = [
         snapshot(2000, progress=progress(completion_tokens_accepted=5000)),
         snapshot(2010, progress=progress(completion_tokens_accepted=100)),
@@ -60,7 +60,7 @@ def test_time_left_is_the_pace_of_the_last_steps_times_what_remains() -> None:
     assert eta_seconds(progress(), steps, now_unix=1052.0) == pytest.approx(55 * 10 - 4)
 
 
-def test_a_pause_between_two_attempts_is_not_pace() -> None:
+def test_a_pause_between_two_attempts_does_not_count_as_pace() -> None:
     steps = [step_metrics(0), step_metrics(1, finished_unix=90_000.0, attempt="demo-trainer-2")]
     assert eta_seconds(progress(), steps, now_unix=90_000.0) is None
 
@@ -82,7 +82,7 @@ def test_it_says_what_the_run_waits_for(changes: dict, waits: str) -> None:
     assert model_of(snapshot(progress=progress(**changes))).waiting == waits
 
 
-def test_a_pod_is_as_well_as_its_worst_container() -> None:
+def test_a_pod_has_the_state_of_its_worst_container() -> None:
     parts = (
         part("demo-pool-0", "agent"),
         part("demo-pool-0", "worker", phase="Waiting", restarts=2, last_exit=-9, address="127.17.0.4"),
@@ -126,7 +126,7 @@ def test_the_screen_fits_any_width(width: int) -> None:
     assert max(len(line) for line in screen.splitlines()) <= width
 
 
-def test_text_that_a_stranger_could_choose_moves_no_cursor_and_is_no_markup() -> None:
+def test_hostile_text_moves_no_cursor_and_is_not_read_as_markup() -> None:
     evil = "\x1b[2J[red]x[/red]\u202e"
     parts = (part(message=evil), part(pod=f"demo-{evil}", container=evil, address=evil))
     model = model_of(snapshot(parts=parts, progress=progress(reject_reasons={evil: 3}, trainer_phase=evil)))
@@ -137,7 +137,7 @@ def test_text_that_a_stranger_could_choose_moves_no_cursor_and_is_no_markup() ->
 
 
 @pytest.mark.parametrize("changes", [{"phase": "Waiting", "ready": False}, {"ready": False}, {"phase": "Failed"}])
-def test_a_trainer_that_was_killed_is_not_shown_with_what_it_did_last(changes: dict) -> None:
+def test_a_killed_trainer_does_not_keep_its_last_phase(changes: dict) -> None:
     steps = [progress(last_step=step_metrics(number), trainer_phase="update") for number in (5, 6)]
     alive, dead = (snapshot(parts=(part(**each),), progress=steps[1]) for each in ({}, changes))
     before = snapshot(progress=steps[0])
@@ -147,7 +147,7 @@ def test_a_trainer_that_was_killed_is_not_shown_with_what_it_did_last(changes: d
     assert dict(model_of(before, dead).figures)["time left"] == "-"
 
 
-def test_a_supervised_run_shows_losses_in_place_of_rewards_files_and_nodes() -> None:
+def test_a_supervised_run_shows_losses_instead_of_rewards_files_and_nodes() -> None:
     steps = [step_metrics(step, epoch=1.0, loss=2.0 - step, held_out_loss=None) for step in (0, 1)]
     model = model_of(*(snapshot(progress=progress(last_step=step)) for step in steps))
     assert [label for label, _ in model.figures] == [

@@ -37,7 +37,7 @@ def test_what_does_not_exist_is_applied() -> None:
     assert decide(WANTED, None) is Action.APPLY
 
 
-def test_what_is_as_wanted_is_left_alone() -> None:
+def test_an_object_in_the_desired_state_is_left_alone() -> None:
     assert decide(WANTED, live()) is Action.NOTHING
 
 
@@ -45,13 +45,13 @@ def test_fields_that_others_added_are_left_alone() -> None:
     assert decide(WANTED, live(updateStrategy={"type": "RollingUpdate"})) is Action.NOTHING
 
 
-def test_a_changed_wish_is_applied() -> None:
+def test_a_changed_template_is_applied() -> None:
     wanted = copy.deepcopy(WANTED)
     wanted["spec"]["replicas"] = 3
     assert decide(wanted, live()) is Action.APPLY
 
 
-def test_a_wish_that_was_taken_back_is_applied_though_the_live_object_contains_the_rest() -> None:
+def test_a_removed_field_is_applied_though_the_live_object_contains_the_rest() -> None:
     wanted = copy.deepcopy(WANTED)
     del wanted["metadata"]["labels"]
     assert contains(live(), wanted)
@@ -133,7 +133,7 @@ def test_what_is_being_deleted_is_waited_for() -> None:
     assert decide(WANTED, going) is Action.NOTHING
 
 
-def test_the_hash_is_of_the_wish_alone() -> None:
+def test_the_hash_covers_the_template_alone() -> None:
     owned = copy.deepcopy(with_hash(WANTED))
     owned["metadata"]["ownerReferences"] = [{"uid": "1"}]
     assert template_hash(owned) == template_hash(WANTED) == hash_of(owned)

@@ -36,7 +36,7 @@ def test_the_reference_page_links_only_to_what_it_has() -> None:
     assert set(re.findall(r"\(#([^)]+)\)", page)) <= headings
 
 
-def test_nothing_else_lies_beside_them() -> None:
+def test_no_other_file_is_beside_them() -> None:
     assert {path.name for path in CRDS.iterdir()} == {file_name(kind) for kind in KINDS}
 
 

@@ -167,7 +167,7 @@ def test_a_worker_pod_sees_nothing_of_the_store_nor_of_the_orchestrator() -> Non
     assert "sums-store" not in text
 
 
-def test_another_relay_starts_nothing_anew_but_the_orchestrator() -> None:
+def test_another_relay_restarts_only_the_orchestrator() -> None:
     manifest, observed = yaml.safe_load_all((GOLDEN / "trainingrun" / "running" / "in.yaml").read_text())
     run, _ = check(manifest)
 
@@ -190,7 +190,7 @@ def built(kind: str, case: str) -> dict[str, dict[str, Any]]:
     return {f"{made['kind']}/{made['metadata']['name']}": made for made in build(GOLDEN / kind / case)}
 
 
-def test_ranks_of_several_pods_meet_at_pod_0_and_none_is_started_again_alone() -> None:
+def test_ranks_of_several_pods_meet_at_pod_0_and_none_restarts_alone() -> None:
     made = built("trainingrun", "several_trainer_pods")
     job = made["Job/sums-trainer-3"]
     assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (4, 4, 0)
@@ -260,7 +260,7 @@ def test_relays_have_one_way_in_each() -> None:
         assert (spec["type"], spec["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
 
 
-def test_referenced_objects_settle_what_their_kinds_settle() -> None:
+def test_referenced_objects_replace_the_runs_own_settings() -> None:
     made = built("trainingrun", "references")
     assert not [name for name in made if name.split("/")[0] in ("RelayServer", "Validator", "InferencePool")]
     config = RunConfig.from_json(made["ConfigMap/sums-config"]["data"]["run.json"])

@@ -69,7 +69,7 @@ def test_a_run_has_its_key_before_its_group_is_known_and_says_what_to_do_with_it
         ),
     ],
 )
-def test_a_list_of_members_that_cannot_be_right_is_waited_for(
+def test_a_run_waits_while_its_list_of_members_is_wrong(
     cluster: MemoryCluster, members: dict[str, str], problem: str
 ) -> None:
     put_group(cluster)
@@ -141,7 +141,7 @@ def test_the_run_that_samples_for_the_offline_filter_is_no_island() -> None:
 
 
 @pytest.mark.parametrize("network", ["10.64.0.0/40", "300.1.1.0/24"])
-def test_a_network_that_is_none_is_waited_for_and_no_policy_is_made_of_it(cluster: MemoryCluster, network: str) -> None:
+def test_a_run_waits_while_a_network_is_invalid_and_makes_no_policy_of_it(cluster: MemoryCluster, network: str) -> None:
     put_group(cluster)
     put_group(cluster, members={"sums": own_key(cluster), "products": OTHER}, networks=[network])
     said_of = said(cluster, "Progressing")["message"]

@@ -41,7 +41,7 @@ def made(**more: Any) -> dict[str, Any]:
     return {"round": 4, "made_unix": MADE, "members": ["products", "sums"], **more}
 
 
-def test_a_round_that_was_made_is_in_the_status_with_who_stood_in_it(grouped: MemoryCluster) -> None:
+def test_a_round_is_in_the_status_with_its_members(grouped: MemoryCluster) -> None:
     found = told(grouped, **made())
     assert (found["status"], found["reason"]) == ("True", "RoundMade")
     assert found["message"] == "round 4 was exchanged with products, sums"
@@ -62,7 +62,7 @@ def test_a_member_with_other_settings_is_in_condition_message_and_fields(grouped
     ]
 
 
-def test_a_member_that_does_not_come_is_named_and_a_few_misses_are_no_failure(grouped: MemoryCluster) -> None:
+def test_an_absent_member_is_named_and_a_few_missed_exchanges_are_not_a_failure(grouped: MemoryCluster) -> None:
     missing = {"absent": ["products"], "problem": "this island was not among those that met"}
     found = told(grouped, **made(missed=1, **missing))
     missed = "failed since round 4; products did not take part (this island was not among those that met)"
@@ -75,7 +75,7 @@ def test_a_member_that_does_not_come_is_named_and_a_few_misses_are_no_failure(gr
     assert found["message"] == f"3 exchanges {missed}"
 
 
-def test_a_lighthouse_that_is_away_is_no_members_fault(grouped: MemoryCluster) -> None:
+def test_an_unreachable_lighthouse_blames_no_member(grouped: MemoryCluster) -> None:
     found = told(grouped, **made(missed=3, problem="the lighthouse at http://meet.example.com:29510 does not answer"))
     assert (found["status"], found["reason"]) == ("False", "ExchangesMissed")
     assert found["message"] == (
@@ -83,21 +83,21 @@ def test_a_lighthouse_that_is_away_is_no_members_fault(grouped: MemoryCluster) -
     )
 
 
-def test_before_the_first_round_nobody_knows(grouped: MemoryCluster) -> None:
+def test_before_the_first_round_the_condition_is_unknown(grouped: MemoryCluster) -> None:
     assert said(grouped, "Exchanging")["status"] == "Unknown"
     found = told(grouped, round=0, missed=1, absent=["products"])
     assert (found["status"], found["reason"]) == ("Unknown", "NoRoundYet")
     assert found["message"] == "1 exchange failed; products did not take part"
 
 
-def test_figures_of_before_stand_while_the_orchestrator_is_away(grouped: MemoryCluster) -> None:
+def test_previous_figures_stay_while_the_orchestrator_is_unreachable(grouped: MemoryCluster) -> None:
     told(grouped, **made())
     grouped.progress = None
     grouped.settle()
     assert status(grouped)["islands"]["round"] == 4
 
 
-def test_a_mistake_in_the_list_of_a_run_that_trains_is_said(grouped: MemoryCluster) -> None:
+def test_a_mistake_in_the_member_list_of_a_training_run_is_reported(grouped: MemoryCluster) -> None:
     told(grouped, **made())
     put_two(grouped, quotients=OTHER_KEY)
     grouped.settle()

@@ -54,7 +54,7 @@ def test_every_shipped_example_is_accepted(path: Path) -> None:
     assert load_manifest(path.read_text(), str(path))
 
 
-def test_what_is_not_given_has_the_papers_defaults() -> None:
+def test_absent_fields_have_the_papers_defaults() -> None:
     [run] = load_manifest(yaml.safe_dump(changed("spec.recipe", {})))
     assert isinstance(run, TrainingRun)
     assert run.spec.async_level == 2
@@ -158,13 +158,13 @@ def test_every_mistake_of_every_document_has_its_line() -> None:
         ("\x00", "not valid YAML: unacceptable character"),
     ],
 )
-def test_what_is_no_manifest_at_all_is_said_in_one_line(text: str, problem: str) -> None:
+def test_a_document_that_is_not_a_manifest_is_refused_in_one_line(text: str, problem: str) -> None:
     [line] = mistakes(text)
     assert problem in line
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.model}-{rule.field or 'self'}")
-def test_every_rule_tells_its_good_example_from_its_bad_one(rule: Rule) -> None:
+def test_every_rule_separates_its_good_example_from_its_bad_one(rule: Rule) -> None:
     assert holds(rule, rule.good, rule.old)
     assert not holds(rule, rule.bad, rule.old)
 
@@ -226,11 +226,11 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("path", "value", "line"), BROKEN)
-def test_a_broken_rule_is_said_at_its_field(path: str, value: Any, line: str) -> None:
+def test_a_broken_rule_is_reported_at_its_field(path: str, value: Any, line: str) -> None:
     assert mistakes(changed(path, value)) == [f"run.yaml: {line}"]
 
 
-def test_what_a_run_was_made_from_cannot_change_but_its_length_can() -> None:
+def test_the_sources_of_a_run_cannot_change_but_its_length_can() -> None:
     [old] = load_manifest(yaml.safe_dump(GOOD))
     [longer] = load_manifest(yaml.safe_dump(changed("spec.steps", 9)))
     [other] = load_manifest(yaml.safe_dump(changed("spec.tasks.environment", "chess")))
@@ -255,7 +255,7 @@ def with_mistakes(**paths: Any) -> list[str]:
     return [line.removeprefix("run.yaml: ").split(": ")[0] for line in mistakes(manifest)]
 
 
-def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
+def test_broken_rules_are_reported_beside_mistakes_of_the_schema() -> None:
     manifest = changed("spec.recipe.learningRate", "fast")
     manifest["spec"]["recipe"] |= {"optimizerSteps": 3, "algorithm": {"twoSidedGrpo": {"clipDelta": 1.1}}}
     manifest["spec"]["inferencePools"] = [{"name": "relay", "replicas": -1}, {"name": "relay"}]
@@ -293,7 +293,7 @@ def test_broken_rules_are_told_beside_mistakes_of_the_schema() -> None:
         ({"spec__inferencePools": [[[]]], "spec__model": {}}, ["spec.inferencePools[0]", "spec.model"]),
     ],
 )  # fmt: skip
-def test_a_rule_that_reads_a_mistaken_field_waits_until_that_is_right(paths: dict[str, Any], told: list[str]) -> None:
+def test_a_rule_that_reads_a_mistaken_field_waits_until_it_is_correct(paths: dict[str, Any], told: list[str]) -> None:
     assert with_mistakes(**paths) == told
 
 
@@ -318,7 +318,7 @@ def test_the_kind_that_is_meant_is_checked_when_apiversion_or_kind_are_wrong(
 
 
 @pytest.mark.parametrize(("path", "value", "line"), BROKEN)
-def test_a_broken_rule_is_said_the_same_beside_a_mistake_that_it_does_not_read(
+def test_a_broken_rule_is_reported_alike_beside_a_mistake_that_it_does_not_read(
     path: str, value: Any, line: str
 ) -> None:
     manifest = changed(path, value)

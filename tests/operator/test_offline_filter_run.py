@@ -108,7 +108,7 @@ def test_nothing_but_the_filters_run_exists_until_it_is_complete(filtering: Memo
     assert "sums-prepare" not in filtering.names("Job")
 
 
-def test_what_keeps_the_filters_run_is_said_of_the_run_too(filtering: MemoryCluster) -> None:
+def test_the_problem_of_the_filters_run_is_reported_on_the_run_too(filtering: MemoryCluster) -> None:
     reconcile(filtering, "TrainingRun", "sums")
     ready = {"type": "Ready", "status": "False", "reason": "ComponentsNotReady", "message": "waits for InferencePool"}
     dataset = {"slices": 9, "slicesCollected": 0}
@@ -127,7 +127,7 @@ def test_then_prepare_reads_its_counts_from_its_store(filtering: MemoryCluster) 
     assert "/shoal/others/sums-filter" in {each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
 
 
-def test_once_the_run_is_prepared_the_filters_run_rests(filtering: MemoryCluster) -> None:
+def test_the_filters_run_stops_when_the_run_is_prepared(filtering: MemoryCluster) -> None:
     filter_is(filtering, "Complete")
     filtering.job_ends("sums-prepare", "Complete")
     reconcile(filtering, "TrainingRun", "sums")
@@ -158,7 +158,7 @@ def test_a_filter_that_failed_fails_the_run_and_says_what_to_do(filtering: Memor
     assert "sums-prepare" not in filtering.names("Job")
 
 
-def test_deleting_the_filter_that_failed_tries_again(filtering: MemoryCluster) -> None:
+def test_deleting_the_failed_filter_retries_it(filtering: MemoryCluster) -> None:
     filter_is(filtering, "Failed", "no such model")
     filtering.objects.remove("TrainingRun", FILTER)
     reconcile(filtering, "TrainingRun", "sums")

@@ -58,7 +58,7 @@ NO_NODE = {
         ("[" * 2000, "[" * 300),
     ],
 )  # fmt: skip
-def test_the_last_words_of_a_crashed_container_are_read_out_of_its_last_line(log: str, said: str) -> None:
+def test_the_error_of_a_crashed_container_is_read_from_its_last_line(log: str, said: str) -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
     found = pod_problem(pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=ended)]))
     assert found is not None
@@ -88,7 +88,7 @@ def test_the_last_words_of_a_crashed_container_are_read_out_of_its_last_line(log
     ],
     ids=["no node", "no image", "no secret", "out of memory", "failed", "crashes", "evicted", "sidecar without image"],
 )  # fmt: skip
-def test_a_pods_problem_is_said_in_words(found: dict[str, Any], reason: str, text: str) -> None:
+def test_a_pods_problem_is_described_in_words(found: dict[str, Any], reason: str, text: str) -> None:
     problem = pod_problem(found)
     assert problem is not None
     assert (problem.reason, str(problem).replace("\\n", "")) == (reason, text)
@@ -105,7 +105,7 @@ def test_a_pods_problem_is_said_in_words(found: dict[str, Any], reason: str, tex
     ],
     ids=["ready", "starting", "restarted once", "done", "going"],
 )
-def test_a_pod_that_is_on_its_way_has_no_problem(found: dict[str, Any]) -> None:
+def test_a_starting_pod_has_no_problem(found: dict[str, Any]) -> None:
     assert pod_problem(found) is None
 
 
@@ -116,7 +116,7 @@ def test_the_words_do_not_change_while_a_kubelet_retries() -> None:
     assert len(said) == 1
 
 
-def test_the_worst_of_several_speaks_and_the_others_are_counted() -> None:
+def test_the_worst_of_several_problems_is_shown_and_the_others_are_counted() -> None:
     crash = pod("b", [container(waiting("CrashLoopBackOff"), restarts=3)])
     assert worst_problem([crash, pod("c", conditions=[NO_NODE])]) == (
         "Unschedulable", "pod c: Unschedulable: 0/3 nodes: 3 Insufficient gpu (and 1 more pods with problems)"
@@ -156,7 +156,7 @@ def test_a_pool_says_why_its_pods_pend_and_its_run_repeats_it(cluster: MemoryClu
     assert said(cluster, "Ready")["message"] == f"waits for InferencePool (InferencePool: {why})"
 
 
-def test_a_trainer_that_crashes_is_said_so(cluster: MemoryCluster) -> None:
+def test_a_crashing_trainer_is_reported(cluster: MemoryCluster) -> None:
     running(cluster)
     crash = pod(containers=[container(waiting("CrashLoopBackOff"), restarts=3, lastState=OUT_OF_MEMORY)])
     put_pod(cluster, "sums-trainer-1-0", crash, component="trainer")
@@ -167,7 +167,7 @@ def test_a_trainer_that_crashes_is_said_so(cluster: MemoryCluster) -> None:
     assert found["message"].endswith("container worker: ended 3 times, last: OOMKilled, exit code 137")
 
 
-def test_prepare_that_cannot_start_is_said_so(cluster: MemoryCluster) -> None:
+def test_a_prepare_job_that_cannot_start_is_reported(cluster: MemoryCluster) -> None:
     put_pod(cluster, "sums-prepare-0", pod(conditions=[NO_NODE]), component="prepare")
     cluster.settle()
     assert said(cluster, "Prepared")["reason"] == "Unschedulable"
@@ -194,7 +194,7 @@ def test_warnings_of_the_trainer_make_a_run_unstable_but_not_unready(cluster: Me
     assert said(cluster, "Stable")["status"] == "True"
 
 
-def test_a_trainer_that_paused_is_said_so_with_the_way_on(cluster: MemoryCluster) -> None:
+def test_a_paused_trainer_is_reported_with_how_to_resume(cluster: MemoryCluster) -> None:
     running(cluster)
     at_version(cluster, 2, trainer_phase="paused", trainer_note="entropy rises; set this to 2 to go on")
     cluster.settle()
@@ -204,7 +204,7 @@ def test_a_trainer_that_paused_is_said_so_with_the_way_on(cluster: MemoryCluster
     assert said(cluster, "Ready")["message"] == "entropy rises; set this to 2 to go on"
 
 
-def test_a_pause_without_a_word_still_says_the_way_on(cluster: MemoryCluster) -> None:
+def test_a_pause_without_a_note_still_says_how_to_resume(cluster: MemoryCluster) -> None:
     running(cluster)
     at_version(cluster, 2, trainer_phase="paused")
     cluster.settle()
@@ -227,7 +227,7 @@ def test_changing_the_trainers_choices_reaches_its_configuration(cluster: Memory
     assert '"rank":8' in found["data"]["run.json"]
 
 
-def test_a_problem_of_one_island_is_not_said_of_the_others(cluster: MemoryCluster) -> None:
+def test_a_problem_of_one_island_is_not_reported_on_the_others(cluster: MemoryCluster) -> None:
     put(
         cluster,
         mode="SFT",

@@ -76,7 +76,7 @@ def test_an_attempt_that_made_progress_and_died_is_followed_by_another(cluster: 
     assert "Failed" not in holds(cluster)
 
 
-def test_an_attempt_that_made_none_fails_the_run_and_says_why(cluster: MemoryCluster) -> None:
+def test_an_attempt_without_progress_fails_the_run_and_says_why(cluster: MemoryCluster) -> None:
     running(cluster)
     cluster.job_ends("sums-trainer-1", "Failed", "loss is not finite")
     cluster.settle()
@@ -85,7 +85,7 @@ def test_an_attempt_that_made_none_fails_the_run_and_says_why(cluster: MemoryClu
     assert replicas(cluster)["sums-pool"] == 0
 
 
-def test_deleting_the_failed_job_tries_again(cluster: MemoryCluster) -> None:
+def test_deleting_the_failed_job_retries_it(cluster: MemoryCluster) -> None:
     running(cluster)
     cluster.job_ends("sums-trainer-1", "Failed")
     cluster.settle()
@@ -189,7 +189,7 @@ def test_a_run_waits_for_its_store_credentials_and_says_so(cluster: MemoryCluste
     assert cluster.names("Job") == ["sums-prepare"]
 
 
-def test_a_run_that_is_gone_or_going_is_left_alone(cluster: MemoryCluster) -> None:
+def test_a_deleted_or_terminating_run_is_left_alone(cluster: MemoryCluster) -> None:
     cluster.objects.mark_deleted("TrainingRun", "sums", "now")
     assert reconcile(cluster, "TrainingRun", "sums") is None
     assert reconcile(cluster, "TrainingRun", "never-was") is None

@@ -25,7 +25,7 @@ def fails(cluster: MemoryCluster, kind: str = "TrainingRun", name: str = "sums")
     return str(caught.value)
 
 
-def test_a_refused_child_is_told_in_the_status_once_and_the_others_are_made(cluster: MemoryCluster) -> None:
+def test_a_refused_child_is_in_the_status_and_the_others_are_made(cluster: MemoryCluster) -> None:
     cluster.settle()
     cluster.job_ends("sums-prepare", "Complete")
     cluster.refuses["StatefulSet/sums-redis"] = ApiError(QUOTA, 403, "Forbidden")
@@ -43,7 +43,7 @@ def test_a_refused_child_is_told_in_the_status_once_and_the_others_are_made(clus
     assert said(cluster, "Ready")["status"] == "True"
 
 
-def test_a_pool_tells_what_was_refused_too(cluster: MemoryCluster) -> None:
+def test_a_pool_reports_refused_children_too(cluster: MemoryCluster) -> None:
     prepared(cluster)
     cluster.objects.remove("StatefulSet", "sums-pool")
     cluster.refuses["StatefulSet/sums-pool"] = ApiError("no GPUs for this team", 403)
@@ -52,7 +52,7 @@ def test_a_pool_tells_what_was_refused_too(cluster: MemoryCluster) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
-def test_an_api_server_in_trouble_is_no_news_about_a_run(cluster: MemoryCluster, status: int) -> None:
+def test_an_api_server_error_changes_no_status_of_a_run(cluster: MemoryCluster, status: int) -> None:
     cluster.settle()
     cluster.job_ends("sums-prepare", "Complete")
     cluster.refuses["StatefulSet/sums-redis"] = ApiError("away", status)
@@ -62,7 +62,7 @@ def test_an_api_server_in_trouble_is_no_news_about_a_run(cluster: MemoryCluster,
     assert cluster.names("Deployment") == [], "and the other children would only wait for it too"
 
 
-def test_a_namespace_that_goes_is_no_news_either(cluster: MemoryCluster) -> None:
+def test_a_terminating_namespace_changes_no_status_either(cluster: MemoryCluster) -> None:
     cluster.settle()
     cluster.objects.remove("ConfigMap", "sums-join")
     text = "403 Forbidden: unable to create new content in namespace a because it is being terminated"
@@ -72,7 +72,7 @@ def test_a_namespace_that_goes_is_no_news_either(cluster: MemoryCluster) -> None
     assert cluster.status_writes == before
 
 
-def test_volumes_that_cannot_grow_do_not_hold_up_the_run(cluster: MemoryCluster) -> None:
+def test_volumes_that_cannot_grow_do_not_stop_the_run(cluster: MemoryCluster) -> None:
     running(cluster)
     refusal = ApiError("403 Forbidden: only dynamically provisioned pvc can be resized", 403)
     cluster.refuses = {f"PersistentVolumeClaim/sums-{claim}": refusal for claim in ("outbox", "www")}
@@ -87,7 +87,7 @@ def test_volumes_that_cannot_grow_do_not_hold_up_the_run(cluster: MemoryCluster)
     )
 
 
-def test_an_object_that_only_newer_crds_know_is_told_how_to_mend_it(cluster: MemoryCluster) -> None:
+def test_an_object_of_newer_crds_is_told_how_to_fix_it(cluster: MemoryCluster) -> None:
     cluster.settle()
     live = cluster.get("TrainingRun", "sums")
     assert live is not None

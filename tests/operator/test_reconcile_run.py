@@ -31,7 +31,7 @@ def test_until_prepare_has_succeeded_there_is_nothing_but_prepare(cluster: Memor
     assert holds(cluster) == {"Progressing"}
 
 
-def test_then_every_part_is_made(cluster: MemoryCluster) -> None:
+def test_every_part_is_made_after_prepare(cluster: MemoryCluster) -> None:
     prepared(cluster)
     assert replicas(cluster) == {
         "sums-redis": 1, "sums-relay": 2, "sums-pool": 2, "sums-discovery": 1, "sums-orchestrator": 1, "sums-validator": 1,
@@ -266,7 +266,7 @@ def test_an_orchestrator_that_is_not_ready_is_not_asked(cluster: MemoryCluster) 
     assert cluster.asked == []
 
 
-def test_figures_stand_while_the_orchestrator_is_away(cluster: MemoryCluster) -> None:
+def test_figures_stay_while_the_orchestrator_is_unreachable(cluster: MemoryCluster) -> None:
     running(cluster, version=2)
     cluster.progress = None
     cluster.settle()
@@ -283,7 +283,7 @@ def test_another_runs_progress_is_not_taken_for_ours(cluster: MemoryCluster) -> 
 # What the online filter and a run of mode Generate are at.
 
 
-def test_groups_kept_and_dropped_are_told(cluster: MemoryCluster) -> None:
+def test_groups_kept_and_dropped_are_in_the_status(cluster: MemoryCluster) -> None:
     running(cluster)
     at_version(cluster, 0, groups_accepted_total=30, groups_dropped_total=12)
     reconcile(cluster, "TrainingRun", "sums")

@@ -70,9 +70,7 @@ def test_the_documented_patch_pins_the_images_of_this_release() -> None:
     assert json.loads(pinned) == OF_THIS_RELEASE
 
 
-def test_images_may_be_pinned_under_way_to_those_that_run_and_no_pod_changes(
-    cluster: MemoryCluster, upgrade: Callable[[], None]
-) -> None:
+def test_pinning_the_running_images_changes_no_pod(cluster: MemoryCluster, upgrade: Callable[[], None]) -> None:
     put(cluster, **PARTS)
     running(cluster, version=2)
     before = live_pods(cluster)
@@ -85,7 +83,7 @@ def test_images_may_be_pinned_under_way_to_those_that_run_and_no_pod_changes(
     assert cluster.objects.deleting() == []
 
 
-def test_a_run_without_images_of_its_own_gets_those_of_the_release_and_its_trainer_a_new_attempt(
+def test_a_run_without_pinned_images_gets_the_releases_and_a_new_trainer_attempt(
     cluster: MemoryCluster, upgrade: Callable[[], None]
 ) -> None:
     put(cluster, **PARTS)

@@ -51,7 +51,7 @@ def test_a_run_has_no_page_unless_it_asks_for_one(cluster: MemoryCluster) -> Non
     assert "UiReady" not in {each["type"] for each in status(cluster)["conditions"]}
 
 
-def test_the_page_is_told_of_every_part_and_of_changes_only(cluster: MemoryCluster) -> None:
+def test_the_page_gets_every_part_and_then_only_changes(cluster: MemoryCluster) -> None:
     put(cluster, ui={})
     running(cluster)
     parts = told(cluster)
@@ -69,7 +69,7 @@ def test_the_page_is_told_of_every_part_and_of_changes_only(cluster: MemoryClust
     assert (redis.component, redis.ready, redis.pods_ready, redis.pods_desired) == ("Redis", False, 0, 1)
 
 
-def test_the_page_is_told_while_the_run_waits_for_something(cluster: MemoryCluster) -> None:
+def test_the_page_gets_the_state_while_the_run_waits_for_something(cluster: MemoryCluster) -> None:
     put(cluster, ui={})
     running(cluster)
     put(cluster, ui={}, validatorRef="others")
@@ -78,7 +78,7 @@ def test_the_page_is_told_while_the_run_waits_for_something(cluster: MemoryClust
     assert told(cluster)["others"].message == "others does not exist"
 
 
-def test_the_page_is_told_when_a_child_was_refused_and_starts_though_nobody_could_tell_it(
+def test_the_page_learns_about_a_refused_child_and_starts_without_its_config_map(
     cluster: MemoryCluster,
 ) -> None:
     put(cluster, ui={})
@@ -98,7 +98,7 @@ def test_the_page_is_told_when_a_child_was_refused_and_starts_though_nobody_coul
     ]
 
 
-def test_a_run_goes_on_without_its_page(cluster: MemoryCluster) -> None:
+def test_a_run_continues_without_its_page(cluster: MemoryCluster) -> None:
     put(cluster, ui={})
     running(cluster)
     assert said(cluster, "UiReady")["status"] == "True"
@@ -109,7 +109,7 @@ def test_a_run_goes_on_without_its_page(cluster: MemoryCluster) -> None:
     assert status(cluster)["phase"] == "Running"
 
 
-def test_the_token_is_made_once_is_one_that_the_page_takes_and_is_made_anew_when_it_was_deleted(
+def test_the_token_is_made_once_is_valid_and_is_made_again_after_deletion(
     cluster: MemoryCluster,
 ) -> None:
     put(cluster, ui={})
@@ -124,7 +124,7 @@ def test_the_token_is_made_once_is_one_that_the_page_takes_and_is_made_anew_when
     assert token(cluster) != first
 
 
-def test_a_page_that_is_no_longer_wanted_goes_and_nothing_else_does(cluster: MemoryCluster) -> None:
+def test_removing_the_page_deletes_it_and_nothing_else(cluster: MemoryCluster) -> None:
     put(cluster, ui={"exposure": {"type": "Ingress", "domain": "runs.example.org"}})
     running(cluster)
     kinds = ("Deployment", "Service", "NetworkPolicy", "ConfigMap", "Ingress", "StatefulSet", "InferencePool")
@@ -233,7 +233,7 @@ def test_on_one_machine_the_program_is_the_page() -> None:
     ],
     ids=["replicas", "TLS without an Ingress", "credentials for a folder", "no name"],
 )
-def test_a_page_that_cannot_be_is_refused_with_the_fields_path(ui: dict[str, Any], words: str) -> None:
+def test_an_impossible_page_is_refused_with_the_fields_path(ui: dict[str, Any], words: str) -> None:
     _, mistakes = check({**MANIFEST, "spec": MANIFEST["spec"] | {"ui": ui}})
     assert any(words in str(mistake) for mistake in mistakes), mistakes
 

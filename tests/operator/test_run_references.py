@@ -57,7 +57,7 @@ def test_a_pool_that_is_taken_off_the_list_goes_and_others_pools_stay(cluster: M
     assert going == ["sums-slow"]
 
 
-def test_one_pool_that_is_not_ready_speaks_for_all(cluster: MemoryCluster) -> None:
+def test_one_unready_pool_makes_the_run_unready(cluster: MemoryCluster) -> None:
     put(cluster, inferencePools=BOTH)
     running(cluster)
     cluster.objects.set_status("StatefulSet", "sums-slow", {"replicas": 1, "readyReplicas": 0, "observedGeneration": 1})
@@ -131,7 +131,7 @@ def test_relays_of_the_run_go_when_others_take_their_place(cluster: MemoryCluste
     }
 
 
-def test_validators_that_check_otherwise_than_the_run_are_not_started(cluster: MemoryCluster) -> None:
+def test_validators_with_another_spec_than_the_runs_are_not_started(cluster: MemoryCluster) -> None:
     other(cluster, "Validator", "lenient", validation={"proofRowsShare": 0.0})
     running(cluster)
     assert ready(cluster, "Validator", "lenient")["message"] == (
@@ -150,7 +150,7 @@ def test_pools_of_others_are_counted_where_the_run_names_them(cluster: MemoryClu
     assert "sums-theirs-ticket" in cluster.names("Secret")
 
 
-def test_a_pool_that_serves_the_run_unnamed_is_let_in_and_not_waited_for(cluster: MemoryCluster) -> None:
+def test_an_unnamed_pool_of_the_run_is_admitted_but_not_waited_for(cluster: MemoryCluster) -> None:
     other(cluster, "InferencePool", "sums-theirs", pool="theirs")
     other(cluster, "InferencePool", "minus-pool", run="minus", pool="elsewhere")
     running(cluster)
@@ -170,7 +170,7 @@ def test_a_pool_that_is_named_twice_or_is_the_runs_own_is_counted_once(cluster: 
     assert {"InferencePool/sums-pool", "InferencePool/sums-theirs"} <= set(counted)
 
 
-def test_validators_that_would_look_into_another_store_are_not_started(cluster: MemoryCluster) -> None:
+def test_validators_of_another_store_are_not_started(cluster: MemoryCluster) -> None:
     other(cluster, "Validator", "elsewhere", storage={"prefix": "other"})
     put(cluster, validatorRef="elsewhere")
     running(cluster)
@@ -214,7 +214,7 @@ def test_a_run_that_is_resumed_without_its_relays_begins_no_attempt_and_says_wha
 # Ways in.
 
 
-def test_a_way_in_that_is_no_longer_wanted_goes_and_its_address_with_it(cluster: MemoryCluster) -> None:
+def test_a_removed_exposure_removes_its_objects_and_address(cluster: MemoryCluster) -> None:
     exposed = {"exposure": {"type": "NodePort", "nodeAddress": "nodes.example.org"}}
     put(cluster, relayServer=exposed, controlPlane=exposed)
     running(cluster)

@@ -60,7 +60,7 @@ def test_on_one_machine_there_are_runners_only_if_they_are_asked_for() -> None:
     assert runner_count(for_one_machine(run(**CODE, runner={"replicas": 2}))) == 2
 
 
-def test_validators_and_the_runs_own_pools_are_told_and_strangers_are_not(cluster: MemoryCluster) -> None:
+def test_validators_and_the_runs_own_pools_get_the_runners_and_strangers_do_not(cluster: MemoryCluster) -> None:
     put(cluster, **CODE)
     running(cluster)
     assert run_json(cluster).addresses.runners == [URL]
@@ -87,7 +87,7 @@ def test_a_run_without_runners_has_no_condition_for_them(cluster: MemoryCluster)
     assert cluster.get("StatefulSet", "sums-runner") is None
 
 
-def test_runners_that_are_no_longer_wanted_go_and_nothing_else_does(cluster: MemoryCluster) -> None:
+def test_removing_runners_deletes_them_and_nothing_else(cluster: MemoryCluster) -> None:
     put(cluster, **CODE)
     running(cluster)
     put(cluster, **CODE, runner={"replicas": 0})
@@ -119,7 +119,7 @@ def built(kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_runner_has_nothing_and_reaches_nobody() -> None:
+def test_a_runner_has_no_secret_and_no_network() -> None:
     pod = built("StatefulSet", "sums-runner")["spec"]["template"]["spec"]
     assert pod["volumes"] == [{"name": "tmp", "emptyDir": {}}]
     assert pod["automountServiceAccountToken"] is False
@@ -146,6 +146,6 @@ def test_a_runner_has_nothing_and_reaches_nobody() -> None:
         ({"pods": 1}, "spec.runner"),
     ],
 )
-def test_runners_that_cannot_be_are_refused_with_the_fields_path(runner: dict[str, Any], said_of: str) -> None:
+def test_impossible_runners_are_refused_with_the_fields_path(runner: dict[str, Any], said_of: str) -> None:
     _, mistakes = check(manifest(runner=runner))
     assert any(said_of in str(mistake) for mistake in mistakes), mistakes

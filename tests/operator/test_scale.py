@@ -46,7 +46,7 @@ def test_what_others_set_stands_until_the_template_changes(
     assert decide_scale(template, child, work=work) == expected
 
 
-def test_replicas_are_no_part_of_what_a_child_is_compared_by() -> None:
+def test_replicas_are_not_compared() -> None:
     pool = {"kind": "InferencePool", "metadata": {}, "spec": {"replicas": 2, "run": "sums"}}
     assert template_hash(pool) == template_hash({**pool, "spec": {"replicas": 9, "run": "sums"}})
     workload = {"kind": "StatefulSet", "metadata": {}, "spec": {"replicas": 2}}
@@ -142,7 +142,7 @@ def test_another_number_in_the_template_wins(cluster: MemoryCluster) -> None:
     assert replicas(cluster)["sums-pool"] == 3
 
 
-def test_a_suspended_run_goes_on_with_the_number_that_it_had(cluster: MemoryCluster) -> None:
+def test_a_resumed_run_has_its_earlier_replicas(cluster: MemoryCluster) -> None:
     running(cluster)
     scale(cluster, "InferencePool", "sums-pool", 6)
     put(cluster, suspend=True)

@@ -112,7 +112,7 @@ def test_a_run_waits_for_the_run_whose_model_it_begins_with(
     assert said(cluster, "Progressing")["reason"] == "Waiting"
 
 
-def test_it_goes_on_when_that_run_is_complete_and_reads_its_store(cluster: MemoryCluster) -> None:
+def test_it_continues_when_that_run_is_complete_and_reads_its_store(cluster: MemoryCluster) -> None:
     neighbour(cluster, "start")
     put(cluster, model={"run": "start"})
     look(cluster)
@@ -142,13 +142,13 @@ def test_a_data_set_is_waited_for_too_and_must_be_of_a_run_that_writes_one(clust
     assert cluster.names("Job") == ["sums-prepare"]
 
 
-def test_a_run_that_names_itself_is_told_so(cluster: MemoryCluster) -> None:
+def test_a_run_that_names_itself_is_reported(cluster: MemoryCluster) -> None:
     put(cluster, model={"run": "sums"})
     look(cluster)
     assert "which is this run itself: name another one" in said(cluster, "Ready")["message"]
 
 
-def test_runs_that_wait_for_each_other_are_told_so(cluster: MemoryCluster) -> None:
+def test_runs_that_wait_for_each_other_are_reported(cluster: MemoryCluster) -> None:
     """Also over another run between them, and not where the circle is among others."""
     neighbour(cluster, "start", model={"run": "middle"})
     neighbour(cluster, "middle", model={"run": "sums"})

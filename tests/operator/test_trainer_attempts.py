@@ -44,7 +44,7 @@ def decide(
     )
 
 
-def test_an_attempt_that_made_nothing_is_followed_by_another_after_a_pause() -> None:
+def test_an_attempt_without_a_version_is_followed_by_another_after_a_pause() -> None:
     early = decide({1: failed(1, seconds_ago=9)}, TrainerAttempt(1))
     assert (early.delete, early.failure) == ((), "")
     assert early.remember == TrainerAttempt(1, 0, failures=1, last_failed=1)
@@ -58,19 +58,19 @@ def test_the_pause_doubles_up_to_five_minutes() -> None:
     assert [pause_seconds(failures) for failures in (1, 2, 3, 5, 6, 9, 10_000)] == [10, 20, 40, 160, 300, 300, 300]
 
 
-def test_so_many_in_a_row_fail_the_run() -> None:
+def test_a_run_fails_after_the_limit_of_failures_in_a_row() -> None:
     last = decide({3: failed(3, seconds_ago=999)}, TrainerAttempt(3, 0, failures=2, last_failed=2))
     assert last.failure == "Job sums-trainer-3: rank 3 died; read its log, and delete the Job to try again"
     assert last.delete == ()
 
 
-def test_a_version_that_was_made_begins_the_count_anew() -> None:
+def test_a_new_version_resets_the_count_of_failures() -> None:
     after = decide({2: failed(2, seconds_ago=0)}, TrainerAttempt(2, 5, failures=2, last_failed=1), version=6)
     assert after.delete == ("sums-trainer-2",), "no pause: the trainer works"
     assert decide({}, after.remember, version=6).remember == TrainerAttempt(3, 6, failures=0, last_failed=1)
 
 
-def test_deleting_the_last_failed_job_begins_the_count_anew() -> None:
+def test_deleting_the_last_failed_job_resets_the_count_of_failures() -> None:
     assert decide({}, TrainerAttempt(3, 0, failures=3, last_failed=3)).remember == TrainerAttempt(
         4, 0, failures=0, last_failed=3
     )
@@ -164,7 +164,7 @@ def test_a_run_that_takes_too_long_fails_and_stops(cluster: MemoryCluster) -> No
     assert "completionTime" not in status(cluster)
 
 
-def test_suspension_starts_the_deadline_anew(cluster: MemoryCluster) -> None:
+def test_suspension_restarts_the_deadline(cluster: MemoryCluster) -> None:
     put(cluster, activeDeadlineSeconds=3600)
     running(cluster)
     put(cluster, activeDeadlineSeconds=3600, suspend=True)
@@ -187,7 +187,7 @@ def test_a_complete_run_has_met_its_deadline(cluster: MemoryCluster) -> None:
     assert "Failed" not in holds(cluster)
 
 
-def test_a_finished_run_is_deleted_when_its_time_has_come(cluster: MemoryCluster) -> None:
+def test_a_finished_run_is_deleted_after_its_time_to_live(cluster: MemoryCluster) -> None:
     put(cluster, ttlSecondsAfterFinished=600)
     running(cluster)
     at_version(cluster, 4)
@@ -210,7 +210,7 @@ def test_a_run_without_a_time_to_live_stays(cluster: MemoryCluster) -> None:
     assert cluster.objects.deleting() == []
 
 
-def test_more_steps_given_while_nobody_looked_save_a_run_whose_time_after_the_end_is_over(
+def test_more_steps_save_a_finished_run_whose_time_to_live_is_over(
     cluster: MemoryCluster,
 ) -> None:
     """The operator was away when the author went on with a finished run."""
@@ -225,7 +225,7 @@ def test_more_steps_given_while_nobody_looked_save_a_run_whose_time_after_the_en
     assert "Complete" not in holds(cluster)
 
 
-def test_an_edit_that_gives_a_finished_run_nothing_to_do_does_not_save_it(cluster: MemoryCluster) -> None:
+def test_an_edit_without_new_work_does_not_save_a_finished_run(cluster: MemoryCluster) -> None:
     put(cluster, ttlSecondsAfterFinished=600)
     running(cluster)
     at_version(cluster, 4)

@@ -120,7 +120,7 @@ def test_suspension_remembers_the_number_that_the_autoscaler_chose(story: Story,
     story.wait_field("StatefulSet", "sums-pool", "spec.replicas", 3)
 
 
-def test_what_cannot_be_changed_is_replaced_and_the_pods_go_on(story: Story, kube: Kube) -> None:
+def test_immutable_objects_are_replaced_and_their_pods_keep_running(story: Story, kube: Kube) -> None:
     story.running()
     pods = {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace, "shoal.dev/set=sums-pool")}
     before = story.get("StatefulSet", "sums-pool")["metadata"]["uid"]

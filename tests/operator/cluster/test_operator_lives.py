@@ -91,7 +91,7 @@ def survived(story: Story, operator: OperatorProcess, replicas: int) -> None:
     assert operator.process.poll() is None, "the operator ended and would have needed a restart"
 
 
-def test_it_goes_on_after_the_api_server_was_killed_and_restarted(
+def test_it_continues_after_the_api_server_was_killed_and_restarted(
     story: Story, start_operator: StartOperator, control_plane: ControlPlane
 ) -> None:
     operator = start_operator(lease_seconds=PATIENT)
@@ -102,7 +102,7 @@ def test_it_goes_on_after_the_api_server_was_killed_and_restarted(
     wait_settled(story.kube, story.namespace)
 
 
-def test_what_happened_while_its_watches_were_too_old_is_found_out(
+def test_changes_behind_expired_watches_are_found(
     story: Story, proxy: FaultProxy, start_operator: StartOperator, control_plane: ControlPlane, kube: Kube
 ) -> None:
     """410 Gone: a restarted API server knows no events from before its start, and the operator's versions are from before."""

@@ -101,7 +101,7 @@ def test_every_panel_has_data_of_a_real_operator_and_its_alerts_fire_and_clear(
     wait_until("the alert to clear", lambda: not prometheus.firing("ShoalOperatorWithoutLeader"), 120.0, 1.0)
 
 
-def test_a_query_for_what_the_operator_does_not_tell_has_no_data(
+def test_a_query_for_an_unknown_metric_has_no_data(
     observed: tuple[OperatorProcess, ScrapingPrometheus],
 ) -> None:
     # So that having data says something.

@@ -75,7 +75,7 @@ def test_a_run_whose_last_version_is_announced_is_complete(story: Story) -> None
     assert story.get("TrainingRun", "sums")["status"]["policyVersion"] == 4
 
 
-def test_a_status_of_which_something_is_not_known_is_taken(story: Story) -> None:
+def test_a_status_with_unknown_parts_is_accepted(story: Story) -> None:
     story.running()
     story.progress(open_step=2, latest_version=1, proofs=ProofTerms.in_force(ProofThresholds(), samples.PROOF_PROFILE))
     story.wait_field("TrainingRun", "sums", "status.proofs.honestChunks", 0)

@@ -142,7 +142,7 @@ def test_a_misspelled_key_is_refused_by_kubectl(control_plane: ControlPlane, nam
     assert 'unknown field "spec.asynclevel"' in said
 
 
-def test_what_is_not_given_is_there_with_its_default(kube: Kube, namespace: str) -> None:
+def test_absent_fields_get_their_defaults(kube: Kube, namespace: str) -> None:
     spec = kube.create(run(namespace, recipe=None), dry_run=True)["spec"]
     assert (spec["asyncLevel"], spec["recipe"]["promptsPerStep"]) == (2, 256)
     assert spec["recipe"]["algorithm"] == {

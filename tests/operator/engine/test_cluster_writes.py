@@ -158,7 +158,7 @@ def test_a_job_that_waits_in_a_queue_goes_on_waiting_when_it_is_applied_again() 
     assert keeping(asked, {"spec": {"suspend": True}}) == asked
 
 
-def test_a_deletion_names_the_very_object_and_one_that_is_gone_is_fine(rig: Rig) -> None:
+def test_a_deletion_names_the_uid_and_a_missing_object_is_fine(rig: Rig) -> None:
     rig.cache.observe("ADDED", config_map("c", 5))
     rig.hostile.script(MAP, refusal(404, "NotFound"), refusal(409, "Conflict"), refusal(500, "InternalError"))
     rig.cluster.delete("ConfigMap", "c")
@@ -168,7 +168,7 @@ def test_a_deletion_names_the_very_object_and_one_that_is_gone_is_fine(rig: Rig)
     assert second.body["propagationPolicy"] == "Orphan"
 
 
-def test_a_status_is_one_apply_that_names_the_very_object(rig: Rig) -> None:
+def test_a_status_is_one_apply_that_names_the_uid(rig: Rig) -> None:
     live = {"apiVersion": "shoal.dev/v1alpha1", "kind": "TrainingRun", "spec": {}, "metadata": {"name": "sums"}}
     live["metadata"] = {"name": "sums", "namespace": "a", "uid": "u9", "resourceVersion": "5"}
     rig.cache.observe("ADDED", live)

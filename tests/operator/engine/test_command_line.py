@@ -49,14 +49,14 @@ def test_without_a_connection_it_says_where_it_looked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not: [yaml", "kind: Config\n", "{}"])
-def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
     with pytest.raises(NoApiServer, match=r"kubeconfig .*wrong\.yaml"):
         load_configuration(file)
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoApiServer, match=r"absent: .*; give --kubeconfig FILE"):
         load_configuration(tmp_path / "absent")
 
@@ -85,7 +85,7 @@ def test_each_process_has_an_identity_of_its_own() -> None:
     assert one.identity != two.identity
 
 
-def test_kopf_is_told_who_we_are_and_does_not_ask_the_system_for_a_user_that_an_image_does_not_have(
+def test_kopf_gets_an_identity_and_does_not_look_up_a_system_user(
     tmp_path: Path,
 ) -> None:
     """`getpass.getuser` raises for a uid without a name, which ended every operator in a pod at its start."""

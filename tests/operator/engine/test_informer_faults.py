@@ -102,7 +102,7 @@ def test_after_410_the_list_is_taken_again_and_what_is_not_on_it_is_gone(rig: Ri
     wait_until("a watch from the new list", lambda: rig.watched_from[-1] == "20")
 
 
-def test_a_page_that_expired_begins_the_list_anew(rig: Rig) -> None:
+def test_an_expired_page_restarts_the_list(rig: Rig) -> None:
     rig.begin(
         [
             listed(10, config_map("a", 3, "1"), more="token"),
@@ -126,7 +126,7 @@ def test_a_torn_line_is_not_taken_and_nothing_is_missed(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "line", [b"no json\n", b"[]\n", b'{"type": "ADDED"}\n', b'{"type": "ADDED", "object": {"kind": "ConfigMap"}}\n']
 )
-def test_a_line_that_is_no_event_ends_that_watch_alone(rig: Rig, line: bytes) -> None:
+def test_a_line_that_is_not_an_event_ends_only_that_watch(rig: Rig, line: bytes) -> None:
     rig.begin([listed(10)], [Answer(body=[line]), Answer(body=[event("ADDED", config_map("a", 11, "1")), 60.0])])
     rig.wait(a="1")
 
@@ -144,7 +144,7 @@ def test_an_error_event_ends_the_watch_and_one_that_stays_leads_to_a_new_list(ri
     rig.wait(a="1")
 
 
-def test_a_watch_that_falls_silent_is_dead_and_the_list_is_taken_again(rig: Rig) -> None:
+def test_a_silent_watch_is_ended_and_the_list_is_taken_again(rig: Rig) -> None:
     rig.begin([listed(10), listed(20, config_map("a", 15, "1"))], [OPEN])
     began = rig.informer.heard_at
     rig.wait(a="1")

@@ -324,14 +324,14 @@ def test_the_same_failure_is_logged_once(engine: Engine, caplog: pytest.LogCaptu
     assert said[0].exc_info
 
 
-def test_a_reconcile_that_wants_to_be_called_again_is(engine: Engine) -> None:
+def test_a_reconcile_that_asks_for_another_call_gets_it(engine: Engine) -> None:
     engine.script(CACHED["InferencePool"].path("a"), None, engine.pool("p"))
     engine.react = lambda name: 0.05
     engine.start()
     wait_until("several calls", lambda: len(engine.calls) >= 3)
 
 
-def test_the_same_event_again_is_no_work(engine: Engine) -> None:
+def test_a_repeated_event_causes_no_work(engine: Engine) -> None:
     engine.start()
     wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
     engine.manager.seen("ADDED", engine.pool("new", 50))

@@ -95,7 +95,7 @@ def test_a_key_that_changes_all_the_time_does_not_starve_the_others() -> None:
     assert order == [A, B, C, A, A, A]
 
 
-def test_a_delayed_key_comes_when_it_is_due_and_the_earliest_wish_counts() -> None:
+def test_a_delayed_key_comes_when_it_is_due_and_the_earliest_time_counts() -> None:
     queue, clock = queue_and_clock()
     queue.add_after(A, 30)
     queue.add_after(A, 10)
@@ -108,7 +108,7 @@ def test_a_delayed_key_comes_when_it_is_due_and_the_earliest_wish_counts() -> No
     assert drain(queue) == []
 
 
-def test_work_that_begins_answers_what_was_asked_for_earlier_but_not_what_is_asked_for_while_it_runs() -> None:
+def test_a_run_of_a_key_covers_earlier_requests_but_not_later_ones() -> None:
     queue, clock = queue_and_clock()
     queue.add_after(A, 5)
     queue.add(A)
@@ -170,7 +170,7 @@ def test_failures_of_one_key_do_not_delay_another() -> None:
     assert queue.failed(B) == FIRST_RETRY_SECONDS
 
 
-def test_a_closed_queue_hands_out_nothing_and_waits_for_what_is_in_hand() -> None:
+def test_a_closed_queue_hands_out_nothing_and_waits_for_running_work() -> None:
     queue, clock = queue_and_clock()
     queue.add(A)
     queue.add(B)
@@ -202,7 +202,7 @@ def test_a_worker_that_waits_is_woken_by_an_add() -> None:
     assert taken == [A]
 
 
-def test_the_observer_is_told_of_adds_of_times_and_of_retries() -> None:
+def test_the_observer_gets_adds_times_and_retries() -> None:
     clock, seen = Clock(), Seen()
     queue = WorkQueue(seen, clock=clock, random_=lambda: 0.0)
     queue.add(A)

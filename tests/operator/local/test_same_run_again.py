@@ -31,7 +31,7 @@ def write(folder: Path, **spec: object) -> Path:
     return path
 
 
-def test_more_steps_are_taken_on(started_once: Path) -> None:
+def test_more_steps_are_accepted(started_once: Path) -> None:
     run = LocalRun(write(started_once, steps=9), started_once / "runs")
     run.start()
     live = run.cluster.get("TrainingRun", "sums")
