@@ -26,7 +26,7 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 NAMESPACE_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_WORKERS = 64
 MIN_LEASE, MAX_LEASE = 5, 600
-"""Seconds. Shorter ones are lost to a slow answer, longer ones leave a cluster without an operator."""
+"""Seconds. A shorter Lease is lost to a slow answer; a longer one leaves a cluster without an operator."""
 
 EXAMPLE = """example:
   python -m shoal_operator --namespace research --namespace staging

@@ -1,4 +1,4 @@
-"""kopf's handlers: it alone watches our four kinds, and each event is passed to the engine, which queues what it concerns. Nothing else is done here.
+"""kopf's handlers: kopf alone watches our four kinds. Each event goes to the engine, which queues the keys that it concerns.
 
 No create, update or delete handlers, no timers, daemons or indexes: those write finalizers and annotations to every object. kopf posts no
 Events, has no peers (the Lease decides who leads) and scans no CRDs or namespaces. Used by `kopf_loop.py`.
@@ -39,7 +39,7 @@ def registry(manager: Manager, configuration: Configuration) -> kopf.OperatorReg
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Have kopf write nothing and give up never."""
+    """Make kopf write nothing and retry forever."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -50,7 +50,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def connection(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The API server and who we are, for kopf."""
+    """The API server and the operator's identity, for kopf."""
     scheme, _, token = (authorization(configuration) or "").partition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,

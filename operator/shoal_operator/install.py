@@ -52,7 +52,7 @@ def objects(namespaces: Sequence[str], *, home: str = NAMESPACE, image: str = IM
 
 
 def access(namespaces: Sequence[str], home: str = NAMESPACE) -> list[Object]:
-    """Roles and bindings of the operator's account: exactly what the list names, where it is needed."""
+    """Roles and bindings of the operator's account: exactly those of the list, in the namespaces that need them."""
     made = _grant("Role", f"{NAME}-lease", home, home, rules(OPERATOR_NAMESPACE))
     for namespace in namespaces:
         made += _grant("Role", NAME, namespace, home, rules(WATCHED))
@@ -144,7 +144,7 @@ class _InstallDumper(yaml.SafeDumper):
 
 
 def to_yaml(made: Iterable[Object]) -> str:
-    """The objects as YAML documents, keys in the order in which people read them."""
+    """The objects as YAML documents, with keys in their usual order."""
     return yaml.dump_all(made, Dumper=_InstallDumper, sort_keys=False, width=120)
 
 

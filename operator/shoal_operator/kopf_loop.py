@@ -26,7 +26,7 @@ WELL_SECONDS = 60.0
 
 
 class KopfLoop:
-    """kopf, again and again, until SIGTERM, SIGINT or `stop`."""
+    """Runs kopf repeatedly until SIGTERM, SIGINT or `stop`."""
 
     def __init__(self, manager: Manager, configuration: Configuration, options: Options) -> None:
         self._manager, self._configuration, self._options = manager, configuration, options
@@ -58,12 +58,12 @@ class KopfLoop:
             await asyncio.to_thread(self._manager.stop)
 
     def stop(self) -> None:
-        """End; from the loop's own thread."""
+        """Stop; call it from the loop's own thread."""
         self._stopped.set()
         self._end.set()
 
     def restart(self, why: str) -> None:
-        """Start kopf again; from any thread."""
+        """Restart kopf; callable from any thread."""
         log.warning("restarting kopf: %s", why)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._end.set())

@@ -83,7 +83,7 @@ def secret_placeholders(run: TrainingRun) -> list[Object]:
 
 
 def _below(made: Object, identity: RunIdentity, addresses: Addresses, hashes: dict[str, str]) -> list[Object]:
-    """Children of one of our own kinds."""
+    """Children of a custom object."""
     match made["kind"]:
         case "InferencePool":
             pool = InferencePool.model_validate(made)

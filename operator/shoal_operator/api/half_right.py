@@ -1,8 +1,8 @@
 """The CEL rules that a document breaks which has other mistakes too: those that read nothing of what is mistaken. Pure.
 
 A model cannot be made of such a document. So the rules are evaluated on the document itself, with the schema's defaults filled in, as an API server
-does. A rule that reads a field with a mistake, or one that an unknown key may have meant, is left for the next try: what it says now may not be so
-when that field is right. Called by `manifest`.
+does. A rule that reads a field with a mistake, or one that an unknown key may have meant, is
+left for the next check: its result may differ once that field is correct. Called by `manifest`.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def _is_broken(rule: Rule, value: dict[str, Any]) -> bool:
 
 
 def _with_defaults(value: Any, schema: Schema) -> Any:
-    """A copy with defaults where nothing is given, as an API server fills them in. Nulls are nothing; nor is what the schema does not know."""
+    """A copy with defaults in absent fields, as an API server fills them in. Nulls and unknown fields count as absent."""
     if "properties" in schema or "additionalProperties" in schema:
         return _object_with_defaults(value, schema) if isinstance(value, dict) else None
     if "items" in schema:

@@ -15,7 +15,7 @@ from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 
 
 class PoolFields(SpecModel):
-    """What a pool is, whoever makes it."""
+    """Settings of a pool, whoever makes it."""
 
     replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Arguments of each worker's engine.")

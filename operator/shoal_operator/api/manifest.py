@@ -1,8 +1,8 @@
 """Reads a manifest: YAML text in, checked objects out, or one clear line for every mistake. Pure: the caller reads the file.
 
 Called by `shoal up` and `shoal render`. What passes here passes on an API server with our CRDs: keys and types are strict, unknown keys are
-refused, and the CEL rules of `rules.py` are evaluated after defaulting. All mistakes that can be told are told at once: where the schema finds some,
-so are the rules that read none of the fields concerned.
+refused, and the CEL rules of `rules.py` are evaluated after defaulting. All
+mistakes are reported at once: those of the schema, and broken rules that read none of the wrong fields.
 """
 
 import difflib
@@ -139,7 +139,7 @@ def check(document: Any) -> tuple[CustomObject | None, list[tuple[str, str]]]:
 def _schema_mistakes(
     model: type[CustomObject], document: Mapping[str, Any], error: ValidationError
 ) -> Iterator[tuple[str, str]]:
-    """Every mistake that the schema finds, then every rule that is broken whatever is written in their place."""
+    """Every mistake that the schema finds, then every rule that is broken regardless of their correction."""
     schema = structural_schema(model)
     places: list[Path] = []
     names: set[str] = set()

@@ -53,7 +53,7 @@ class NodeRequirement(SpecModel):
 
 
 class PodTemplate(SpecModel):
-    """What may be said about the pods of a part beside their resources."""
+    """Settings of a part's pods besides their resources."""
 
     labels: Labels = Field(default_factory=dict, description="Further labels of the pods.")
     annotations: Annotations = Field(default_factory=dict, description="Annotations of the pods.")

@@ -13,7 +13,7 @@ from shoal_operator.api.pods import PodTemplate, RelayImages
 
 
 class RelayFields(SpecModel):
-    """What relays are, whoever makes them."""
+    """Settings of relays, whoever makes them."""
 
     replicas: int = Field(
         2, ge=0, le=256, description="Number of relays. Clients get the list of all; nothing balances between them."

@@ -382,7 +382,7 @@ def holds(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) 
 
 
 def evaluated(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) -> bool | None:
-    """What the rule's expression says of `value`; None where it cannot be evaluated."""
+    """The value of the rule's expression for `value`; None when it cannot be evaluated."""
     if rule.of_updates and old is None:
         return True
     variables = {"self": json_to_cel(value)}

@@ -1,4 +1,4 @@
-"""The runners of a run: pods in which programs of strangers' models are judged, and nothing else happens."""
+"""The runners of a run: pods that only judge programs of strangers' models."""
 
 from pydantic import Field
 

@@ -25,7 +25,7 @@ _DROPPED = {"title", "additionalProperties", "$ref", "$defs", "properties", "ite
 
 
 class UnsupportedSchema(TypeError):
-    """A model uses something that a structural schema cannot say."""
+    """A model uses something that a structural schema cannot express."""
 
 
 @functools.cache

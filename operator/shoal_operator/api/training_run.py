@@ -59,7 +59,7 @@ class ControlPlaneTemplate(SpecModel):
 
 
 class TrainingRunSpec(RunSettings):
-    """What to do, on what, how, and with how many parts."""
+    """Settings of a run: its mode, data, recipe and parts."""
 
     data_claim: ObjectRef | None = Field(
         None,
@@ -124,7 +124,7 @@ class TrainingRunSpec(RunSettings):
 
 
 class TrainerStatus(SpecModel):
-    """Which attempt the trainer is at."""
+    """The trainer's current attempt."""
 
     attempt: int = Field(0, ge=0, description="Number of the current Job; grows when a new Job replaces it.")
     started_at_version: int = Field(0, ge=0, description="Newest policy version when the attempt began.")
@@ -133,7 +133,7 @@ class TrainerStatus(SpecModel):
 
 
 class DatasetStatus(SpecModel):
-    """How far a run of mode Generate has come."""
+    """Progress of a run of mode Generate."""
 
     slices: int = Field(0, ge=0, description="Slices of the task table; each is one submission.")
     slices_collected: int = Field(0, ge=0, description="Slices whose completions were read.")

@@ -9,7 +9,7 @@ from shoal_operator.api.pods import ObjectRef, PodTemplate
 
 
 class UiTemplate(SpecModel):
-    """The page of the run: one pod that reads the store and the orchestrator and writes nothing; who looks needs its token."""
+    """The page of the run: one pod that reads the store and the orchestrator and writes nothing. Viewers need its token."""
 
     credentials_secret: ObjectRef | None = Field(
         None,

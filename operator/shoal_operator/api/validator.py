@@ -15,7 +15,7 @@ from shoal_operator.api.pods import Gpus, PodTemplate, ValidatorImages
 
 
 class ValidatorFields(SpecModel):
-    """What validators are, whoever makes them."""
+    """Settings of validators, whoever makes them."""
 
     replicas: int = Field(1, ge=0, le=256, description="Validators.")
     validation: Validation = Field(default_factory=Validation, description="How uploads are checked.")

@@ -1,4 +1,4 @@
-"""The control plane of a run: Redis, discovery and orchestrator, one of each, and the way in for strangers' machines. Pure."""
+"""The control plane of a run: Redis, discovery and orchestrator, one of each, and their exposure to strangers' machines. Pure."""
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
@@ -87,7 +87,7 @@ def _orchestrator(run: TrainingRun, replicas: int, config_hash: str) -> list[Obj
 
 
 def _served(run: TrainingRun, name: str, component: str, replicas: int, template: Object) -> list[Object]:
-    """A Deployment of one pod with its Service and its way in from outside."""
+    """A Deployment of one pod with its Service and its exposure."""
     run_name, port = run.metadata.name, names.PORTS[component]
     exposure, selector = run.spec.control_plane.exposure, names.selector(run_name, component)
     return [

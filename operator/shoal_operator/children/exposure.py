@@ -1,4 +1,4 @@
-"""The way in from outside the cluster: a Service, and for type Ingress an Ingress, for each pod that clients outside must reach. Pure.
+"""Access from outside the cluster: a Service, and for type Ingress an Ingress, for each pod that clients outside must reach. Pure.
 
 Nothing is balanced: a client that gets half a version from one relay and half from another could not tell which of them is bad. `address_of` gives
 the URL of one of them as soon as it is known; a load balancer's comes with the live Service's status.

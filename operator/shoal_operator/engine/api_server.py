@@ -1,4 +1,4 @@
-"""HTTP to the API server: JSON in, JSON out, each call with a deadline, and retries for what passes by itself.
+"""HTTP to the API server: JSON in, JSON out, each call with a deadline, and retries of temporary failures.
 
 Raw objects, no model classes: those cost more than the calls. `call` is for single requests, `stream` for watches. A request that is not in
 `permissions.py` is refused before it is sent, and so is a write while this replica does not lead. Used by informers, `KubernetesCluster`, the
@@ -24,20 +24,20 @@ from shoal_operator.engine.kinds import Resource
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
-"""For one attempt. Server-side apply takes milliseconds; an answer after ten seconds is from a server in trouble."""
+"""Seconds for one attempt. Server-side apply takes milliseconds; an answer after ten seconds is from a server in trouble."""
 
 LAST_SECONDS = 0.1
 """An attempt that begins at the end of the budget still has this long."""
 
 BUDGET_SECONDS = 15.0
-"""For a call with all its retries. Beyond it the work queue's own backoff is the better place to wait."""
+"""Seconds for a call with all its retries. After that the work queue's backoff waits instead."""
 
 PAUSES = Backoff(0.1, 3.0)
 RETRIED = frozenset({429, 500, 502, 503, 504})
 LASTING = frozenset({400, 403, 413, 422})
 """Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
 TERMINATING = "because it is being terminated"
-"""In the refusal of whatever is made in a namespace that goes."""
+"""In the refusal of new objects in a terminating namespace."""
 METHODS = {
     "get": "GET",
     "list": "GET",
@@ -54,7 +54,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class ApiError(ClusterError):
-    """The API server refused. `status` is the HTTP status, 0 where there was no answer; `reason` the word of its `Status` object."""
+    """The API server refused. `status` is the HTTP status, 0 without an answer; `reason` is that of its `Status` object."""
 
     def __init__(self, text: str, status: int = 0, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class ApiError(ClusterError):
 
 
 class NotLeader(ApiError):
-    """A write was held back because this replica's lease is not sure to be still held."""
+    """A write was held back because this replica may no longer hold the Lease."""
 
 
 class ApiServer:
@@ -77,7 +77,7 @@ class ApiServer:
         counted: Callable[[str, int], None] = lambda method, status: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counted` is told method and status of each answer (0 where there was none)."""
+        """`counted` gets method and status of each answer (status 0: no answer)."""
         self._configuration = configuration
         self._counted, self._clock = counted, clock
         self._host = configuration.host.rstrip("/")
@@ -108,7 +108,7 @@ class ApiServer:
         budget_seconds: float = BUDGET_SECONDS,
         fenced: bool = True,
     ) -> Object:
-        """One request, tried again within the budget while the server is away, overloaded or restarting.
+        """One request, retried within the budget while the server is unreachable, overloaded or restarting.
 
         Args:
             verb: as RBAC names it: get, list, create, update, patch, delete.
@@ -174,7 +174,7 @@ class ApiServer:
         return Stream(answer)
 
     def stop(self) -> None:
-        """Give up waiting between attempts."""
+        """Stop waiting between attempts."""
         self._stopping.set()
 
     def _once(self, method: str, url: str, what: str, data: bytes | None, content_type: str, seconds: float) -> Object:
@@ -240,12 +240,12 @@ class Stream:
             pass  # it has ended by itself
 
     def release(self) -> None:
-        """Give the connection up; what is still to come on it is not wanted."""
+        """Drop the connection and whatever would still arrive on it."""
         self._answer.close()
 
 
 class Silence(ApiError):
-    """A watch that neither said anything nor ended."""
+    """A watch that was silent and did not end."""
 
 
 def _query(query: Mapping[str, str | int] | None) -> str:

@@ -1,7 +1,7 @@
-"""Decides whether a child must be written: pure, from what is wanted and what is live.
+"""Decides whether a child must be written: pure, from the desired and the live object.
 
-A child is written when the hash of our template changed or the live object no longer contains the desired state (drift). Nothing is compared that we
-did not ask for, so fields that the API server or an autoscaler adds are left alone. Called by `reconcile/common.py`.
+A child is written when the hash of our template changed or the live object no longer contains the desired state (drift). Fields
+that the template does not set are not compared: so fields that the API server or an autoscaler adds are left alone. Called by `reconcile/common.py`.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
 """What the API server refuses to change; a changed object is replaced."""
 
 CREATION_ONLY: dict[str, tuple[tuple[str, ...], ...]] = {"Job": (("spec", "suspend"),)}
-"""What is said when an object is made and never again: a queue such as Kueue's owns the field from then on."""
+"""Fields that are set only when an object is created: a queue such as Kueue's owns the field from then on."""
 
 NOT_HASHED: dict[str, tuple[tuple[str, ...], ...]] = {
     **CREATION_ONLY,
     **dict.fromkeys(("InferencePool", "RelayServer", "Validator"), (("spec", "replicas"),)),
 }
-"""What may differ without our wish being another one: `kubectl scale` and autoscalers own the replicas of our own kinds (children/scale.py)."""
+"""Fields that may differ from the template without a drift: `kubectl scale` and autoscalers own the replicas of our own kinds (children/scale.py)."""
 
 
 class Action(Enum):
@@ -87,7 +87,7 @@ def hash_of(live: Object) -> str | None:
 
 
 def decide(wanted: Object, live: Object | None) -> Action:
-    """What to do so that `live` becomes `wanted`.
+    """The action that makes `live` equal to `wanted`.
 
     A finished Job is done: it is never written again. An object that is being deleted is left alone until it is gone.
     """
@@ -118,7 +118,7 @@ def decide(wanted: Object, live: Object | None) -> Action:
 
 
 def _settled(wanted: Object, live: Object, immutable: tuple[tuple[str, ...], ...]) -> Object:
-    """What is wanted, with what can no longer change as it is."""
+    """The desired object with immutable fields as they are."""
     for path in immutable:
         if value_at(wanted, path) is not None:
             wanted = with_value(wanted, path, value_at(live, path))
@@ -126,7 +126,7 @@ def _settled(wanted: Object, live: Object, immutable: tuple[tuple[str, ...], ...
 
 
 def _class_taken_back(wanted: Object, live: Object) -> bool:
-    """Whether a Service would have to lose its load balancer's class, which it only may together with its type."""
+    """Whether a Service would lose its load balancer's class; that is allowed only together with its type."""
     path = ("spec", "loadBalancerClass")
     types = {value_at(each, ("spec", "type")) for each in (wanted, live)}
     given, asked = value_at(live, path), value_at(wanted, path)
@@ -160,7 +160,7 @@ def _same_quantity(one: str | int, other: str | int) -> bool:
 
 
 def value_at(value: Any, path: tuple[str, ...]) -> Any:
-    """What lies at a path, or None."""
+    """The value at a path, or None."""
     for part in path:
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
@@ -184,6 +184,6 @@ def job_state(job: Object | None) -> str:
 
 
 def job_message(job: Object | None) -> str:
-    """What the failed Job's condition says."""
+    """The message of the failed Job's condition."""
     conditions = (job or {}).get("status", {}).get("conditions", [])
     return next((str(found.get("message", "")) for found in conditions if found["type"] == "Failed"), "")

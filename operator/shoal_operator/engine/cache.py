@@ -1,8 +1,8 @@
-"""What is known of the cluster: every object of the watched kinds, and whom a change concerns.
+"""Cache of the cluster: every object of the watched kinds, and which keys a change concerns.
 
-In come events of informers and of kopf, whole lists, and what our own writes returned; whatever is newest by resourceVersion stays. Out go objects to
-reconcile, without a request, and keys to the work queue. Objects are kept as compact JSON: a tenth of the memory of dicts, and each reader
-gets a copy of its own.
+In:
+events of informers and kopf, whole lists, and the answers to our own writes; the newest resourceVersion stays. Out: objects for reconcile, without
+a request, and keys for the work queue. Objects are kept as compact JSON: a tenth of the memory of dicts, and each reader gets a copy of its own.
 """
 
 import threading
@@ -22,7 +22,7 @@ MAX_GRAVES = 20_000
 """Deletions that are remembered, so that a late event or answer does not bring an object back. The oldest half goes when there are more."""
 
 OWN_WRITE_DELAY_SECONDS = 2.0
-"""After a write of ours its owner is looked at once more, for what others wrote between our reading and our writing."""
+"""After one of our writes its owner is reconciled once more: others may have written between our read and our write."""
 
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _POD_METADATA = (
@@ -52,7 +52,7 @@ class CachedObject(NamedTuple):
 
 
 def trimmed(found: Object) -> Object:
-    """The object without what nobody here reads: `managedFields` of all, and of pods all but identity and status."""
+    """The object without unread fields: `managedFields`, and for pods all except identity and status."""
     metadata = found["metadata"]
     if found.get("kind") != "Pod":
         return {**found, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
@@ -93,7 +93,7 @@ def entry_of(found: Object) -> CachedObject:
 
 
 class Queue(Protocol):
-    """Where keys go that a change concerns; `queue.WorkQueue` in the operator."""
+    """Takes the keys that a change concerns; `queue.WorkQueue` in the operator."""
 
     def add(self, key: Key) -> None: ...
     def add_after(self, key: Key, seconds: float) -> None: ...
@@ -127,7 +127,7 @@ class Cache:
         return self._entries.get(key)
 
     def knows(self, key: Key, version: int) -> bool:
-        """Whether this version of an object, or a later one, or its deletion came."""
+        """Whether the cache has seen this version of an object, a later one, or its deletion."""
         entry = self._entries.get(key)
         return (entry is not None and entry.version >= version) or self._graves.get(key, 0) >= version
 
@@ -150,7 +150,7 @@ class Cache:
     def observe(self, event: str, found: Object) -> None:
         """One event of a watch: ADDED, MODIFIED or DELETED, or anything else for an object that was listed.
 
-        What is known already, as our own writes are, changes nothing and concerns nobody.
+        A known version, such as that of our own write, changes nothing and queues no key.
         """
         entry = entry_of(found)
         key = Key(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
@@ -177,7 +177,7 @@ class Cache:
                 self._queue.add_settling(each)
 
     def retain(self, kind: str, namespace: str | None, listed: set[Key], version: int) -> None:
-        """A whole list of a kind (in one namespace, or in all) was `listed`, as of `version`: what is older and not on it is gone."""
+        """A whole list of a kind (in one namespace, or in all) was `listed`, as of `version`: older objects that are not on it are gone."""
         concerned: set[Key] = set()
         with self._lock:
             gone = [

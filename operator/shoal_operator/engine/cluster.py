@@ -31,14 +31,14 @@ CHILD_KINDS = {
 
 
 class ClusterError(RuntimeError):
-    """The cluster could not be asked, or refused; the text says what and why."""
+    """The cluster did not answer, or refused; the text says what and why."""
 
     passing = False
-    """Whether it may be gone at the next try although nobody did anything; what is not is told in the status of the object."""
+    """Whether the next attempt may succeed without a change; otherwise the object's status reports the error."""
 
 
 class Cluster(Protocol):
-    """Get, list, apply and delete in one namespace; and what else reconcile must know about the world."""
+    """Get, list, apply and delete in one namespace; and what else reconcile must know."""
 
     @property
     def namespace(self) -> str:
@@ -51,7 +51,7 @@ class Cluster(Protocol):
         """An object that we did not make: a credentials Secret, or a ConfigMap that an admin copied. It may carry no label of ours. None: there is
         none.
 
-        It costs a request, where `get` answers from what is known, and nothing tells of its changes: whoever waits for one asks again later.
+        It costs a request, while `get` answers from the cache. No event reports its changes: reconcile must ask again later.
         """
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:

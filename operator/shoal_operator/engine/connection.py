@@ -13,14 +13,14 @@ from kubernetes.client import Configuration
 
 
 class NoApiServer(RuntimeError):
-    """There is no usable configuration; the text says where was looked."""
+    """There is no usable configuration; the text names the places that were tried."""
 
 
 def load_configuration(kubeconfig: Path | None = None, context: str | None = None) -> Configuration:
     """The configuration of a kubeconfig that was named, else of the pod, else of `KUBECONFIG` or `~/.kube/config`.
 
     Raises:
-        NoApiServer: none of these is there, or it cannot be read.
+        NoApiServer: none of these exists, or it cannot be read.
     """
     made: Configuration = type.__call__(Configuration)
     try:
@@ -59,7 +59,7 @@ def ssl_context(configuration: Configuration) -> ssl.SSLContext | None:
 
 
 def authorization(configuration: Configuration) -> str | None:
-    """The `Authorization` header of this moment; a rotated token is read again when it is time."""
+    """The current `Authorization` header; a rotated token is read again in time."""
     header = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     return header if header else None
 

@@ -48,7 +48,7 @@ class Move(Enum):
 
 
 class Election:
-    """What one replica knows of the Lease."""
+    """One replica's view of the Lease."""
 
     def __init__(self, identity: str, timing: ElectionTiming = ElectionTiming()) -> None:
         self.identity, self.timing = identity, timing
@@ -57,13 +57,13 @@ class Election:
         self._renewed_at: float | None = None
 
     def see(self, record: ElectionRecord | None, now: float) -> None:
-        """The Lease as it was read or written; None when there is none."""
+        """Note the Lease as read or written; None when there is none."""
         if record is None or self.record is None or record.version != self.record.version:
             self._changed_at = now
         self.record = record
 
     def move(self, now: float) -> Move:
-        """What to do, after the Lease was seen."""
+        """The next action, after the Lease was read."""
         if self.record is None:
             return Move.CREATE
         if self.record.holder == self.identity:
@@ -78,7 +78,7 @@ class Election:
         self._renewed_at = sent_at
 
     def refused(self) -> None:
-        """Someone else was faster: the next look tells who."""
+        """Another replica was faster: the next read shows which."""
         self.record = None if self.record is None else ElectionRecord("?", self.timing.duration, "")
 
     def leads(self, now: float) -> bool:

@@ -41,7 +41,7 @@ class Notice(NamedTuple):
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Notice]:
-    """What there is to tell of a status that replaces another. What a new object is not yet is not news."""
+    """Transitions to report when a status replaces another. Conditions that a new object does not meet yet are not reported."""
     old = {found["type"]: found["status"] for found in before.get("conditions", ())}
     told = []
     for found in after.get("conditions", ()):
@@ -78,7 +78,7 @@ class EventRecorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, for at most a few seconds."""
+        """Write the waiting Events, for at most a few seconds."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -86,7 +86,7 @@ class EventRecorder:
         self._thread.join(BUDGET_SECONDS)
 
     def transitions(self, about: Object, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Tell of the conditions that changed; never waits."""
+        """Queue Events for changed conditions; never blocks."""
         for notice in transitions(before, after):
             try:
                 self._waiting.put_nowait((about, notice))

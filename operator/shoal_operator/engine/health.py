@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 Check = Callable[[], str]
-"""Returns in words what is wrong; empty when all is well."""
+"""Returns what is wrong, in words; empty when nothing is."""
 
 
 class HealthServer:

@@ -24,7 +24,7 @@ from shoal_operator.engine.kinds import Key, Resource
 log = logging.getLogger(__name__)
 
 PAGE = 500
-"""Objects a page: some megabytes of JSON at once, not hundreds."""
+"""Objects per page: a few megabytes of JSON at once."""
 
 WATCH_SECONDS = 300
 """A watch is asked to end after about this long (up to a quarter less, so that they do not all end at once)."""
@@ -39,7 +39,7 @@ SHORT_SECONDS = 1.0
 """A watch that ends sooner than this is not begun again at once: a server that is shutting down ends them all."""
 
 FAILURES_BEFORE_LIST = 3
-"""This many failures in a row at one version, and the version is not trusted any more."""
+"""After this many consecutive failures at one version, the list is taken again."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Informer:
         self.synced = threading.Event()
         """Set once the first list is in the cache."""
         self.heard_at = clock()
-        """When the watch last gave a sign of life: an event, a bookmark, its own end, or a refusal. Silence is none."""
+        """When the watch last showed activity: an event, a bookmark, its own end, or a refusal. Silence does not count."""
         self.event_at = clock()
         """When the last event or bookmark came."""
         self._thread = threading.Thread(target=self.run, name=f"informer-{resource.kind}", daemon=True)
@@ -117,7 +117,7 @@ class Informer:
 
     @property
     def alive(self) -> bool:
-        """False when the thread has ended though it should not."""
+        """False when the thread has ended unexpectedly."""
         return self._thread.is_alive() or not self._thread.ident or self._stopping.is_set()
 
     def run(self) -> None:
@@ -155,7 +155,7 @@ class Informer:
                 self._pause(self._backoff.next())
 
     def _list(self) -> str:
-        """Take the whole list into the cache; returns the version that it is of."""
+        """Take the whole list into the cache; returns its version."""
         version = ""
         listed: set[Key] = set()
         try:

@@ -138,7 +138,7 @@ class LocalCluster:
     # Supervision.
 
     def tick(self) -> None:
-        """Make pods and objects agree, once; never waits."""
+        """Reconcile pods with objects, once; never blocks."""
         now = time.monotonic()
         workloads = [each for kind in WORKLOADS for each in self.objects.find(kind)]
         wanted = {
@@ -159,7 +159,7 @@ class LocalCluster:
         self._finish_deletions()
 
     def pods(self) -> Sequence[PodView]:
-        """Every pod as it is, by name."""
+        """The state of every pod, by name."""
         return [pod.view() for _, pod in sorted(self._pods.items())]
 
     def pid_of(self, pod: str, container: str) -> int | None:

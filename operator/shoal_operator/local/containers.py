@@ -36,7 +36,7 @@ def restart_pause(quick_failures: int) -> float:
 
 @dataclass(frozen=True)
 class ContainerView:
-    """What is shown of a container: state is one of Waiting, Running, Exited."""
+    """A container's visible state: state is one of Waiting, Running, Exited."""
 
     name: str
     state: str
@@ -119,13 +119,13 @@ class RunningContainer:
         return self._process.pid if self._process is not None else None
 
     def terminate(self) -> None:
-        """Ask it to end, for good."""
+        """Ask it to end, without a restart."""
         self.finished = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and all that it started, for good."""
+        """End it and all that it started, without a restart."""
         self.finished = True
         if self._process is not None:
             signal_group(self._process.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ class RunningContainer:
             self._forget()
 
     def gone(self) -> bool:
-        """Whether nothing of it runs any more (to be asked after `terminate`)."""
+        """Whether none of its processes runs (valid after `terminate`)."""
         if self._process is None:
             return not self._left_over()
         if self._process.poll() is None:
@@ -220,7 +220,7 @@ class RunningContainer:
                 return
 
     def _restart_unhealthy(self) -> None:
-        """As a kubelet does, but without the grace period: what hangs rarely listens. `_ended` sees the exit on the next tick."""
+        """As a kubelet does, but without the grace period: a hanging process rarely handles signals. `_ended` sees the exit on the next tick."""
         assert self._process is not None
         signal_group(self._process.pid, signal.SIGKILL)
         self._states = {}

@@ -1,4 +1,4 @@
-"""The guardian: outlives `shoal up` for a moment when that is killed, and stops what it left behind.
+"""The guardian outlives a killed `shoal up` for a moment and stops the processes that it left.
 
 It holds the reading end of a pipe whose writing end only `shoal up` has. When `shoal up` ends in whatever way, the pipe closes, and the guardian
 stops every process that is still recorded. Started as `python -m shoal_operator.local.guardian FOLDER GRACE_SECONDS` with the pipe on standard input.

@@ -1,4 +1,4 @@
-"""What of a TrainingRun one machine cannot do, in words, and what it leaves out on purpose. Pure; called before anything is started.
+"""Fields of a TrainingRun that one machine cannot follow, in words, and those that it ignores on purpose. Pure; called before anything is started.
 
 Left out: `ttlSecondsAfterFinished` (the report is made after the end), `queueName` (there is no queue), `dataClaim` (paths are the machine's); `ui`
 (the program `shoal ui` is the page here, and knows every pod), runners unless they are asked for. Without effect, as there is one node, one user and
@@ -11,7 +11,7 @@ from shoal_operator.api.runner import RunnerTemplate
 
 
 def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
-    """What of the run is not available here."""
+    """Fields of the run that are not available on one machine."""
     spec = run.spec
     mistakes = []
     if spec.trainer.replicas > 1:
@@ -34,7 +34,7 @@ def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
 
 
 def for_one_machine(run: TrainingRun) -> TrainingRun:
-    """The run without what is left out here."""
+    """The run without the fields that one machine ignores."""
     # Without runners of its own a run has its programs judged where they are scored: all pods are processes of one user here.
     runner = run.spec.runner or RunnerTemplate(replicas=0)
     left_out = {"ttl_seconds_after_finished": None, "queue_name": None, "ui": None, "data_claim": None}

@@ -1,4 +1,4 @@
-"""Other runs on this machine, to be read only: a run may begin with what another one, in the folder beside its own, has left.
+"""Other runs on this machine, to be read only: a run may start from the results of a run in the folder beside its own.
 
 In: a name that the run does not have itself. Out: the other run's TrainingRun, or the claim of its folder store, whose volume is then linked among
 this run's volumes. Called by `LocalCluster.get`.

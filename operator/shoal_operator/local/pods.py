@@ -38,7 +38,7 @@ CONTAINER_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class PodView:
-    """What is shown of a pod. `phase` is Pending, Running, Succeeded, Failed or Stopping."""
+    """A pod's visible state. `phase` is Pending, Running, Succeeded, Failed or Stopping."""
 
     name: str
     owner: str
@@ -173,7 +173,7 @@ class Pod:
             container.kill()
 
     def gone(self) -> bool:
-        """Whether nothing of it runs any more; its link goes with it."""
+        """Whether none of its processes runs; then its link is removed."""
         if not all(container.gone() for container in self._all):
             return False
         pod_link(self.address).unlink(missing_ok=True)

@@ -52,7 +52,7 @@ class LocalRun:
         self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
         generated = self._wanted.spec.model.generated
         self.warm_start_pass_rate = generated.warm_start_pass_rate if generated is not None else None
-        """With which the making of a generated model ends; None: the model is not made here."""
+        """Pass rate at which the warm start of a generated model ends; None: the run generates no model."""
         self._next_reconcile = 0.0
         self._problem = ""
         self._subnet: Subnet | None = None
@@ -117,7 +117,7 @@ class LocalRun:
             self._cluster.kill()
 
     def _forget_failed_jobs(self) -> None:
-        """Whoever starts a failed run again asks to have it tried again; on a cluster that is `kubectl delete job`."""
+        """Starting a failed run again retries it; on a cluster `kubectl delete job` does that."""
         for job in self.cluster.list("Job", {}):
             if is_true(job, "Failed"):
                 self.cluster.objects.remove("Job", job["metadata"]["name"])
@@ -149,7 +149,7 @@ class LocalRun:
 
 
 def changes(wanted: TrainingRun, run_dir: Path, source: str) -> list[Mistake]:
-    """Hold a manifest against the run that is in the folder already: what an API server would refuse to change."""
+    """Compare a manifest with the run that is already in the folder: refuse the changes that an API server refuses."""
     live = Objects(run_dir / "objects.json").get("TrainingRun", wanted.metadata.name)
     if live is None:
         return []

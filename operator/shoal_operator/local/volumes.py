@@ -1,4 +1,4 @@
-"""A pod's folder (its `SHOAL_HOME`) and what is mounted in it: secrets, config maps, empty folders and claims.
+"""A pod's folder (its `SHOAL_HOME`) and its mounts: secrets, config maps, empty folders and claims.
 
 Every mount lies under `/shoal`, and all containers of a pod see all of its mounts here: one machine's user has no walls between processes of
 its own. Claims are folders of the run that outlive pods.

@@ -115,7 +115,7 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
 
 
 def not_smaller(wanted: Object, live: Object) -> Object:
-    """A claim that is not a smaller than it was: volumes grow, and an API server refuses anything else."""
+    """A claim that does not shrink: volumes grow, and an API server refuses anything else."""
     if wanted["kind"] != "PersistentVolumeClaim":
         return wanted
     have = live.get("spec", {}).get("resources", {}).get("requests", {}).get("storage")

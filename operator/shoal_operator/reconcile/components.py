@@ -1,4 +1,4 @@
-"""The parts of a run and whether each is as it should be: one condition and one pair of counts a part. Pure.
+"""The parts of a run and whether each is ready: one condition and one pair of counts a part. Pure.
 
 A part is a workload that the run made, or one of our own kinds; there may be several parts of one component (pools).
 """
@@ -29,9 +29,9 @@ COMPONENTS = (
 OPTIONAL = frozenset({"Runner", "Lighthouse", "Island", "Ui"})
 """Components that many runs do not have; those have no condition for them."""
 SEVERAL = frozenset({"InferencePool", "Island"})
-"""Components of which a run may have several parts."""
+"""Components that may have several parts in a run."""
 BESIDE = frozenset({"Ui"})
-"""Components that a run continues without: they have a condition, and never keep the run from being ready."""
+"""Components that a run continues without: they have a condition, but do not affect the run's readiness."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ComponentPart:
 
 @dataclass(frozen=True)
 class State:
-    """Whether a part or a component is as it should be, and why not."""
+    """Whether a part or a component is ready, and why not."""
 
     ready: bool
     reason: str
@@ -75,7 +75,7 @@ def part_state(part: ComponentPart) -> State:
 
 
 def _isolation(part: ComponentPart) -> str:
-    """What is around a runner's programs besides the walls in its pod, which it reports itself (`shoal_sandbox_isolation_info`)."""
+    """The isolation of a runner's programs outside its pod; the pod reports its own (`shoal_sandbox_isolation_info`)."""
     if part.component != "Runner" or part.workload is None:
         return ""
     name = part.workload["spec"]["template"]["spec"].get("runtimeClassName")
@@ -117,7 +117,7 @@ def counts(workload: Object | None) -> tuple[int, int]:
 
 
 def component_state(component: str, parts: Iterable[ComponentPart]) -> State:
-    """State of a component: the first part that is not as it should be speaks for it."""
+    """State of a component: that of its first part that is not ready."""
     states = [(part, part_state(part)) for part in parts if part.component == component]
     if not states:
         return State(True, "NoParts", "the run makes none")

@@ -3,7 +3,7 @@
 The rules of the trainer's attempts, one a row of the tests:
 
 - nothing before prepare has succeeded, nothing while suspended, nothing after the deadline;
-- no new one while the run waits for something, since none of its children is made then;
+- no new one while the run waits for something, because it makes no children then;
 - an attempt whose template is no longer the desired state is deleted, and the next one made once it is gone;
 - an attempt that failed for good is followed by another if it made a policy version;
 - if it made none, it is followed by another after a pause that doubles, until `limit` of them in a row have failed: then the run has failed;
@@ -180,7 +180,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def time_is_up(start_time: str | None, deadline_seconds: int | None, now: datetime) -> bool:
-    """Whether a run has been active for longer than it may."""
+    """Whether a run has exceeded its active deadline."""
     started = parse_time(start_time)
     return deadline_seconds is not None and started is not None and now >= started + timedelta(seconds=deadline_seconds)
 

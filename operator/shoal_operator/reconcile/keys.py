@@ -1,8 +1,8 @@
 """Makes a run's keys once, as Secrets: run key, a key for each trusted role, run secret, admin's token, tickets of pools, the page's token; derives
 the roster.
 
-The private halves never leave this module but into Secrets; builders get the public ones. A Secret that exists is never written again: other keys
-would make strangers of every node and void every signature of the run.
+Private keys leave this module only into Secrets; builders get the public keys. A Secret that exists is never written again: new
+keys would exclude every node and invalidate every signature of the run.
 """
 
 import base64
@@ -23,10 +23,10 @@ ROLE_KEY = "role.pem"
 ISLAND_KEY = "island.pem"
 RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
 ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of the entry
-"""What whoever looks after a run's nodes shows the orchestrator (docs/nodes.md)."""
+"""Token of a run's admin for the orchestrator (docs/nodes.md)."""
 TICKET = "ticket"
 UI_TOKEN = "token"  # noqa: S105 - the name of the entry
-"""What a browser shows the page of the run (docs/ui.md)."""
+"""Token of a browser for the page of the run (docs/ui.md)."""
 RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
@@ -49,7 +49,7 @@ def ensure_identity(cluster: Cluster, owner: Object, islands: int) -> RunIdentit
 
 
 def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) -> None:
-    """Make the ticket of each pool where it is missing. `pools`: name of the pool by name of its object."""
+    """Create the missing tickets of pools. `pools`: name of the pool by name of its object."""
     run = owner["metadata"]["name"]
     for pool_object, pool in pools.items():
         name = names.ticket_secret(pool_object)
@@ -63,7 +63,7 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) ->
 
 
 def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
-    """Make the token of the run's page where it is missing. One that is deleted is made again; whoever deleted it starts the page's pod again."""
+    """Create the token of the run's page if it is missing. After deleting it, restart the page's pod."""
     run = owner["metadata"]["name"]
     name = names.ui_token(run)
     if (found := cluster.get("Secret", name)) is not None:
@@ -75,7 +75,7 @@ def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
 
 
 def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:
-    """The Secret of this name, made now if it is not there."""
+    """The Secret of this name, created if it does not exist."""
     if (found := cluster.get("Secret", name)) is not None:
         # Keys of an earlier run are collected with it: a run that began with them would soon be without.
         refuse_anothers(found, owner)

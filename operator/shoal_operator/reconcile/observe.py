@@ -1,4 +1,4 @@
-"""What a TrainingRun's reconcile reads of the world, once, at its start; and the live workloads behind its status.
+"""What a TrainingRun's reconcile reads from the cluster, once, at its start; and the live workloads behind its status.
 
 Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
@@ -26,7 +26,7 @@ WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Isl
 
 @dataclass(frozen=True)
 class Observed:
-    """The world of one run. `waits_for` says what must be there before anything can be made."""
+    """The observed state of one run. `waits_for` names what must exist before its children are made."""
 
     prepare: Object | None
     trainer_jobs: dict[int, Object]
@@ -72,7 +72,7 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
 
 
 def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
-    """Objects that the run refers to, and what to do about one that is not as it must be."""
+    """Objects that the run refers to, and what to do about a missing or wrong one."""
     spec, missing = run.spec, ""
 
     def find(kind: str, name: str | None, field: str) -> Object | None:
@@ -107,7 +107,7 @@ def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
 
 
 def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
-    """What to do about store credentials that are not there; empty when all is well."""
+    """What to do about missing store credentials; empty when none are missing."""
     s3 = run.spec.storage.s3
     if s3 is None:
         return ""

@@ -24,7 +24,7 @@ class FilterState:
 def sample_first(
     cluster: Cluster, live: Object, run: TrainingRun, references: References, *, prepared: bool, rest: bool
 ) -> FilterState:
-    """Make the filter's run what it should be. With `rest` (suspended, out of time) or when the run is `prepared`, it stops."""
+    """Bring the filter's run to its desired state. With `rest` (suspended, out of time) or when the run is `prepared`, it stops."""
     wanted = filter_training_run(run, references, suspend=prepared or rest)
     if wanted is None:
         return FilterState()
@@ -53,7 +53,7 @@ def _state(name: str, child: Object | None) -> FilterState:
 
 
 def _message(status: Object, type_: str, is_: str | None = None) -> str:
-    """What a condition says, if it is there and as asked."""
+    """The message of a condition with this status, if it exists."""
     for each in status.get("conditions", []):
         if each["type"] == type_ and is_ in (None, each["status"]):
             return str(each.get("message", ""))

@@ -9,7 +9,7 @@ from shoal_operator.engine.conditions import is_true
 
 
 def waits_for_others(cluster: Cluster, run: TrainingRun) -> str:
-    """What the run waits for, and what to do about it; empty when every run that it names has what is wanted."""
+    """What the run waits for, and what to do about it; empty when every run that it names has what it needs."""
     storage = run.spec.storage.model_dump(mode="json", by_alias=True, exclude_none=True)
     for source in sources(run.spec):
         why = _why_not(cluster, source, run.metadata.name, storage)
@@ -57,7 +57,7 @@ def _builds_on(cluster: Cluster, other: Object, own_name: str) -> bool:
 
 
 def _named(run: Object) -> list[str]:
-    """The runs that a live one names, as `sources` finds them; it may be of a release whose fields we do not know."""
+    """The runs that a live one names, as `sources` finds them; its release may have unknown fields."""
     names = []
     for path in (("model",), ("tasks", "offlineFilter", "model"), ("sft", "dataset")):
         place: Any = run["spec"]

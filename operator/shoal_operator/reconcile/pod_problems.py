@@ -14,7 +14,7 @@ from shoal_operator.engine.cluster import Object
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 CONFIG_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 CRASHES = 2
-"""Restarts from which on a container that is not ready is said to crash: the first may be a peer that was not there yet."""
+"""Restarts after which a container that is not ready counts as crashing: the first may be due to a peer that was not up."""
 MAX_TEXT = 300
 ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 """How a line with a traceback ends (`shoal.telemetry.logs`)."""
@@ -22,7 +22,7 @@ ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 
 @dataclass(frozen=True, order=True)
 class PodProblem:
-    """One pod's problem; the order is that of what is said first."""
+    """One pod's problem; the order is the order of reporting."""
 
     rank: int
     pod: str
@@ -97,8 +97,9 @@ def _ended(terminated: Object) -> str:
 
 
 def _last_words(text: str) -> str:
-    """What the end of a log says. A structured line, of which only the end may be there, comes down to its `error` or its event: its time
-    is another after each crash."""
+    """The
+    message at the end of a log. A structured line, possibly truncated at its start, is reduced to its `error` or event: its time differs after each
+    crash."""
     last = text.strip().rsplit("\n", 1)[-1]
     try:
         if found := ERROR_AT_END.search(last):

@@ -92,7 +92,7 @@ class Findings:
 
     @property
     def steps_total(self) -> int:
-        """Steps of the run: those of the spec, or what the orchestrator made of the task table; 0 while nobody knows."""
+        """Steps of the run: those of the spec, or what the orchestrator made of the task table; 0 while unknown."""
         return self.steps or (self.progress.steps_total if self.progress is not None else 0)
 
     @property
@@ -102,7 +102,7 @@ class Findings:
 
     @property
     def stalled(self) -> bool:
-        """The open step was sampled as often as it may be and lacks signal; a person must decide."""
+        """The open step reached its sampling cap and lacks signal; a person must decide."""
         return self.stage == "running" and self.progress is not None and bool(self.progress.stalled_on_signal)
 
     @property
@@ -112,7 +112,7 @@ class Findings:
 
     @property
     def missing(self) -> list[str]:
-        """Components that are not as they should be and that the run needs."""
+        """Components that the run needs and that are not ready."""
         needed = (name for name in COMPONENTS if name not in BESIDE)
         return [name for name in needed if not component_state(name, self.parts).ready]
 
@@ -286,7 +286,7 @@ def _how_far(findings: Findings) -> str:
 
 
 def _ready(findings: Findings) -> Condition:
-    """Whether the run is making progress with all its parts; the message is what `kubectl get` shows, so it says what is wrong first."""
+    """Whether the run makes progress with all its parts. `kubectl get` shows the message, so it starts with the problem."""
     stage, missing = findings.stage, findings.missing
     if stage == "running" and not missing and not findings.paused and not findings.stalled:
         return condition("Ready", True, "ComponentsReady", _doing(findings))
@@ -340,7 +340,7 @@ def _doing(findings: Findings) -> str:
 
 
 def _exchanging(findings: Findings) -> list[Condition]:
-    """Of a run whose trainer is one of several islands."""
+    """The condition of a run whose trainer is one of several islands."""
     if not findings.has_islands:
         return []
     said = findings.progress.islands if findings.progress is not None else None
@@ -348,21 +348,21 @@ def _exchanging(findings: Findings) -> list[Condition]:
 
 
 def _prepare_text(findings: Findings) -> str:
-    """What keeps a run that is preparing."""
+    """What a preparing run waits for."""
     if findings.stage != "preparing":
         return ""
     return findings.waits_for or (findings.prepare_problem[1] if findings.prepare_problem else "")
 
 
 def _pause_text(findings: Findings) -> str:
-    """The trainer's own words, which say how it ends; or how it ends."""
+    """The trainer's note on how to resume, or a default one."""
     version = findings.latest_version or 0
     said = findings.progress.trainer_note if findings.progress else ""
     return said or f"the trainer has paused; set spec.stability.acknowledgedVersion to {version} to continue"
 
 
 def _stalled(findings: Findings) -> Condition:
-    """The online filter's cap: a step was sampled so often that more of the same is of no use."""
+    """The online filter's cap: a step reached it, so more sampling is of no use."""
     if findings.stalled and findings.progress is not None:
         return condition("StalledOnSignal", True, "SamplingCap", findings.progress.stalled_on_signal)
     return condition("StalledOnSignal", False, "EnoughSignal")
@@ -385,7 +385,7 @@ def _paused(findings: Findings) -> Condition:
 
 
 def _stable(findings: Findings) -> Condition:
-    """The trainer's early warnings of a collapse, of its last step."""
+    """The trainer's early warnings of a collapse in its last step."""
     last = findings.progress.last_step if findings.progress is not None else None
     if last is None:
         return condition("Stable", None, "NoStepSeen")

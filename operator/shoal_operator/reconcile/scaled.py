@@ -31,7 +31,7 @@ from shoal_operator.reconcile.common import (
 from shoal_operator.reconcile.pod_problems import worst_problem
 
 REMEMBERED_TEXTS = 512
-"""Texts of ConfigMaps whose meaning is kept: checking a roster's signature was a third of a reconcile. What was read does not change."""
+"""Parsed texts of ConfigMaps: checking a roster's signature was a third of a reconcile. A text always parses alike."""
 
 WAIT_SECONDS = 10.0
 """How soon to look again for a ConfigMap that is not there: one that was copied by hand carries no label, so nothing tells of it."""
@@ -43,7 +43,7 @@ Sizes = Mapping[str, str | int]
 
 @dataclass(frozen=True)
 class Built:
-    """What a kind's row gives: children and the sizes of its pods' claims, or in words what it waits for."""
+    """What a kind builds: children and the sizes of its pods' claims, or what it waits for, in words."""
 
     children: list[Object] | None = None
     claims: Sizes | None = None
@@ -62,7 +62,7 @@ class ScaledKind:
 
 
 def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
-    """Make the children and the status of one of these objects right; returns after how many seconds to look again, if at all."""
+    """Reconcile the children and the status of one of these objects; returns after how many seconds to look again, if at all."""
     row = SCALED_KINDS[kind]
     live = cluster.get(kind, name)
     if live is None or live["metadata"].get("deletionTimestamp"):

@@ -39,10 +39,10 @@ from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 
 POLL_SECONDS = 5.0
-"""How often the orchestrator is asked for progress while a run is running."""
+"""Seconds between two requests for progress while a run is running."""
 
 SOON_SECONDS = 1.0
-"""At the earliest: a run whose life is over already was edited, and is looked at once more before it goes."""
+"""Earliest deletion: a finished run whose time to live is over may have been edited, and is reconciled once more first."""
 
 PRUNED = (
     "InferencePool", "RelayServer", "Validator", "Service", "Ingress", "Deployment", "StatefulSet", "PodDisruptionBudget",
@@ -52,7 +52,7 @@ PRUNED = (
 
 
 def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
-    """Make the children and the status of a run right; returns after how many seconds to look again."""
+    """Reconcile the children and the status of a run; returns after how many seconds to look again."""
     live = cluster.get("TrainingRun", name)
     if live is None or live["metadata"].get("deletionTimestamp"):
         return None
