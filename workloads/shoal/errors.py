@@ -8,7 +8,7 @@ EXIT_INTERRUPTED = 130
 
 
 class InputWrong(Exception):
-    """What the user gave cannot be used: one line for each mistake, each saying what is allowed. Exit code 2."""
+    """The user's input cannot be used: one line for each mistake, each saying what is allowed. Exit code 2."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))

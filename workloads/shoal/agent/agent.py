@@ -34,19 +34,19 @@ STATUS_SECONDS = 10.0
 
 
 class AssignedWork(Protocol):
-    """What does a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, except for `end`."""
+    """Does the work of a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, except for `end`."""
 
     def follow(self, assignment: Assignment | None) -> None:
         """Bring about what is assigned; called every `FOLLOW_SECONDS`."""
 
     def restarts(self) -> int | None:
-        """What those are told who do the work and end when it grows; None: not known, or nobody is. Called from several threads."""
+        """A counter for the processes that do the work; they end when it grows; None: unknown, or there are none. Called from several threads."""
 
     def parts(self) -> list[PartStatus]:
         """How its processes are."""
 
     def logs(self) -> dict[str, str]:
-        """What they wrote last, by name."""
+        """Their last log lines, by name."""
 
     def ask_to_end(self) -> None:
         """Ask everything to end; nothing is started any more."""

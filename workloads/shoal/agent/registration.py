@@ -35,7 +35,7 @@ def _proof(node: str) -> str | None:
 
 
 def _code(config: NodeConfig, node: str) -> Signed[CodeClaim] | None:
-    """What an invite code in `secrets/invite_code` says of this node, or None without one."""
+    """The claim by the invite code in `secrets/invite_code` for this node; None without a code."""
     try:
         code = (home() / "secrets" / "invite_code").read_text()
     except FileNotFoundError:

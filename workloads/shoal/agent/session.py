@@ -109,7 +109,7 @@ class Session:
             return self._state
 
     def status(self) -> AgentStatus:
-        """What the owner of this machine may like to know; processes are the agent's to add."""
+        """Status for the owner of this machine; processes are the agent's to add."""
         with self._lock:
             state, reply = self._state, self._reply
             return AgentStatus(
@@ -130,7 +130,7 @@ class Session:
             )
 
     def assignment(self) -> Assignment | None:
-        """What this node is to do: the orchestrator's last word, which stands while it is away. None once the node is excluded."""
+        """This node's assignment: the orchestrator's last word, which stands while it is away. None once the node is excluded."""
         with self._lock:
             if self._state.state in EXCLUDED or self._reply is None:
                 return None

@@ -27,7 +27,7 @@ class TooSlowError(Exception):
 
 
 def show(client: SignedClient, node: str, pool: str, ask_seconds: float = ASK_SECONDS) -> UplinkResult:
-    """What discovery saw of an upload of ours.
+    """Discovery's measurement of an upload by this machine.
 
     Raises `TooSlowError` when the upload was cut off, by discovery or by us; or when it came to discovery only when its time was over (a proxy that
     passes on whole bodies alone has it until then); `Refused` when discovery takes none, `Unavailable` when it does not answer.

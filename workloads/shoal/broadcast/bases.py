@@ -28,7 +28,7 @@ class Base:
     sha256: str
     folder: Path
     chain_bytes: int
-    """What a client that has nothing would fetch in deltas if the next version were one, as large as the last."""
+    """Bytes of deltas that a client without a version would fetch if the next version were a delta as large as the last."""
 
 
 class Bases:

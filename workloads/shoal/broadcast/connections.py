@@ -47,7 +47,7 @@ class Exchange:
         return self._answer.getheader(name)
 
     def read_into(self, buffer: memoryview) -> int:
-        """What has arrived, at most the buffer; waits only when nothing has. 0 at the end, whether it was to be expected or not."""
+        """Read bytes that have arrived, at most the buffer; waits only when nothing has. 0 at the end, whether it was to be expected or not."""
         answer = self._answer
         assert answer is not None
         if answer.isclosed():

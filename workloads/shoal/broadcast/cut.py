@@ -40,7 +40,7 @@ def base_for(
     anchor_every: int,
     chain_bytes: int,
 ) -> DeltaBase | None:
-    """What `record` shall be a delta against, or None when it is to be published in full.
+    """The base for a delta of `record`, or None to publish it in full.
 
     In full: every `anchor_every`-th version, so that no chain is longer; when the deltas of its chain (`chain_bytes`, this one included) would be as
     large as a version in full: a client without a base must fetch them all; and whenever the version just before it is not at hand
@@ -68,7 +68,7 @@ def descriptor(record: VersionOpen, index: int, size: int, sha256: str, encoding
 
 
 def manifest(record: VersionOpen, model: str, stream_sha256: str, shard_sha256s: Sequence[str]) -> WeightsManifest:
-    """What seals the version: the digest of the whole stream, of the opening record, and of every shard in order."""
+    """The document that seals the version: the digest of the whole stream, of the opening record, and of every shard in order."""
     if len(shard_sha256s) != record.shard_count:
         raise ValueError(f"{len(shard_sha256s)} shard digests for {record.shard_count} shards")
     return WeightsManifest(

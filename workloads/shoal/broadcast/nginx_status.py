@@ -50,7 +50,7 @@ class NginxStatus(Collector):
         )
 
     def read(self) -> dict[str, int]:
-        """What nginx says now; empty when it says nothing that can be read."""
+        """nginx's current figures; empty when it says nothing that can be read."""
         if self._path is None:
             return {}
         connection = _UnixConnection(self._path)

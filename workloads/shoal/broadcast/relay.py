@@ -121,7 +121,7 @@ class Relay:
         return None if self._tree.sealed() else "no version is complete here yet: waiting for the origin"
 
     def _index(self) -> list[int]:
-        """What is available upstream, ascending; raises when none of the sources can be asked."""
+        """Versions that are available upstream, ascending; raises when none of the sources can be asked."""
         found: set[int] = set()
         trouble: Exception | None = None
         answers = 0

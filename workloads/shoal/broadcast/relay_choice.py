@@ -22,7 +22,7 @@ SLOWEST_BYTES_PER_SECOND = 1.0  # keeps a weight above zero
 
 @dataclass(frozen=True)
 class RelayRecord:
-    """What is known of one relay: success rate 0..1 at `updated` (seconds, the caller's clock), bandwidth in bytes/s, None if never measured."""
+    """The record of one relay: success rate 0..1 at `updated` (seconds, the caller's clock), bandwidth in bytes/s, None if never measured."""
 
     success: float = 1.0
     bandwidth: float | None = None

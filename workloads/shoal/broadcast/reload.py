@@ -15,7 +15,7 @@ AWAITED = "awaited:"
 
 
 def states(paths: list[str]) -> list[tuple[int, int, int] | None]:
-    """What tells a changed file from the old one; None for a file that is not there."""
+    """The mark that shows whether a file has changed; None for a file that is not there."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

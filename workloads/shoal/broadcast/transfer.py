@@ -48,7 +48,7 @@ IN_FLIGHT = 4
 
 
 class Round(Enum):
-    """What came of asking every source once for a piece."""
+    """The outcome of asking every source once for a piece."""
 
     DONE = "done"
     ABSENT = "absent"
@@ -81,7 +81,7 @@ class Target(Protocol):
         full."""
 
     def part(self, descriptor: ShardDescriptor, *, second: bool) -> ShardPart:
-        """What collects the bytes of a shard that is not checked yet; `second`: of a copy that is fetched beside the first one."""
+        """Collector of the bytes of a shard that is not checked yet; `second`: of a copy that is fetched beside the first one."""
 
     def put(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         """Take over a checked shard. Called by several threads, for different shards."""

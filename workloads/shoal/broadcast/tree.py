@@ -112,7 +112,7 @@ class Tree:
         shutil.rmtree(grave)
 
     def bases(self) -> dict[int, int | None]:
-        """What each held version is based on (see `storage.chains`); None for versions in full."""
+        """The base of each held version (see `storage.chains`); None for versions in full."""
         return {number: self._base(number) for number in self.held()}
 
     def shard_bytes(self, version: int) -> int:

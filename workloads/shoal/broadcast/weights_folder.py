@@ -140,7 +140,7 @@ class FolderTarget:
         return held
 
     def part(self, descriptor: ShardDescriptor, *, second: bool) -> ShardPart:
-        """What travels in full is written where it will stay. Deltas, which are unpacked, and second copies have files of their own."""
+        """Versions in full are written directly to their final place. Deltas, which are unpacked, and second copies have files of their own."""
         assert self._assembler is not None
         index = descriptor.index
         path = self._parts / keys.shard_name(index)

@@ -24,7 +24,7 @@ from shoal.proofs import CannotCalibrate
 from shoal.proofs.calibration import Effort, Served
 
 START_SECONDS = 900.0
-"""What an engine may take to start: a large model is read and compiled first."""
+"""Seconds that an engine may take to start: a large model is read and compiled first."""
 
 
 def calibrate(

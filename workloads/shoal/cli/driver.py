@@ -23,7 +23,7 @@ MEMBERS: tuple[NodeState, ...] = ("Healthy", "Unhealthy")
 
 
 class RunHandle(Protocol):
-    """What is used of `shoal_operator.local.run.LocalRun`."""
+    """The part of `shoal_operator.local.run.LocalRun` that is used here."""
 
     run_dir: Path
     name: str

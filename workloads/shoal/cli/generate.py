@@ -46,7 +46,7 @@ def generate(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool
 
 
 def last_lines(card: DatasetCard, folder: Path) -> list[str]:
-    """What became of the completions, and how to load what was kept."""
+    """The outcome of the completions, and how to load the kept ones."""
     part = card.parts[0].name if card.parts else card.problem_files[0].name
     seen = card.rows + sum(card.left_out.values())
     return [

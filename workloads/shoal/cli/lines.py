@@ -23,7 +23,7 @@ def stamped(unix: float, text: str) -> str:
 
 
 def events(before: Snapshot | None, after: Snapshot) -> list[str]:
-    """What happened between two snapshots, in words, without times."""
+    """Events between two snapshots, in words, without times."""
     lines = _part_events(before, after)
     if after.progress is not None:
         lines += _progress_events(before.progress if before else None, after.progress)

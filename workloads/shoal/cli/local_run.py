@@ -175,7 +175,7 @@ CONDITIONS_TOLD = (("Failed", "True"), ("Suspended", "True"), ("Progressing", "T
 
 
 PREPARING = "makes the base model and the task table"
-"""What the operator says (`reconcile/run_status.py`) while prepare works and nothing is wrong."""
+"""The operator's message (`reconcile/run_status.py`) while prepare works and nothing is wrong."""
 TAIL_BYTES = 4096
 
 
@@ -199,7 +199,7 @@ def warm_start(logs: Path) -> float | None:
 
 
 def message_of(status: Mapping[str, Any]) -> str:
-    """What the operator says of a run, from its conditions; empty when there is nothing to say."""
+    """The operator's message about a run, from its conditions; empty when there is nothing to say."""
     conditions = {(each["type"], each["status"]): each for each in status.get("conditions", [])}
     told = (conditions[wanted] for wanted in CONDITIONS_TOLD if wanted in conditions)
     return next((str(each.get("message") or each["reason"]) for each in told), "")

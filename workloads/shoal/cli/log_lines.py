@@ -92,7 +92,7 @@ def dated(part: str, lines: Iterable[str], begin_unix: float = 0.0) -> Iterator[
 
 
 def said(text: str) -> str:
-    """What a line says, in one line for people: `event key=value`; a plain line as it is, without control codes. A traceback is left out."""
+    """A log line in one line for people: `event key=value`; a plain line as it is, without control codes. A traceback is left out."""
     document = _document(text) if text.startswith("{") else {}
     event = document.get("event")
     if event is None:

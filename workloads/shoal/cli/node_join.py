@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the owner of the machine asks for."""
+    """Options that the owner of the machine gave."""
 
     url: str
     folder: Path
@@ -102,7 +102,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
 
 
 def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float = float("inf")) -> JoinOffer:
-    """What discovery offers; waits while it is away and says so. Raises `InputWrong` when another try cannot help."""
+    """Fetch discovery's offer; waits while it does not answer, and says so. Raises `InputWrong` when another try cannot help."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise InputWrong(f"{url!r} is not the URL of a discovery service, such as https://discovery.example.org")
@@ -196,7 +196,7 @@ def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
 
 
 def measure(client: SignedClient, key: PrivateKey, pool: OpenPool, say: Say) -> float | None:
-    """What discovery sees of this machine's way out, 10^6 bits a second; None, and why, when it is not available."""
+    """Let discovery measure this machine's uplink, 10^6 bits a second; None, and why, when it is not available."""
     wanted = pool.requirements.uplink_mbps
     say("measuring the uplink by uploading random bytes to discovery; this takes a few seconds")
     try:

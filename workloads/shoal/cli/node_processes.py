@@ -38,7 +38,7 @@ MAX_LOG_BYTES = 32 << 20
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_", "HF_HOME")
-"""What processes are given of the owner's environment: nothing that might be somebody's password."""
+"""Variables of the owner's environment that processes get: nothing that might be somebody's password."""
 
 
 def restart_pause(quick_failures: int) -> float:

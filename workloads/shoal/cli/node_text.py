@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def machine_line(found: Hardware) -> str:
-    """What this machine has."""
+    """The hardware of this machine."""
     gpus = f"{found.gpus} GPUs ({found.gpu_type or 'unknown kind'})" if found.gpus else "no GPU"
     uplink = f"uplink of {found.uplink_mbps:g} Mbit/s" if found.uplink_mbps is not None else "uplink not measured"
     return (
@@ -51,7 +51,7 @@ def status_lines(status: AgentStatus, now_unix: float) -> list[str]:
 
 
 def changes(before: AgentStatus | None, now: AgentStatus, told_version: int = -1) -> list[str]:
-    """What is worth a line of progress between two looks; `told_version` is the newest one that was told as being here."""
+    """Lines of progress for the changes between two statuses; `told_version` is the newest version already reported as downloaded."""
     lines = []
     held = max(told_version, -1 if before is None or before.held_version is None else before.held_version)
     if before is None or before.state != now.state:

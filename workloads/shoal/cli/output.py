@@ -17,7 +17,7 @@ REDRAWS_PER_SECOND = 4
 
 
 class Output(Protocol):
-    """What `up` needs of either."""
+    """The interface of both outputs for `up`."""
 
     def show(self, snapshot: Snapshot) -> None: ...
 

@@ -154,7 +154,7 @@ def _within(interval: tuple[float, float] | None) -> str:
 
 
 def last_words(report: Report) -> list[str]:
-    """What is printed at the end: the result, where the report is, and how to load the model."""
+    """Lines that are printed at the end: the result, where the report is, and how to load the model."""
     data = report.data
     total = f"/{data.steps_total}" if data.steps_total is not None else ""
     time = f" in {duration(data.wall_seconds)}" if data.wall_seconds is not None else ""

@@ -132,7 +132,7 @@ def _run_folder(source: str | None, runs_dir: Path) -> Path | None:
 
 
 def _vine(folder: Path | None) -> VineSettings | None:
-    """What a run of this machine says of continuations; nothing is known of one elsewhere."""
+    """Settings of continuations of a run on this machine; nothing is known of one elsewhere."""
     try:
         config = open_run(folder).config if folder is not None else None
     except NoRun:
@@ -164,7 +164,7 @@ def _local(folder: Path) -> Callable[[], Snapshot]:
 
 
 def _remote(source: LedgerSource, orchestrator: str | None) -> Callable[[], Snapshot]:
-    """What the orchestrator answers, if its address was given; the name is that of the roster."""
+    """The orchestrator's answers, if its address was given; the name is that of the roster."""
     run = source.trust.roster.document.run
     if orchestrator is None:
         return lambda: Snapshot(0.0, run, 0, message="the live state is unknown: give --orchestrator URL")

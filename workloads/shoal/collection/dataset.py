@@ -25,7 +25,7 @@ CHECKPOINT_PROBLEMS = 20_000
 
 
 class OtherDataset(ValueError):
-    """What lies under the data set's name was made from something else; the message says what to do."""
+    """The files under the data set's name come from another source; the message says what to do."""
 
 
 class DatasetState(Contract):

@@ -122,12 +122,12 @@ class VinePpo(VineSettings):
 
     @property
     def cuts(self) -> VineSettings:
-        """What workers and validators must know of it: where completions are cut, and how often each cut is continued."""
+        """The part that workers and validators must know: where completions are cut, and how often each cut is continued."""
         return VineSettings(segments=self.segments, continuations=self.continuations)
 
 
 class Algorithm(OneOf):
-    """What advantages are made of, and which loss is minimised: exactly one of the fields."""
+    """How advantages are computed and which loss is minimised: exactly one of the fields."""
 
     two_sided_grpo: TwoSidedGrpo | None = Field(
         None, description="GRPO with two-sided clipping, as INTELLECT-2 (paper section 3.4)."

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import SpecModel, unset
 
 Mode = Literal["Train", "Generate", "SFT"]
-"""What a run is for: reinforcement learning, writing a data set of verified traces, or a supervised warm start."""
+"""The purpose of a run: reinforcement learning, writing a data set of verified traces, or a supervised warm start."""
 
 FILTER_DATASET = "filter"
 """Name of the data set that the run of an offline filter writes."""
@@ -141,7 +141,7 @@ class DatasetSource(SpecModel):
 
 
 class GenerateSettings(SpecModel):
-    """What a run of mode Generate keeps: completions whose task reward is 1, within these bounds, each text once."""
+    """Filters of a run of mode Generate: it keeps completions with a task reward of 1, within these bounds, each text once."""
 
     dataset: DatasetName = Field("traces", description="Name of the data set; it lies under `datasets/<name>/`.")
     min_completion_tokens: int = Field(1, ge=1, le=1_048_576, description="Shorter completions are left out.")

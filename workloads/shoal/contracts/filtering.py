@@ -58,5 +58,5 @@ def of_share(share: float, rule: OfflineFilter) -> str:
 
 
 def outcomes(counts: Iterable[ProblemCount], rule: OfflineFilter) -> Mapping[str, str]:
-    """What becomes of each problem, by its id."""
+    """The outcome for each problem, by its id."""
     return {count.problem_id: decide(count, rule) for count in counts}

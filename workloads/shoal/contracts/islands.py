@@ -59,7 +59,7 @@ class IslandTerms(Contract):
 
 
 class IslandSharedTerms(Contract):
-    """What islands must have alike: a round between others would mean nothing, or could not be made."""
+    """Settings that must be equal on all islands: a round between others would mean nothing, or could not be made."""
 
     inner_steps: int = Field(ge=1, le=1_000_000)
     exchange: ExchangeType
@@ -133,7 +133,7 @@ class IslandDifference(Contract):
 
 
 class IslandsProgress(Contract):
-    """What a trainer says of its exchanges with other islands; goes with its progress to the orchestrator, and from there into the run's status."""
+    """A trainer's report on its exchanges with other islands; goes with its progress to the orchestrator, and from there into the run's status."""
 
     round: int = Field(ge=0, le=MAX_COUNT, description="rounds that made the shared state")
     made_unix: float | None = Field(

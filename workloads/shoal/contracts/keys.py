@@ -126,7 +126,7 @@ def step_metrics(step: int) -> str:
 
 
 def evaluation(version: int, benchmark: str) -> str:
-    """What came of one version on one benchmark; written once, when no more work is handed out for it."""
+    """The result of one version on one benchmark; written once, when no more work is handed out for it."""
     return f"{EVALUATIONS}{version_name(version)}/{benchmark}.json"
 
 

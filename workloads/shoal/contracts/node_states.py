@@ -58,7 +58,7 @@ def next_state(state: NodeState, event: Event) -> NodeState:
 
 
 def silence_event(silent_seconds: float) -> Event | None:
-    """What a silence of this length means for a member, or None while it is within the usual."""
+    """The event that a silence of this length causes for a member, or None for a usual one."""
     if silent_seconds >= SILENT_SECONDS:
         return "silent"
     return "late" if silent_seconds >= LATE_SECONDS else None

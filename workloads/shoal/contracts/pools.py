@@ -62,7 +62,8 @@ class EngineSettings(SpecModel):
 
 
 class Requirements(SpecModel):
-    """What a machine must have, by its own account except for its way out and its arithmetic; the checks of its work are what it is trusted by."""
+    """Requirements for a machine. It reports its hardware itself, except for its uplink and its arithmetic; trust comes from the checks of its
+    work."""
 
     gpus: int = Field(0, ge=0, le=1024, description="Least number of GPUs.")
     gpu_types: list[ShortText] = Field(
@@ -139,7 +140,7 @@ def pool_ticket(run_secret: bytes, pool: str) -> bytes:
 
 
 def membership_proof(ticket: bytes, node: str) -> str:
-    """What a pod says instead of the ticket, in hex: it holds for one node, so that whoever overhears it cannot use it."""
+    """A pod's proof of the ticket, in hex. It is good for one node: an eavesdropper cannot use it."""
     return hmac.new(ticket, node.encode(), hashlib.sha256).hexdigest()
 
 
@@ -151,7 +152,7 @@ def is_own_pod(run_secret: bytes, pool: str, node: str, proof: str | None) -> bo
 
 
 def claim_with_code(code: str, run: str, pool: str, node: str) -> Signed[CodeClaim]:
-    """What a machine with an invite code (64 hex digits) says; raises ValueError when it is not a code."""
+    """The proof by a machine with an invite code (64 hex digits); raises ValueError when it is not a code."""
     try:
         key = PrivateKey.from_seed(bytes.fromhex(code.strip()))
     except ValueError as error:

@@ -49,7 +49,8 @@ class Control(Contract):
 
 
 class CalibrationSize(Contract):
-    """What was measured. Honest proofs come from decoding with a cache of keys and values, the states that they are compared with from one pass."""
+    """Size of the measurement. Honest proofs come from decoding with a cache of keys and values, the states that they are compared with from one
+    pass."""
 
     prover: str = Field(min_length=1, max_length=63, description="software that decoded")
     sequences: int = Field(ge=1)
@@ -152,7 +153,7 @@ def drawn_gaps_in_force(thresholds: ProofThresholds, dtype: str) -> DrawnGaps:
 
 
 class ProofTerms(Contract):
-    """What `GET /v1/run` says of proofs. The rates are those of the calibrated thresholds, None and empty while others are in force."""
+    """The part of `GET /v1/run` about proofs. The rates are those of the calibrated thresholds, None and empty while others are in force."""
 
     thresholds: ProofThresholds
     calibrated: bool

@@ -35,7 +35,7 @@ RELAY_TOKEN_SECONDS = 30
 
 
 class Hardware(Contract):
-    """What a machine says that it has."""
+    """Hardware that a machine reports."""
 
     cpus: int = Field(ge=1, le=4096)
     memory_bytes: int = Field(ge=0, le=1 << 50)
@@ -139,7 +139,7 @@ class Heartbeat(Contract):
 
 
 class RelayToken(Contract):
-    """What a relay checks offline; travels as `relay_token.encode` writes it."""
+    """A token that a relay checks offline; travels as `relay_token.encode` writes it."""
 
     run: RunName
     node: NodeId
@@ -162,7 +162,7 @@ class GroupPlace(Contract):
 
 
 class Assignment(Contract):
-    """What a member does for its pool. A name of work, never a command: what is started for it is up to the node's own installation."""
+    """A member's task in its pool. A name of work, never a command: what is started for it is up to the node's own installation."""
 
     kind: Literal["rollouts"] = "rollouts"
     restarts: int = Field(
@@ -191,7 +191,7 @@ MAX_LOG_CHARACTERS = 65_536
 
 
 class NodeLogs(Contract):
-    """What a node's processes wrote last, on request. A stranger's words: whoever shows them makes them harmless first."""
+    """The last log lines of a node's processes, on request. A stranger's words: whoever shows them makes them harmless first."""
 
     node: NodeId
     request: LeaseId
@@ -299,7 +299,7 @@ class DatasetProgress(Contract):
 
 
 class TrainerProgress(Contract):
-    """What the trainer is at; `metrics` is the last finished step."""
+    """The trainer's progress; `metrics` is the last finished step."""
 
     run: RunName
     step: int = Field(ge=0)

@@ -202,7 +202,7 @@ class RollBack(SpecModel):
 
 
 class FailurePolicy(SpecModel):
-    """What to do when something is wrong."""
+    """Reactions to failures."""
 
     bad_data: Literal["LeaveOut", "Stop"] = Field(
         "LeaveOut",
@@ -332,7 +332,7 @@ class StorageSpec(SpecModel):
 
 
 class FileMean(SpecModel):
-    """What the mean of the mantissa errors over a file's verified chunks may be: for a type of serving in which one chunk says little."""
+    """Bound on the mean of the mantissa errors over a file's verified chunks: for a type of serving in which one chunk says little."""
 
     bound: float = Field(ge=0.0, le=10.0, description="Greatest mean over a large number of chunks.")
     deviation: float = Field(

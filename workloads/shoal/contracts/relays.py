@@ -15,7 +15,7 @@ Network = Annotated[str, StringConstraints(max_length=49, pattern=r"^[0-9a-fA-F:
 
 
 class RateLimits(SpecModel):
-    """What one node may take of one relay; nodes are told apart by their token. Nodes behind one address share what `address*` gives."""
+    """Limits of one node at one relay; nodes are told apart by their token. Nodes behind one address share what `address*` gives."""
 
     connections: int = Field(64, ge=1, le=4096, description="Most connections of a node at once.")
     requests_per_second: int = Field(

@@ -7,7 +7,8 @@ GIB = 1 << 30
 
 
 def missing(hardware: Hardware, wanted: Requirements) -> list[str]:
-    """What a machine lacks of what a pool requires, in words; empty when it has all. What only a challenge shows (`gflops`) is not looked at."""
+    """Requirements of a pool that a machine does not meet, in words; empty when it meets all. `gflops`, which only a challenge shows, is not
+    checked."""
     lacks = [
         f"{want} {what}, the machine has {have}"
         for what, have, want in (

@@ -51,7 +51,7 @@ ROLLOUT_SCHEMA = pa.schema(
 )
 
 BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
-"""What is read at a time: entries of the four lists together, and rows."""
+"""Size of one read: entries of the four lists together, and rows."""
 LONGEST_TEXT_BYTES = 1024
 """Of run, node, problem, finish reason and task type, in UTF-8: none of ours has a third of it."""
 TOKEN_LISTS = ("prompt_tokens", "completion_tokens", "completion_logprobs", "completion_mask")
@@ -63,7 +63,7 @@ class BadRollouts(ValueError):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What a file may have at most: tokens of prompts and completions together, those of one row, and rows."""
+    """Limits of a file: tokens of prompts and completions together, those of one row, and rows."""
 
     tokens: int
     row_tokens: int
@@ -72,7 +72,7 @@ class FileLimits:
 
 @dataclass(frozen=True)
 class RolloutMetadata:
-    """What the whole file is about; stored as Parquet key-value metadata under `shoal.<field>`."""
+    """Metadata of the whole file; stored as Parquet key-value metadata under `shoal.<field>`."""
 
     model: str
     weights_digest: str
@@ -233,7 +233,8 @@ def _fitting(rows: pa.Table) -> int:
 
 
 def check_shapes(rows: Sequence[Rollout]) -> None:
-    """What every reader relies on: rows of one submission, equal list lengths, known finish reasons. Raises `BadRollouts` with the row."""
+    """Check the rules that every reader relies on: rows of one submission, equal list lengths, known finish reasons. Raises `BadRollouts` with the
+    row."""
     if not rows:
         raise BadRollouts("file has no rows")
     for number, row in enumerate(rows):

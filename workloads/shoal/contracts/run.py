@@ -86,7 +86,7 @@ class RunConfig(RunSettings):
 
 
 class NodeConfig(Contract):
-    """What a pool pod, or a stranger, is given: enough to find discovery and to know the run's key. It does not know the orchestrator."""
+    """The document that a pool's pod or a stranger gets: enough to find discovery and to know the run's key. It does not know the orchestrator."""
 
     schema_version: Literal[1] = 1
     run: RunName
@@ -123,7 +123,7 @@ class JoinOffer(Contract):
 
 
 class PublicRun(Contract):
-    """What a node is told after its invite: all it needs to make rollouts."""
+    """The run's description for an invited node: all it needs to make rollouts."""
 
     run: RunName
     mode: Mode = "Train"
@@ -166,7 +166,7 @@ class PublicRun(Contract):
 
     @property
     def codec(self) -> WorkCodec:
-        """What the numbers of this run's work stand for."""
+        """The meaning of the numbers of this run's work."""
         shape = FileShape.of(self.sampling, self.group_size, self.length_reward, self.rows_each)
         return WorkCodec(self.mode, shape, self.task_count, self.async_level, self.benchmarks)
 

@@ -37,7 +37,7 @@ class Broadcast(SpecModel):
 
 
 class RunSettings(SpecModel):
-    """What the run does, on what, and how."""
+    """Mode, data and recipe of a run."""
 
     mode: Mode = Field(
         "Train",

@@ -22,7 +22,7 @@ class UplinkTest(Contract):
 
 
 class UplinkResult(Contract):
-    """What discovery saw of an upload; bytes are counted and dropped."""
+    """Discovery's measurement of an upload; bytes are counted and dropped."""
 
     mbps: float = Field(ge=0.0, description="10^6 bits a second, including the request and the start of the upload")
     size: int = Field(ge=0, description="bytes that came")

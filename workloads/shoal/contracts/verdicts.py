@@ -49,7 +49,7 @@ class RowReward(Contract):
 
 
 class Verdict(Contract):
-    """What one validator found for one file. `rewards` has one entry for every row, in order, when accepted."""
+    """One validator's finding on one file. `rewards` has one entry for every row, in order, when accepted."""
 
     run: RunName
     node: NodeId

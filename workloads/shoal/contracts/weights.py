@@ -31,7 +31,7 @@ Encoding = Literal["full", "delta"]
 
 
 class DeltaBase(Contract):
-    """What a delta is made against."""
+    """The base of a delta."""
 
     version: VersionNumber = Field(description="the version whose bytes are changed")
     sha256: Sha256Hex = Field(description="SHA-256 of the base's assembled stream")

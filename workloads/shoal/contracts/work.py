@@ -29,7 +29,7 @@ FIRST_SLICE = 1_000_000
 
 @dataclass(frozen=True)
 class FileShape:
-    """What every file of a piece of work must hold. `targets`: lengths that are drawn from; None: none is asked for.
+    """The content that every file of a piece of work must have. `targets`: lengths that are drawn from; None: none is asked for.
 
     `rows_each`: rows for each completion that is learnt from, itself and with algorithm `vineppo` its continuations, which follow on all of them.
     """
@@ -56,7 +56,7 @@ class FileShape:
 
 @dataclass(frozen=True)
 class _Step:
-    """What the steps of all modes have in common: a number of their own, and the run's task table."""
+    """The common part of the steps of all modes: a number of their own, and the run's task table."""
 
     number: int
     shape: FileShape
@@ -157,7 +157,7 @@ def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) 
 
 
 class WorkKind(Enum):
-    """What a number alone says."""
+    """The kind of work that a number alone shows."""
 
     STEP = auto()
     """A step of the run, of training or of the task table: a batch seals it."""
@@ -190,7 +190,7 @@ class WorkCodec:
     benchmarks: Sequence[BenchmarkTerms] = ()
 
     def decode(self, number: int) -> Work:
-        """What a number stands for. Raises `UnknownWorkError`."""
+        """The work behind a number. Raises `UnknownWorkError`."""
         match kind_of(number):
             case WorkKind.STEP:
                 return self.step(number)

@@ -17,5 +17,5 @@ def document_digest(document: BaseModel) -> str:
 
 
 def signing_bytes(document: BaseModel) -> bytes:
-    """What is signed: the type tag, a NUL byte, the canonical bytes."""
+    """The signed bytes: the type tag, a NUL byte, the canonical bytes."""
     return f"shoal/{type(document).__name__}/v1".encode() + b"\0" + canonical_bytes(document)

@@ -49,7 +49,7 @@ class BadProduct(ValueError):
 
 @dataclass(frozen=True)
 class ChallengeWork:
-    """What is asked: `lanes` chains of `depth` matrices from `seed` (32 bytes)."""
+    """The question: `lanes` chains of `depth` matrices from `seed` (32 bytes)."""
 
     seed: bytes
     lanes: int

@@ -182,7 +182,7 @@ def _digest_header(sha256: bytes) -> str:
 
 
 def _signature_base(method: str, url: str, digest: str, parameters: str) -> bytes:
-    """What is signed (RFC 9421 section 2.5), for our three components; `url` is written as it stands."""
+    """The signed bytes (RFC 9421 section 2.5) for our three components; `url` is written as it stands."""
     lines = (
         ("@method", method.upper()),
         ("@target-uri", url),

@@ -62,7 +62,7 @@ seconds."""
 
 
 def invite_prefix(prefix: str) -> str:
-    """What the key of a node's waiting invite begins with."""
+    """Prefix of the key of a node's waiting invite."""
     return f"{prefix}:invite:"
 
 
@@ -196,7 +196,7 @@ class ConfigFile:
 
 
 def offer(config: RunConfig) -> JoinOffer:
-    """What a stranger's machine learns about a run: nothing that is secret, and no list of who may join."""
+    """The public description of a run for a stranger's machine: nothing that is secret, and no list of who may join."""
     return JoinOffer(
         run=config.run,
         run_key=config.run_key,

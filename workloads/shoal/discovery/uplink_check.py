@@ -110,12 +110,12 @@ class UplinkCheck:
         self._addresses = Pace(*PER_ADDRESS, ticks)
 
     def wanted(self, pool: str) -> int:
-        """What strangers' machines in a pool must have, 10^6 bits a second; 0: nothing, or it takes none."""
+        """Uplink that strangers' machines in a pool must have, 10^6 bits a second; 0: nothing, or it takes none."""
         terms = terms_of(self._pools(), pool)
         return terms.requirements.uplink_mbps if terms is not None and terms.open else 0
 
     async def measured(self, node: str) -> UplinkResult | None:
-        """What was measured of a node within the last hour."""
+        """A node's measured uplink within the last hour."""
         found = await self._redis.get(self._result(node))
         return UplinkResult.from_json(found) if found is not None else None
 

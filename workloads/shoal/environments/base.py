@@ -106,7 +106,7 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def parameter(name: str) -> str | None:
-    """What stands behind a colon in the names of an installed environment's parts, None for one without parts, or that cannot be imported."""
+    """The name of the parameter behind the colon in an environment's name. None for an environment without parts, or that cannot be imported."""
     try:
         found = getattr(installed()[name].load(), "parameter", None)
     except ImportError:

@@ -121,7 +121,7 @@ class Code:
         return None if found.task_reward == 1.0 else "its own solution fails its tests"
 
     def problems(self) -> list[str]:
-        """What this machine lacks: an isolation that works."""
+        """Software that this machine lacks: an isolation that works."""
         try:
             choose(trial)
         except NoIsolation as error:
@@ -168,7 +168,7 @@ def _program(source: str, test: dict[str, Any], limits: Limits) -> Program:
 
 
 def _problem(test: dict[str, Any], outcome: Outcome) -> str | None:
-    """What is wrong with how a program met a test, None when nothing is."""
+    """The fault of a program at a test, or None."""
     if not outcome.succeeded:
         return f"the program {outcome.reason()}"
     if test["type"] == "stdin_stdout":

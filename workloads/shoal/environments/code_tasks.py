@@ -15,7 +15,7 @@ TESTS = 4
 
 @dataclass(frozen=True)
 class Exercise:
-    """What is to be done with a list of whole numbers and a parameter k; the expected result; and an expression in Python that gives it."""
+    """A task on a list of whole numbers and a parameter k; the expected result; and an expression in Python that gives it."""
 
     text: str
     solve: Callable[[list[int], int], int | list[int]]

@@ -29,7 +29,7 @@ SPARE_TOKENS = 4
 
 @runtime_checkable
 class WithTools(Protocol):
-    """What an environment has besides when a model may call tools. `observe` is deterministic and bounded: a validator repeats it."""
+    """Further members of an environment whose model may call tools. `observe` is deterministic and bounded: a validator repeats it."""
 
     stop: tuple[str, ...]
     most_calls: int
@@ -81,7 +81,7 @@ class Tools:
     def problem(
         self, task: Task, tokens: Sequence[int], mask: Sequence[bool], finish_reason: str, limit: int
     ) -> str | Unscorable | None:
-        """What is wrong with a finished completion, None when every call was answered with what the tool gives now. Every call is run again."""
+        """The fault of a finished completion. None when the answer to every call equals the tool's current output. Every call is run again."""
         if not mask[0] or not mask[-1]:
             return "it begins or ends with a tool's output; a model writes first and last"
         stretches = sampled_stretches(mask)

@@ -76,7 +76,7 @@ class Harness:
         return ""
 
     def problems(self) -> list[str]:
-        """What this machine lacks."""
+        """Software that this machine lacks."""
         missing = [name for name in ("lm_eval", "math_verify") if find_spec(name) is None]
         return [f"{name} cannot be imported; install the extra `lm-eval` of shoal" for name in missing]
 

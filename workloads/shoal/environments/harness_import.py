@@ -228,7 +228,7 @@ def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]
 
 
 def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:
-    """What is the same for all documents: metric, filter, where an answer ends."""
+    """The part that is the same for all documents: metric, filter, where an answer ends."""
     from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, METRIC_REGISTRY
 
     metrics = config.get("metric_list") or [{"metric": each} for each in DEFAULT_METRIC_REGISTRY["generate_until"]]

@@ -89,7 +89,7 @@ class Math:
         return "there is no gold answer" if gold is None else shared_judge().flaw(gold)
 
     def problems(self) -> list[str]:
-        """What this machine lacks."""
+        """Software that this machine lacks."""
         wanted = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy")
         missing = [name for name in wanted if find_spec(name) is None]
         return [f"{name} cannot be imported; install the extra `rewards` of shoal" for name in missing]

@@ -308,7 +308,7 @@ def _generate(config: RunConfig, environment: environments.Environment, folder: 
 def _proof_profile(
     config: RunConfig, environment: environments.Environment, tasks: list[Task], folder: Path, terms: PromptTerms
 ) -> ProofProfile | None:
-    """What proofs of the base model are judged by; a run without rollouts has no proofs."""
+    """The thresholds for proofs of the base model; a run without rollouts has no proofs."""
     if config.mode == "SFT":
         return None
     try:
@@ -318,7 +318,7 @@ def _proof_profile(
 
 
 def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
-    """What another run has trained, every file as its seal says."""
+    """The model that another run trained; every file must match its seal."""
     store = open_store_of(run, config)
     folder.mkdir(parents=True)
     try:

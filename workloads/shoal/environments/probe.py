@@ -89,7 +89,7 @@ def _about_tasks(environment: Environment, tasks: list[Task], count: int, seed: 
 
 
 def _completions(environment: Environment, task: Task) -> Iterator[tuple[str, str, float | None]]:
-    """What to score, and the reward that it must get (None: any below 1)."""
+    """Completions to score, and the reward that each must get (None: any below 1)."""
     yield "the gold answer", environment.gold(task), 1.0
     broken = getattr(environment, "broken", None)
     if broken is not None:

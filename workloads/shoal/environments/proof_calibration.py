@@ -25,7 +25,7 @@ PROMPTS = 512
 """Tasks that prompts are made of; more sequences than that take them again, with other samples."""
 RUN_SEQUENCES = 384
 RUN_SECONDS = 30.0
-"""What prepare spends on decoding: a few seconds for the demo's model. None rejected of 384 chunks bounds the rate below 1 %."""
+"""Seconds that prepare spends on decoding; the demo's model needs a few. None rejected of 384 chunks bounds the rate below 1 %."""
 RUN_TOKENS = 256
 """Tokens of a completion that prepare looks at: eight chunks. Errors hardly grow with the position."""
 RUN_BYTES = 4 << 30

@@ -47,7 +47,7 @@ class VersionEvaluation(Contract):
 
     @property
     def short(self) -> "ScoredVersion":
-        """What is kept of it in memory."""
+        """The part of it that is kept in memory."""
         found = self.scores.avg_at_k if self.scores is not None else None
         if found is None:
             return ScoredVersion(None, self.complete)

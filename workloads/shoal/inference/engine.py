@@ -171,7 +171,7 @@ def _nothing_runs() -> None:
 
 @dataclass
 class _Sequence:
-    """What has come of one request so far."""
+    """The output of one request so far."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

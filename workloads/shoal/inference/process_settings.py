@@ -29,7 +29,7 @@ LOG_VARIABLES = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOG
 
 DYNAMO = "TORCHDYNAMO_DISABLE"
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-"""What a container that was given a GPU has, NVIDIA's or AMD's. Asking torch would load it."""
+"""Device files of a container with a GPU of NVIDIA or AMD. Asking torch would load it."""
 
 
 def compiles(chosen: bool | None) -> bool:

@@ -27,7 +27,7 @@ PART = 4096 * BLOCK
 
 @dataclass(frozen=True)
 class Claim:
-    """What a header has to say to be believed."""
+    """The values that a header must have to be accepted."""
 
     run: str
     meeting: str

@@ -29,7 +29,7 @@ WORDS: Mapping[str, str] = {
 
 
 def differences(theirs: IslandSharedTerms, mine: IslandSharedTerms) -> dict[str, str]:
-    """What differs, by the manifest's word for it: both values; of a digest that is another, its beginning."""
+    """The differing settings, by their names in the manifest: both values; of a digest that is another, its beginning."""
     there, here = theirs.model_dump(), mine.model_dump()
     differing = ((name, word) for name, word in WORDS.items() if there[name] != here[name])
     return {word: f"{str(there[name])[:12]} there, {str(here[name])[:12]} here" for name, word in differing}
@@ -41,7 +41,7 @@ class Differing:
     def __init__(self, known: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._known, self._clock = frozenset(known), clock
         self._found: dict[str, tuple[dict[str, str], float]] = {}
-        """What differs by island, and until when it is remembered."""
+        """The differences of each island, and how long they are remembered."""
 
     def remembered(self) -> dict[str, dict[str, str]]:
         """What differs, by field, for every island that is held to have other terms now; by name, ascending."""

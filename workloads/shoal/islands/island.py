@@ -100,7 +100,7 @@ class Island:
             ).hexdigest(),
         )
         self.last = Encounter(None, company=True)
-        """What came of the last question for the others; `company` is false where this island came alone, or heard no lighthouse."""
+        """The outcome of the last meeting; `company` is false where this island came alone, or heard no lighthouse."""
         self._live = False
         self._restored = False
         """What it had learnt before it was started again is part of no round yet."""
@@ -321,7 +321,7 @@ class Island:
         return link, against
 
     def _together(self, action: Callable[[], Value]) -> Value:
-        """What `action` gives on this rank, once it is done on all ranks of this island. Raises Unreachable on all when it was on one."""
+        """The result of `action` on this rank, after it succeeded on all ranks of this island. Raises Unreachable on all when it was on one."""
         problem: Unreachable | None = None
         try:
             value = action()

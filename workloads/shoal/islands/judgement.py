@@ -51,7 +51,7 @@ class WeighedContributions:
 
     @property
     def coefficients(self) -> list[float]:
-        """What each vector is multiplied with in the mean; all 0 when nothing counts."""
+        """The weight of each vector in the mean; all 0 when nothing counts."""
         total = sum(one.weight for one in self.each)
         return [one.factor * one.weight / total if total > 0 else 0.0 for one in self.each]
 
@@ -104,12 +104,12 @@ def coarse(value: float) -> float:
 
 
 Voice = tuple[bool, int, float]
-"""What an island's header says that must be the same on all ranks: `contributes`, `position`, `inner_seconds`."""
+"""Fields of an island's header that must be equal on all ranks: `contributes`, `position`, `inner_seconds`."""
 
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank received: inner products of its parts, what is wrong with whom, and what the islands say."""
+    """The messages that one rank received: inner products of its parts, what is wrong with whom, and what the islands say."""
 
     gram: Float64[Tensor, "islands islands"]
     problems: dict[str, str]

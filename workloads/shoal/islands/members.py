@@ -55,7 +55,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Encounter:
-    """What came of asking who is there. `company`: whether somebody else may be alive; `held`: for whom no round is made, and what differs there by
+    """The outcome of a meeting. `company`: whether somebody else may be alive; `held`: for whom no round is made, and what differs there by
     field; `came`: who was met, with the same terms or others (empty where no lighthouse could say); `problem`: why there is no meeting, in words."""
 
     meeting: Meeting | None
@@ -167,7 +167,7 @@ class Members:
         return Encounter(None, self.heard, self._differing.remembered(), came, problem)
 
     def _met(self, asked: "_Asked", mine: IslandNotice) -> Encounter | None:
-        """What the lighthouse's answer is worth; None when it is to be asked for again: this island's own notice is not in it, or something
+        """The usable part of the lighthouse's answer; None when it is to be asked for again: this island's own notice is not in it, or something
         else than a notice is there under a member's name."""
         found: dict[str, IslandNotice] = {}
         unread: dict[str, str] = {}

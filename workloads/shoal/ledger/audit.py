@@ -53,12 +53,12 @@ SETTLING_SECONDS = 600.0
 
 
 class BadLedger(ValueError):
-    """What cannot be believed, in words: where, and what is wrong with it."""
+    """Findings, in words: where, and what is wrong with it."""
 
 
 @dataclass
 class NodeTotals:
-    """What the ledger says of one node."""
+    """The ledger's totals of one node."""
 
     joined: bool = False
     dead: bool = False
@@ -84,7 +84,7 @@ class NodeTotals:
 
 @dataclass
 class AuditReport:
-    """What was found. The ledger is good when `problems` is empty."""
+    """The result of an audit. The ledger is good when `problems` is empty."""
 
     run: str
     entries: int = 0

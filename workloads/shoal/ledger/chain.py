@@ -53,7 +53,7 @@ def entry_leaf(entry: LedgerEntry) -> bytes:
 
 
 def identity(fact: Fact) -> Hashable | None:
-    """What a fact is known by, if it can happen only once; None for what may happen again (a node's death)."""
+    """The identity of a fact that can happen only once; None for what may happen again (a node's death)."""
     match fact:
         case RunDeclared():
             return fact.kind

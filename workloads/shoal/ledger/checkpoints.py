@@ -27,7 +27,7 @@ CHECKPOINTED = Gauge("shoal_ledger_checkpoint_entries", "Entries of the ledger t
 
 
 class Checkpoints:
-    """What one orchestrator has written. One thread calls."""
+    """The checkpoints that one orchestrator has written. One thread calls."""
 
     def __init__(self, ledger: LedgerWriter, roster: Signed[Roster]) -> None:
         self._ledger = ledger

@@ -33,7 +33,7 @@ def document_key(fact: Fact) -> str | None:
 
 
 def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, commitment: str | None) -> str | None:
-    """What is wrong between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
+    """A contradiction between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
     where = f"entry {entry.number} ({entry.kind})"
     if data is None:
         return f"{where}: the document that it names does not exist"
@@ -82,7 +82,7 @@ def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) 
 def findings_problem(
     entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], roster: Roster, slash_votes: int
 ) -> str | None:
-    """What is missing of the findings that a reject takes, given the recorded one and the file's `opinions/`; None when they are all there.
+    """The findings that a reject lacks, given the recorded one and the file's `opinions/`; None when they are all there.
 
     A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
     also once a validator, by the name that was signed.

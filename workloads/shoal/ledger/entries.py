@@ -59,7 +59,7 @@ ABSENT: dict[str, Any] = {
 
 
 class _Fact(Contract):
-    """What one entry records. Fields with a default may be absent."""
+    """The fact that one entry records. Fields with a default may be absent."""
 
     model_config = ConfigDict(
         alias_generator=lambda name: SIGNED_NAMES.get(name, name),
@@ -227,7 +227,7 @@ class MalformedFact(Contract):
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, by the names of the signed document."""
+        """Its faults, by the names of the signed document."""
         fields = {field.alias: field.is_required() for field in WELL_FORMED[self.kind].model_fields.values()}
         lacks = [name or "" for name, required in fields.items() if required and name not in self.model_fields_set]
         if lacks:

@@ -58,7 +58,7 @@ def pools_digest(pools: Sequence[PoolTerms]) -> str:
 
 
 class InvitedNode(Contract):
-    """What a node was invited to, and what it said of itself when it registered. Its address is nobody's affair and not here."""
+    """The pool that a node was invited to, and the hardware that it reported at registration. Its address stays private."""
 
     pool: RunName
     expires_unix: int = Field(ge=0)

@@ -134,7 +134,7 @@ def votes_for(source: LedgerSource, audit: Audit, entry: LedgerEntry) -> int:
 
 
 def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
-    """What lies under `opinions/` for the file of a verdict, at most `MOST_OPINIONS` objects."""
+    """The objects under `opinions/` for the file of a verdict, at most `MOST_OPINIONS`."""
     listed = store.list(keys.opinions(verdict.node, verdict.sha256))
     names = [info.key for info in islice(listed, MOST_OPINIONS) if info.size <= LARGEST_OPINION_BYTES]
     return list(read_all(store, names))

@@ -42,7 +42,7 @@ def terms_of_run(config: RunConfig) -> RunTerms:
 
 
 class TermsKeeper:
-    """What one orchestrator says of the terms, and when it said so last."""
+    """The terms that one orchestrator last wrote, and when."""
 
     def __init__(self, config: RunConfig, ledger: LedgerWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._terms = terms_of_run(config)

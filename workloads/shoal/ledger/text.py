@@ -136,7 +136,7 @@ def totals_records(report: AuditReport, probation_files: int | None) -> dict[str
 
 
 def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str) -> list[str]:
-    """What was checked, and how far it carries."""
+    """The checked parts, and what they prove."""
     kinds = ", ".join(f"{plain(kind)} {count(number)}" for kind, number in sorted(report.kinds.items()))
     lines = [
         f"run {plain(report.run)}: {count(report.entries)} entries, {count(len(report.nodes))} nodes",
@@ -161,7 +161,7 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
 
 
 def undeclared_line(report: AuditReport) -> str:
-    """What a reader cannot go by where no entry says whose run it is and by what terms."""
+    """A warning that no entry declares the run and its terms."""
     which = "all entries" if report.undeclared == report.entries else f"the first {count(report.undeclared)} entries"
     return (
         f"NOT DECLARED: {which} come before any that says whose run it is and by what terms; there, invites are not checked, credit counts from the"

@@ -185,7 +185,7 @@ def _report_scores(state: RunState) -> None:
 
 
 def report_details(state: RunState) -> None:
-    """What costs a look at every node and every waiting file: less often."""
+    """Gauges that need every node and every waiting file: less often."""
     oldest = state.queue.oldest_unix()
     QUEUE_AGE.set(0.0 if oldest is None else max(0.0, state.clock() - oldest))
     credit = state.view.accepted_in_a_row

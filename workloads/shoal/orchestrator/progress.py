@@ -72,7 +72,7 @@ def learning(state: RunState) -> LearningProgress | None:
 
 
 def waiting_for(state: RunState, step: int | None, healthy_nodes: int) -> str:
-    """What must happen before the run can continue, in words; empty while nodes work on an open step."""
+    """The event that the run waits for, in words; empty while nodes work on an open step."""
     if complete(state):
         return ""
     if step is not None:

@@ -71,7 +71,7 @@ class RunState:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """What prepare left."""
+        """The result of prepare."""
         try:
             return Prepared.from_json(self.store.get(keys.PREPARED))
         except NotFound as error:
@@ -88,14 +88,14 @@ class RunState:
 
     @cached_property
     def plan(self) -> EvaluationPlan:
-        """What is scored in this run."""
+        """The evaluation settings of this run."""
         config = self.config
         pinned = self.prepared.benchmarks if config.evaluation is not None else []
         return EvaluationPlan(config.evaluation, tuple(pinned), config.steps, config.async_level, config.kept_versions)
 
     @cached_property
     def codec(self) -> WorkCodec:
-        """What the numbers of this run's work stand for."""
+        """The meaning of the numbers of this run's work."""
         config, recipe = self.config, self.config.recipe
         shape = FileShape.of(config.sampling, recipe.group_size, config.length_reward, recipe.rows_each)
         return WorkCodec(config.mode, shape, self.prepared.task_count, config.async_level, self.plan.benchmarks)

@@ -264,12 +264,12 @@ def bytes_broadcast(samples: Samples) -> int | None:
 
 
 def engine_name(samples: Samples) -> str | None:
-    """What the workers' engine called itself."""
+    """Name and version of the workers' engine."""
     return _label_values(samples, "worker", ENGINE_METRIC, "engine")
 
 
 def relay_name(samples: Samples) -> str | None:
-    """What the relays' servers wrote of themselves into their access logs, without the version."""
+    """Name of the relays' server from their access logs, without the version."""
     return _label_values(samples, "sync", RELAY_SERVER_METRIC, "server")
 
 

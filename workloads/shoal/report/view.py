@@ -22,7 +22,7 @@ ETA_STEPS = 10
 
 @dataclass
 class SnapshotHistory:
-    """What earlier snapshots told. `add` is to be called once for every snapshot, in order of time."""
+    """Facts from earlier snapshots. `add` is to be called once for every snapshot, in order of time."""
 
     steps: dict[int, StepMetrics] = field(default_factory=dict)
     tokens: list[tuple[float, int]] = field(default_factory=list)
@@ -154,7 +154,7 @@ def pod_rows(parts: Iterable[Part], run: str) -> tuple[PodRow, ...]:
 
 
 def waiting_for(snapshot: Snapshot) -> str:
-    """What goes on or is waited for, in one sentence; the most basic lack first, empty when there is nothing to say."""
+    """The current activity, or the event that the run waits for, in one sentence: the most basic first. Empty when there is nothing to say."""
     progress = snapshot.progress
     if progress is not None and progress.complete:
         return ""

@@ -32,7 +32,7 @@ UNKNOWN_CONTEXT = 512
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: the data, the two files, and commands that load the model (none without a model)."""
+    """The written files: the data, the two files, and commands that load the model (none without a model)."""
 
     data: ReportData
     html: Path
@@ -52,7 +52,7 @@ def make_report(run_dir: Path, metrics_file: Path, model_folder: Path) -> Report
 
 @dataclass(frozen=True)
 class Readings:
-    """What was read of the parts while they ran. `steps_total` is what an orchestrator told, where no configuration says it."""
+    """Readings of the parts while they ran. `steps_total` is what an orchestrator told, where no configuration says it."""
 
     records: Sequence[SessionRecord | SampleRecord] = ()
     unreadable: int = 0

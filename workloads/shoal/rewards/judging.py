@@ -37,7 +37,7 @@ MEMORY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class JudgeWorker:
-    """What runs as a process: the module, its name in messages, and what to look for when it does not start."""
+    """The part that runs as a process: the module, its name in messages, and what to look for when it does not start."""
 
     module: str
     name: str

@@ -27,7 +27,7 @@ def beacon(run_secret: bytes, run: str, step: int) -> bytes:
 
 
 def beacon_commitment(value: bytes) -> str:
-    """What the ledger holds before the reveal: SHA-256 of the beacon, in hex."""
+    """The commitment in the ledger before the reveal: SHA-256 of the beacon, in hex."""
     return hashlib.sha256(b"shoal/beacon/v1\0" + value).hexdigest()
 
 

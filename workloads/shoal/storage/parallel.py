@@ -12,6 +12,6 @@ READERS = 16
 
 
 def in_parallel(read: Callable[[N], R], names: Iterable[N]) -> list[R]:
-    """What `read` gives for each of `names`, in their order; raises what it raises."""
+    """The results of `read` for each of `names`, in their order; raises what it raises."""
     with ThreadPoolExecutor(READERS) as readers:
         return list(readers.map(read, names))

@@ -252,7 +252,7 @@ class Store:
         )(once)
 
     def _why_not_there(self, error: Exception) -> Exception | None:
-        """What is wrong with the store when an object is missing only because the store is; None when the object alone is missing."""
+        """The store's problem when an object is missing because the whole store is; None when the object alone is missing."""
         if self._root is not None:
             return None if self._root.is_dir() else error
         if not self._bucket_seen:

@@ -32,7 +32,7 @@ def read_sealed_manifest(store: Store, version: int, trainer_key: str) -> Weight
 
 
 def bases(store: Store, versions: Iterable[int]) -> dict[int, int | None]:
-    """What each of these versions is based on (see `chains`), as its opening record in the store says; None for versions in full."""
+    """The base of each of these versions (see `chains`), from its opening record in the store; None for versions in full."""
     return {
         number: chains.base_of(Signed[VersionOpen].from_json(store.get(keys.version_open(number))).document)
         for number in versions

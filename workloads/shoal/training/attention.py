@@ -21,7 +21,7 @@ NAME = "shoal_packed"
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that are computed here; a model with others (chunked, linear) is refused when it is loaded."""
 CHANGES_WHAT_IS_COMPUTED = ("softcap", "s_aux", "position_bias")
-"""What some models hand to their attention beside the usual: leaving it out would train another model than the one that samples."""
+"""Further arguments that some models give to their attention. Leaving one out would train another model than the one that samples."""
 
 
 @torch.compiler.disable

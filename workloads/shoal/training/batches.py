@@ -76,7 +76,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class OptimizerBatch:
-    """What one optimizer step trains on: this rank's micro-batches, as many as every other rank has.
+    """The data of one optimizer step: this rank's micro-batches, as many as every other rank has.
 
     `token_count` is over all ranks, and `divisor` is what the objective divides the sum over tokens by. `versions` has for
     each round the policy versions that sampled any rank's tokens of it, ascending. `numbers` has for each of this rank's micro-batches which samples
@@ -174,7 +174,7 @@ def shaped_rewards(group: RolloutGroup, recipe: Recipe, completion_limit: int | 
 
 
 def overlong(sample: Sample, length: int, recipe: Recipe, completion_limit: int | None) -> float:
-    """What the recipe takes from the reward of an answer of `length` tokens to a sample's prompt for coming near the limit."""
+    """The recipe's penalty for an answer of `length` tokens to a sample's prompt near the limit."""
     if recipe.overlong_shaping is None:
         return 0.0
     limit = recipe.max_sequence_length - sample.prompt_length

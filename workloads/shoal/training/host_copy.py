@@ -20,7 +20,7 @@ from shoal.training.parallel import Ranks
 
 WEIGHTS = "weights"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What torch's AdamW keeps for a parameter."""
+"""State that torch's AdamW keeps for a parameter."""
 
 
 class ExtraState(Protocol):

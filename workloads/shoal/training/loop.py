@@ -41,7 +41,7 @@ PAUSE_DEADLINE_SECONDS = 7 * 24 * 3600.0
 """A person must look; after a week without one the attempt fails, and the next one pauses again."""
 DONE = "the run has its result; to be stopped"
 STOP_GRACE_SECONDS = 10.0
-"""What a version in flight is given when the process is asked to stop; a pod is given 60 s."""
+"""Seconds for a version in flight when the process is asked to stop; a pod is given 60 s."""
 
 
 def method_of(context: TrainerContext, policy: Policy, extensions: Extensions) -> Method:

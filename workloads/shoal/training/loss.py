@@ -77,7 +77,7 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class Objective:
-    """What sets one objective apart from another.
+    """The functions in which objectives differ.
 
     `advantages`: reward less the group's mean, or less the mean of the others (leave-one-out). `divisor`: completion tokens of the optimizer
     batch, or rows times the longest completion allowed. `needs_behaviour`: importance weights are part of the objective itself, capped or not.

@@ -18,7 +18,7 @@ from shoal.training.waits import Waits
 
 @dataclass(frozen=True)
 class StepTools:
-    """What the loop makes of policy and optimizer: the copy that versions are made from, the states, the waits."""
+    """Policy and optimizer, as the loop builds them: the copy that versions are made from, the states, the waits."""
 
     copy: HostCopy
     states: States

@@ -59,7 +59,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def overlong_penalty(length: int, limit: int, shaping: OverlongShaping) -> float:
-    """What is taken from the reward of a completion of `length` tokens when `limit` are allowed (DAPO's equation 13; both in tokens).
+    """The penalty for a completion of `length` tokens when `limit` are allowed (DAPO's equation 13; both in tokens).
 
     None until `buffer_tokens` before the limit, then linear up to the whole penalty at the limit.
     """

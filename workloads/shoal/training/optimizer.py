@@ -31,7 +31,7 @@ class Applied:
 
 
 class Hyperparameters(Protocol):
-    """What the optimizer is told, by a `Recipe` or by `SftSettings`."""
+    """Settings of the optimizer, from a `Recipe` or from `SftSettings`."""
 
     @property
     def learning_rate(self) -> float: ...

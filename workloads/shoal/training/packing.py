@@ -33,7 +33,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def cost(lengths: Sequence[int]) -> float:
-    """What a pack of samples of these lengths costs to compute, in tokens of a short sample."""
+    """The cost of computing a pack of samples of these lengths, in tokens of a short sample."""
     return sum(length * (1 + length / ATTENTION_AS_DEAR_AS_THE_REST) for length in lengths)
 
 

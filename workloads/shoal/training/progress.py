@@ -38,7 +38,7 @@ TOKENS = Counter("shoal_trainer_completion_tokens_total", "Completion tokens tha
 OF_ROLLOUTS = (
     "clip_low", "clip_high", "clip_delta", "kl", "mismatch_kl", "policy_lag_mean", "policy_lag_max", "importance_capped",
 )  # fmt: skip
-"""What a step of mode SFT has nothing of."""
+"""Metrics that a step of mode SFT does not have."""
 REWARDS = {
     name: Gauge(
         f"shoal_trainer_{name}",
@@ -266,7 +266,7 @@ class ProgressReporter:
         return answer.latest_version if answer is not None else None
 
     def run_progress(self) -> RunProgress | None:
-        """What the orchestrator says of the run; None while it is away."""
+        """The orchestrator's state of the run; None while it is away."""
         if self._orchestrator is None:
             return None
         try:

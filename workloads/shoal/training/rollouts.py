@@ -32,7 +32,7 @@ class BadBatch(ValueError):
 
 @dataclass(frozen=True)
 class ContinuationReward:
-    """What came of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began
+    """The result of one continuation of a completion: the inner boundary (from 1) and the position (tokens of the completion) that it began
     at; its reward, and the length of the whole answer (tokens)."""
 
     boundary: int
@@ -75,7 +75,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True)
 class StepRows:
-    """What was read of a batch: its groups, how many rows were left out, and why (one sentence each, with file and row)."""
+    """The rows of a batch: its groups, how many rows were left out, and why (one sentence each, with file and row)."""
 
     groups: list[RolloutGroup]
     left_out: int
@@ -102,7 +102,7 @@ class Continuations(Protocol):
     def estimates(
         self, rows: Sequence[Rollout], rewards: Sequence[RowReward], completions: int
     ) -> list[list[ContinuationReward]]:
-        """What came of the continuations of each of the file's `completions`; those that could not be scored are left out.
+        """The results of the continuations of each of the file's `completions`; those that could not be scored are left out.
 
         Raises BadBatch when one does not continue from where it must: the file would not be one that a validator of this run accepts.
         """
@@ -110,7 +110,7 @@ class Continuations(Protocol):
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together.
+    """Limits of a row: `vocabulary` in tokens, `max_length` of prompt and completion together.
 
     `continuations`: how files hold such; None: they hold completions only.
     """

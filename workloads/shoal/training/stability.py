@@ -26,7 +26,7 @@ LONGEST_WINDOW_STEPS = 1000
 
 
 class Point(Contract):
-    """What one trained step adds to the history."""
+    """The entry that one trained step adds to the history."""
 
     version: VersionNumber
     gradient_norm: float = Field(ge=0.0)
@@ -44,7 +44,7 @@ class Incident(Contract):
 
 
 class History(Contract):
-    """What is remembered of the steps so far: the last two windows, the lowest mean entropy of any window, and the open incident."""
+    """The history of the steps so far: the last two windows, the lowest mean entropy of any window, and the open incident."""
 
     points: list[Point] = Field(default_factory=list, max_length=2 * LONGEST_WINDOW_STEPS)
     entropy_minimum: float | None = None
@@ -64,7 +64,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class StabilityDecision:
-    """What to do before the next step: nothing, `pause`, or `roll_back` to a version; `reason` in words."""
+    """The action before the next step: nothing, `pause`, or `roll_back` to a version; `reason` in words."""
 
     action: Literal["go", "pause", "roll_back"] = "go"
     to_version: int | None = None
@@ -97,7 +97,7 @@ def observe(history: History, metrics: StepMetrics, settings: Stability) -> tupl
 
 
 def decide(history: History, settings: Stability, states: Collection[int]) -> StabilityDecision:
-    """What an open incident asks for. `states` are the versions that could be gone back to.
+    """The action that an open incident needs. `states` are the versions that could be gone back to.
 
     A roll-back for which no state is left becomes a pause: a person must look.
     """

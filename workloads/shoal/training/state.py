@@ -211,7 +211,7 @@ class States:
         return folder
 
     def _download(self, sealed: SealedState, folder: Path) -> str | None:
-        """What is wrong with the state, or None. The metadata is a pickle: nothing opens it before its digest was found right."""
+        """Download a state; returns its fault, or None. The metadata is a pickle: it is opened only after its digest matched."""
         _fresh(folder)
         prefix = keys.trainer_state(sealed.version)
         for name, digest in sealed.files.items():

@@ -44,7 +44,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Updates(Steps):
-    """What the optimizer steps of a step did: means over tokens, and every step's norm and whether it was applied."""
+    """Results of the optimizer steps of a step: means over tokens, and every step's norm and whether it was applied."""
 
     loss: float
     kl: float

@@ -17,7 +17,8 @@ PEAK_BF16_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e
 
 @dataclass(frozen=True)
 class Utilisation:
-    """What a step can be measured by: trainable or not, all parameters take part in both passes. `peak_flops` is NaN where it is not known."""
+    """Model size and peak of the devices, for the utilisation of steps. All parameters count, trainable or not: they take part in both passes.
+    `peak_flops` is NaN where it is unknown."""
 
     parameters: int = 0
     peak_flops: float = math.nan

@@ -66,7 +66,7 @@ class Waits:
         )
 
     def _turn(self, what: str | None = None) -> None:
-        """What each turn of a wait does: signs of life, errors of the background, and, in a wait, the question whether to stop."""
+        """One turn of a wait: signs of life, errors of the background, and, in a wait, the question whether to stop."""
         self._liveness.progress()
         self._progress.beat()
         self._handover.check()

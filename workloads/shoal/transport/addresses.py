@@ -4,7 +4,7 @@ import ipaddress
 
 
 def address_block(address: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 of an IPv6 address, which one household has whole."""
+    """The block that counts as one address: an IPv4 address, or the /64 of an IPv6 address, which one household has whole."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

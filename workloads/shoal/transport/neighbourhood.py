@@ -31,7 +31,7 @@ class ForbiddenUrl(ValueError):
 
 
 def kind_of(address: str) -> Kind:
-    """What an IP address is to the machine that would connect to it; raises ValueError for anything else."""
+    """The class of an IP address for the machine that would connect to it; raises ValueError for anything else."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:

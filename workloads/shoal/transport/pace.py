@@ -32,7 +32,7 @@ class Pace:
         return self._wait(left)
 
     def wait(self, caller: str) -> float:
-        """What `take` would say now; it costs nothing."""
+        """The answer that `take` would give now; takes no token."""
         return self._wait(self._left(caller, self._clock()))
 
     def _left(self, caller: str, now: float) -> float:

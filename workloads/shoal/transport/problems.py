@@ -144,7 +144,7 @@ def problem_response(document: ProblemDocument, headers: dict[str, str] | None =
 
 
 def mistakes(errors: Any) -> str:
-    """What pydantic found wrong, by field, at most ten."""
+    """Pydantic's errors by field, at most ten."""
     return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in errors[:10])
 
 

@@ -17,7 +17,7 @@ from shoal.transport.client import Refused, SignedClient, Unavailable
 LOOK_SECONDS = 2.0
 """Between two questions: a heartbeat, which brings the number, comes every ten seconds."""
 FORCE_SECONDS = LEAVE_SECONDS + 5.0
-"""What has not ended by then hangs."""
+"""Seconds after which a process that has not ended counts as hanging."""
 EXIT_HUNG = 70
 """Exit code of a process that had to be ended; one that ends by itself exits with 0."""
 

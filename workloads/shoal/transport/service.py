@@ -94,7 +94,7 @@ def require_no_wait(wait: float, terms: str) -> None:
 
 
 def address_of(request: Request) -> str:
-    """What counts as the caller's address: an IPv4 address, or the /64 of an IPv6 one; behind an Ingress the Ingress's."""
+    """The caller's address: an IPv4 address, or the /64 of an IPv6 one; behind an Ingress the Ingress's."""
     return address_block(request.client.host if request.client is not None else "")
 
 

@@ -18,7 +18,7 @@ READINGS_PER_SECOND, READINGS_AT_ONCE = 2.0, 20
 
 
 class SharedAnswer:
-    """What `read` gives, for all who ask."""
+    """The answer of `read`, shared by all callers."""
 
     def __init__(self, read: Callable[[], Awaitable[bytes]], clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read

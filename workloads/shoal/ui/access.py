@@ -56,7 +56,7 @@ class Access:
         return self.token is not None and hmac.compare_digest(text.encode(), self.token.encode())
 
     def cookie_value(self) -> str:
-        """What the browser keeps instead of the token: useless for anything but this page."""
+        """The cookie's value, which the browser keeps instead of the token: it is of no use elsewhere."""
         return hashlib.sha256(b"shoal ui cookie\0" + (self.token or "").encode()).hexdigest()
 
 

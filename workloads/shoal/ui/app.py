@@ -226,7 +226,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
 
 
 def _path(request: Request) -> str:
-    """What routes are chosen by. `request.url` is put together with the Host header, in which a client may write a path of its own."""
+    """The path by which a route is chosen. `request.url` is put together with the Host header, in which a client may write a path of its own."""
     return str(request.scope["path"])
 
 

@@ -38,7 +38,7 @@ Document = dict[str, Any]
 
 
 def live_document(seen: Seen, revision: int) -> Document:
-    """What changes all the time: parts, figures, what is waited for. The words are those of the live view of `shoal up`."""
+    """The changing part of the page: parts, figures, and what the run waits for. It has the words of the live view of `shoal up`."""
     snapshot = seen.snapshot
     model = view_model(snapshot, seen.history)
     progress = snapshot.progress
@@ -121,7 +121,7 @@ def is_complete(seen: Seen) -> bool:
 
 
 def headline_from_store(seen: Seen) -> str:
-    """What the store alone says of how far the run came."""
+    """The run's progress, from the store alone."""
     if not seen.facts.steps:
         return "no step was trained yet"
     last = seen.facts.steps[-1]
@@ -130,7 +130,7 @@ def headline_from_store(seen: Seen) -> str:
 
 
 def run_document(seen: Seen, trust_key: str, trust_origin: str, key_given: bool) -> Document:
-    """What does not change: name, store, whom the ledger is checked against."""
+    """The constant part of the page: name, store, and the key for checking the ledger."""
     return {
         "run": plain(seen.snapshot.run, 60),
         "steps_total": seen.snapshot.steps_total,

@@ -33,7 +33,7 @@ MOST_TOKENS = 2_000_000
 as allowed. Rows of this many take about 250 MB here."""
 MOST_ROWS = 65_536
 LONGEST_ROW_TOKENS = 131_072
-"""What the reader's memory is reckoned with."""
+"""Longest row, from which the reader's memory limit is computed."""
 KEPT_FILES = 2
 SHOWN_TOKENS = 4096
 """Of a completion, and of a prompt, in one answer; the rest is counted."""

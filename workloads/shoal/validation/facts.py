@@ -57,7 +57,7 @@ class Facts:
         return self.benchmark.truncation if self.benchmark is not None else None
 
     def work(self, job: ValidationJob) -> Work:
-        """What a file is of. Raises `UnknownWorkError` for a number that is none of this run's."""
+        """The work that a file belongs to. Raises `UnknownWorkError` for a number that this run does not have."""
         terms = [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
         return WorkCodec(self.mode, self.shape, len(self.tasks), self.async_level, terms).decode(job.step)
 
@@ -71,7 +71,7 @@ class Facts:
 
     @property
     def shape(self) -> FileShape:
-        """What every file holds that is judged by these facts."""
+        """The content that every file judged by these facts must have."""
         rows_each = self.vine.rows_each if self.vine is not None else 1
         return FileShape.of(self.sampling, self.group_size, self.length_reward, rows_each)
 

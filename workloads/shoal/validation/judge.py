@@ -48,7 +48,7 @@ MOST_TIMES_ROWS = 4
 
 
 class PolicySource(Protocol):
-    """What is used of `Policies`."""
+    """The part of `Policies` that is used here."""
 
     def get(self, version: int) -> LoadedPolicy: ...
 

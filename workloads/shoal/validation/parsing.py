@@ -90,7 +90,7 @@ class ReaderLost(BadRollouts):
 
 
 class _Count:
-    """What a reader has sent. Its own count is not believed: the file may have taken it over."""
+    """The messages that a reader has sent. The reader's own count is not trusted: the file may control the reader."""
 
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits

@@ -58,7 +58,7 @@ def ratios(prefills: Collection[Prefill]) -> tuple[float, float]:
 
 
 def other_temperature(found: Sequence[float], validation: Validation) -> str | None:
-    """What is wrong, in words, when one of the `ratios` is beyond Wald's upper border.
+    """The fault, in words, when one of the `ratios` is beyond Wald's upper border; or None.
 
     Under the run's temperature each ratio is a martingale of mean 1. So it ever exceeds 1 / chance with at most that chance (Ville, 1939),
     however often it is looked at: no correction for looks, half of the part's chance for each of the two.

@@ -58,7 +58,7 @@ USUAL_MAX_TOKENS = 1024
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What the user chose. `max_tokens` None: what the model's run allowed; `target_length` None: what its run asked for, 0: no length."""
+    """The user's choices. `max_tokens` None: what the model's run allowed; `target_length` None: what its run asked for, 0: no length."""
 
     samples: int
     temperature: float
@@ -165,7 +165,7 @@ def chosen(
 
 
 def how_asked(wanted: EvaluationRequest, origin: ModelOrigin | None, settings: Settings) -> list[str]:
-    """What the user did not choose, in words, and what they chose against the model's run."""
+    """Notes on defaults that the user did not set, and on choices that differ from the model's run."""
     lines = []
     trained = ", ".join(map(str, origin.targets)) if origin is not None else ""
     if wanted.target_length is None and settings.targets:
@@ -210,7 +210,7 @@ def answer_seed(seed: int, problem_id: str, sample: int) -> int:
 
 
 def judged(environment: Environment, task: Task, text: str, completion: Completion) -> Answer:
-    """What the environment says of a completion. One that was cut is scored as it is: a right answer may come before the limit."""
+    """The environment's score of a completion. One that was cut is scored as it is: a right answer may come before the limit."""
     scored = environment.score(task, text)
     reward = min(1.0, max(0.0, scored.task_reward)) if isinstance(scored, Score) else None
     return Answer(reward, len(completion.tokens), completion.finish_reason == "length")

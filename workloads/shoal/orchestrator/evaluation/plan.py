@@ -52,5 +52,5 @@ def open_leases_allowed(share: float, members: int) -> int:
 
 
 def credit_of_a_lease(share: float) -> float:
-    """What a training lease adds to the credit of which an evaluation lease takes 1: with share s, s / (1 - s)."""
+    """The credit that a training lease earns; an evaluation lease takes 1: with share s, s / (1 - s)."""
     return share / (1.0 - share)

@@ -51,7 +51,7 @@ def read_token(path: Path) -> bytes | None:
 
 
 def _documented(reply: Any, example: Any, summary: str, body: bool = False, **more: Any) -> dict[str, Any]:
-    """What the OpenAPI document says of a route."""
+    """A route's entry in the OpenAPI document."""
     answer = {"model": reply, "content": {"application/json": {"example": example.model_dump(mode="json")}}}
     problems = {
         401: "No token, or not the admin's",

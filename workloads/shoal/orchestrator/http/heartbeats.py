@@ -94,7 +94,7 @@ class SwapQueue:
         self._digest = ""
 
     async def put(self, swap: Swap) -> str:
-        """What became of it (see `SWAP`); raises RedisError."""
+        """The outcome (see `SWAP`); raises RedisError."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((swap, answer))
         if self._sending is None or self._sending.done():

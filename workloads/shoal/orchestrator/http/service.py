@@ -164,7 +164,7 @@ def _add_run_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..
 
 
 def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..., Any]) -> None:
-    """What nodes ask for, in the order in which they do."""
+    """The routes of nodes, in the order of their use."""
 
     @app.post("/v1/heartbeats")
     async def heartbeat(request: Request) -> Response:
@@ -297,7 +297,7 @@ def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
 
 
 def public_run(state: RunState) -> PublicRun:
-    """What an admitted node is told about the run."""
+    """The run's description for an admitted node."""
     config, prepared = state.config, state.prepared
     return PublicRun(
         run=config.run,

@@ -66,7 +66,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
 
 
 def assignment_of(record: NodeRecord) -> Assignment | None:
-    """What a node is to do; None for one that is not a member."""
+    """A node's assignment; None for one that is not a member."""
     return Assignment(restarts=record.restarts) if record.state in MEMBERS else None
 
 
@@ -100,7 +100,7 @@ def take_logs(state: RunState, logs: NodeLogs) -> None:
 
 
 def logs(state: RunState, node: str, request: str) -> NodeLogs | None:
-    """What a node sent, None while it has not; raises `Refusal` for a question that was not asked, or too long ago."""
+    """Logs that a node sent, None until it has; raises `Refusal` for a request that was never made, or has expired."""
     data = state.redis.get(_logs_key(state, request))
     if data is None:
         raise Refusal(ProblemCode.NO_SUCH_QUESTION, "ask with POST .../logs; an answer is kept for ten minutes")

@@ -49,7 +49,7 @@ class SeenAnswer(Contract):
 
 
 def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
-    """What a node's machine must show, 10^9 operations a second; 0 for pods of a pool's own and pools that ask for nothing."""
+    """Arithmetic that a node's machine must show, 10^9 operations a second; 0 for pods of a pool's own and pools that ask for nothing."""
     if record is None or record.outside is False:
         return 0
     terms = terms_of(state.config.pools, record.invited_pool or record.pool)

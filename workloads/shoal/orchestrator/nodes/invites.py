@@ -25,7 +25,7 @@ class BadInvite(ValueError):
 
 
 class InviteTerms(Contract):
-    """What is needed to make invites."""
+    """The settings for making invites."""
 
     run: str
     orchestrator_url: str

@@ -62,7 +62,7 @@ def require_pool(state: RunState, record: NodeRecord) -> None:
 
 
 def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:
-    """What a heartbeat writes into its node's record."""
+    """The fields that a heartbeat writes into its node's record."""
     fields: dict[str, object] = {"last_heartbeat_unix": now_unix, "policy_version": beat.policy_version}
     if beat.metrics:
         fields["metrics"] = beat.metrics

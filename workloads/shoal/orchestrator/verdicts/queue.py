@@ -44,7 +44,8 @@ MOST_READINGS = 2
 
 
 class OpinionNote(Contract):
-    """What a job remembers of an opinion: who, which reason, and the digest of the verdict, so that a repeated request does not count twice."""
+    """The part of an opinion that a job remembers: who, which reason, and the digest of the verdict, so that a repeated request does not count
+    twice."""
 
     validator: ShortText
     reason: RejectReason

@@ -28,7 +28,7 @@ from shoal.orchestrator.work.uploads import find_verdict
 from shoal.telemetry import get_logger
 
 EVICTED = "its node was evicted before this file was judged"
-"""What the verdict on such a file says: it is neither paid nor trained on, and no further offence."""
+"""The evidence of the verdict on such a file: it is neither paid nor trained on, and no further offence."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def decide(
     votes: int = 1,
     evicted: bool = False,
 ) -> Decision:
-    """What to do with a finding of `validator` on a file that has no recorded verdict yet.
+    """The action for a finding of `validator` on a file without a recorded verdict.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
     one reason and are of two validators; or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With

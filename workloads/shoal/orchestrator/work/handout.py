@@ -72,7 +72,7 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
 
 
 def _told(state: RunState, work: Work, latest: int, load: allocation.StepLoad, first_unsealed: int) -> StepInfo:
-    """What a node learns about the work that it should do; this reveals its beacon."""
+    """The description of the work for a node; this reveals its beacon."""
     reveal(state, work)
     value = beacon_of(state, work)
     oldest, newest = work.window
@@ -248,7 +248,7 @@ def renew(state: RunState, renewal: ClaimRenewal) -> None:
 
 
 def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
-    """What drew a file's tokens, as noted with its lease; None where nobody can tell or nobody is to draw again. Nothing that a node says is asked.
+    """The engine that drew a file's tokens, as noted with its lease; None where it is unknown or not to be redrawn. A node's own words do not count.
 
     A node that changes its pool takes no file with it: honest ones are not judged by another sampler, others do not escape theirs.
     """
@@ -258,7 +258,8 @@ def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
 
 
 def _sampler_of_pool(state: RunState, record: NodeRecord | None) -> Sampler | None:
-    """What draws a node's tokens now, by the terms of its pool. Which one that is, is forgotten with Redis; then it is what all pools agree on."""
+    """The engine that draws a node's tokens now, by the terms of its pool. A loss of Redis loses the pool; then it is the engine that all pools
+    agree on."""
     terms = terms_of(state.config.pools, record.pool) if record is not None else None
     samplers = {each.drawn_by for each in ([terms] if terms is not None else state.config.pools)}
     return samplers.pop() if len(samplers) == 1 else None

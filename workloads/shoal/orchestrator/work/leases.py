@@ -55,7 +55,7 @@ def is_open(record: LeaseRecord, now_unix: float) -> bool:
 
 
 def other_file(lease: str, sha256: str) -> Refusal:
-    """What whoever comes with a second file is told; `sha256`: of the first."""
+    """The message for a second file on one lease; `sha256`: of the first."""
     words = f"lease {lease} was bound to file {sha256[:12]}...: one lease is good for one file"
     return Refusal(ProblemCode.LEASE_FOR_ANOTHER_FILE, words)
 

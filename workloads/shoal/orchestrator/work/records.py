@@ -13,7 +13,7 @@ from shoal.contracts.protocol import Lease
 
 
 class DrawnBy(Contract):
-    """What draws the tokens of one file, as it was when the file's lease was given: its node may be in another pool when the file is judged."""
+    """The engine that draws the tokens of one file, as of its lease: its node may be in another pool when the file is judged."""
 
     pool: str = Field(description="of the node; empty: not known since Redis was lost")
     sampler: Sampler | None = Field(description="by the pool's terms of that time; None: nothing to draw again")

@@ -57,7 +57,7 @@ class Schedule(Protocol):
         """Whether the run has made what it is for."""
 
     def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
-        """What must happen before a step can be worked on, in words; asked when none is open and the run is not complete."""
+        """The event that opens the next step, in words; asked when none is open and the run is not complete."""
 
 
 @dataclass(frozen=True)

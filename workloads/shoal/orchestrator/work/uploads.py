@@ -171,7 +171,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
 
 
 def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord:
-    """What its lease hands in: this record, or the one of another file that came first, here or at another orchestrator."""
+    """The file of its lease: this record, or the one of another file that came first, here or at another orchestrator."""
     key = keys.lease_file(record.lease)
     if state.store.create(key, record.to_json()):
         return record
@@ -194,7 +194,7 @@ def find_verdict(state: RunState, node: str, sha256: str) -> Signed[Verdict] | N
 
 
 def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> SubmissionReceipt:
-    """What follows the record: queue the file unless it has its verdict, close the lease, clear staging. Idempotent."""
+    """The actions after the record: queue the file unless it has its verdict, close the lease, clear staging. Idempotent."""
     verdict = find_verdict(state, record.node, record.sha256)
     if verdict is None:
         state.queue.add(Job(record=record), state.clock())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TERMS = ("metric", "until", "filters", "target", "metric_arguments", "metric_function", "process_results", "document")
-"""What terms may hold; `metric`, `until` and `filters` always. `document` (JSON) is there where a filter or `process_results` asks for it."""
+"""The allowed terms; `metric`, `until` and `filters` always. `document` (JSON) is there where a filter or `process_results` asks for it."""
 _MODULE = re.compile(r"lm_eval(\.[A-Za-z0-9_-]+)+")
 LEFT_OUT = frozenset((
     "rouge_score", "sqlitedict", "word2number", "evaluate", "pytablewriter", "sklearn", "emoji", "fugashi",
@@ -80,7 +80,7 @@ def value(terms: Mapping[str, Any], completion: str) -> float:
 
 
 def answer_of(completion: str, until: list[str]) -> str:
-    """What counts of a completion: what follows the thoughts, up to the first of the texts at which the task stops a model."""
+    """The part of a completion that counts: what follows the thoughts, up to the first of the texts at which the task stops a model."""
     _, thoughts_end, after = completion.rpartition("</think>")
     answer = after.lstrip() if thoughts_end else completion
     for text in until:

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _load() -> Callable[[int], None]:
-    """What nearly every task needs, warmed; returns what makes sympy draw from a number on.
+    """Import what nearly every task needs; returns what makes sympy draw from a number on.
 
     Tasks take `verify` from math-verify when they are loaded. What it finds equal though it is not is the same here as in our own judge, and so is
     what is done about it; else `max(oo, 37)` would be the answer to every question of such a task.

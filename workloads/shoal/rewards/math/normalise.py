@@ -18,7 +18,7 @@ SUPERSCRIPTS = {character: str(digit) for digit, character in enumerate("⁰¹²
 
 _TRIGONOMETRIC = r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\s*\d\s*\}))?)"
 _ARGUMENT = r"\d|[a-zA-Z]|\\pi(?![a-zA-Z])"
-"""What LaTeX takes for one without braces."""
+"""A token that LaTeX takes as one argument without braces."""
 
 SPELLINGS = (
     (r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?)(?![a-zA-Z])\.?", ""),

@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Isolation:
-    """What is in force: reported in logs, in `shoal env check` and beside every benchmark."""
+    """The isolation in force: reported in logs, in `shoal env check` and beside every benchmark."""
 
     kind: Kind
     interpreter: str

@@ -145,7 +145,7 @@ def trial_in(pool: SandboxPool) -> str | None:
 
 
 class ProgramPool(Protocol):
-    """What an environment needs of whatever runs programs: sandboxes of this process, or runner pods."""
+    """The interface of a runner of programs for an environment: sandboxes of this process, or runner pods."""
 
     slots: int
 

@@ -172,7 +172,7 @@ class Box:
 
 @dataclass
 class _Flow:
-    """What goes in and what has come out so far."""
+    """A program's input, and its output so far."""
 
     waiting: bytes
     output_bytes: int
@@ -208,7 +208,7 @@ class _Flow:
         return bool(data)
 
     def drain(self, descriptor: int, into: bytearray) -> None:
-        """What the pipe still holds after the process has ended; nobody can write more."""
+        """Read the bytes that are left in the pipe after the process has ended; nobody can write more."""
         while not self.too_much:
             try:
                 data = os.read(descriptor, CHUNK)

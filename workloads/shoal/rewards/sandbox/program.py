@@ -14,7 +14,7 @@ FILE_BYTES = 16 * MEBIBYTE
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. A program is one process: it cannot start another."""
+    """Limits of one program. A program is one process: it cannot start another."""
 
     cpu_seconds: int = 8
     """Whole seconds, as the kernel counts; the kernel ends the process."""

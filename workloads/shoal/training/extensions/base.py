@@ -96,7 +96,7 @@ class Extension:
         """The loop ends, for whatever reason."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What to save in training states, by key; each rank its own. The tensors are not changed later."""
+        """State to save in training states, by key; each rank its own. The tensors are not changed later."""
         return {}
 
     def empty(self) -> dict[str, Tensor]:

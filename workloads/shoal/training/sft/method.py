@@ -38,7 +38,7 @@ from shoal.training.update import Beat, Steps, over_ranks
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update trains on, or a part of the rows held out: this rank's packs, and how many packs all ranks have."""
+    """The rows of one update, or a part of the held-out rows: this rank's packs, and how many packs all ranks have."""
 
     packed: OptimizerBatch
     packs: int
@@ -47,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Learnt(Steps):
-    """What the updates of a step did. Loss and entropy are means over completion tokens (nats), before each update."""
+    """Results of the updates of a step. Loss and entropy are means over completion tokens (nats), before each update."""
 
     loss: float
     entropy: float

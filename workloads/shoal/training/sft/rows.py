@@ -66,7 +66,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class SftRowLimits:
-    """What a row must keep to: `vocabulary` in tokens, `max_length` of prompt and completion together."""
+    """Limits of a row: `vocabulary` in tokens, `max_length` of prompt and completion together."""
 
     vocabulary: int
     max_length: int

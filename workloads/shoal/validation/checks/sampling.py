@@ -59,7 +59,7 @@ def _difference(row: Rollout, group: DrawnGroup, sample: int, prompt: list[int],
 def _other_continuation(
     row: Rollout, parent: Rollout, place: Continuation, prefix: int, vine: VineSettings, facts: Facts
 ) -> str | None:
-    """What is wrong with a continuation of `parent`, which has passed, of `prefix` tokens of it."""
+    """The fault of a continuation after `prefix` tokens of `parent`, a row that has passed; or None."""
     drawn = {name: getattr(parent, name) for name in ("prompt_index", "problem_id", "task_type", "target_length")} | {
         "sample_index": place.sample_index(facts.group_size, vine),
         "seed": continuation_seed(parent.seed, place.boundary, place.number),

@@ -246,7 +246,7 @@ class Membership:
         return bool(self._island.last.held)
 
     def progress(self) -> IslandsProgress:
-        """What there is to say of exchanges, for the run's status."""
+        """The report on exchanges for the run's status."""
         last, (made, members) = self._island.last, self._last_made or (None, [])
         return IslandsProgress(
             round=self._island.shared.meta.round,

@@ -34,7 +34,7 @@ from shoal.training.update import Beat, LogProbs, Steps, over_ranks, plan_logpro
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What the verdicts say of each sample of a step, counted through its groups: the group's number, and the outcome (0 to 1)."""
+    """The verdicts' outcome of each sample of a step, numbered through its groups: the group's number, and the outcome (0 to 1)."""
 
     groups: Int[Tensor, " step"]
     values: Float[Tensor, " step"]
@@ -42,7 +42,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class RewardModelUpdates(Steps):
-    """What the updates of the reward model did: mean loss over rows (nats) and share of rows judged right, each before its update."""
+    """Results of the reward model's updates: mean loss over rows (nats) and share of rows judged right, each before its update."""
 
     loss: float
     accuracy: float

@@ -26,7 +26,7 @@ from shoal.training.advantages import SMALLEST_DEVIATION
 from shoal.training.rollouts import RolloutGroup, Sample
 
 Shaping = Callable[[Sample, float, int], float]
-"""What becomes of a reward of an answer to a sample's prompt, by the answer's length (tokens)."""
+"""Adjusts the reward of an answer to a sample's prompt by the answer's length (tokens)."""
 Values = list[tuple[int, float]]
 """Positions, ascending and each once, with their values."""
 
