@@ -214,7 +214,7 @@ BOMBS = [
     Bomb("deep-nesting", "nests lists 200 deep", "format", "completion_tokens|" + UNREADABLE, deep_nesting),
     Bomb("wrong-types", "writes tokens as 64-bit integers", "format", "completion_tokens has type", wrong_types),
     Bomb("null-seed", "leaves a seed out", "format", "seed is null", nulls),
-    Bomb("many-columns", "adds 3,000 columns", "format", "columns do not fit", many_columns),
+    Bomb("many-columns", "adds 3,000 columns", "format", "columns do not match", many_columns),
     Bomb(
         "several-row-groups",
         "makes a row group of each row",
@@ -222,7 +222,7 @@ BOMBS = [
         "row groups; exactly one is allowed",
         several_row_groups,
     ),
-    Bomb("path-as-column", "names a column like a file", "format", "columns do not fit", path_as_column),
+    Bomb("path-as-column", "names a column like a file", "format", "columns do not match", path_as_column),
     Bomb("path-as-node", "names a file as the node", "identity", "node is", path_as_node),
     Bomb("path-as-model", "names a file as the model", "identity", "model is", path_as_model),
     Bomb("columns-elsewhere", "points at another file", "format", UNREADABLE, columns_in_another_file),

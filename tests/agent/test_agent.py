@@ -249,7 +249,7 @@ def test_an_evicted_node_is_told_so_and_gets_nothing(
 def test_a_broken_key_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "node.pem"
     path.write_bytes(b"not a key")
-    with pytest.raises(ValueError, match="holds no Ed25519 key: restore it from a copy"):
+    with pytest.raises(ValueError, match="holds no Ed25519 key: restore it from a backup"):
         node_key.load_or_create(path)
     assert path.read_bytes() == b"not a key"
 

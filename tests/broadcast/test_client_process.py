@@ -200,7 +200,7 @@ def test_a_relay_short_of_space_drops_old_versions_but_never_its_newest_whole_on
     assert target.opened(sign(record, run_keys.trainer)) == {}
     assert tree.held() == [2, 3, 4]
     monkeypatch.setattr(Tree, "free_bytes", lambda _: 0)
-    with pytest.raises(NoSpace, match="0 are free: give the relay a larger volume"):
+    with pytest.raises(NoSpace, match="only 0 are free: give the relay a larger volume"):
         TreeTarget(tree, WantedVersion(RUN, 5, run_keys.trainer.public)).opened(
             sign(record.model_copy(update={"version": 5}), run_keys.trainer)
         )

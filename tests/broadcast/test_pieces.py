@@ -64,7 +64,7 @@ def test_another_shards_descriptor_is_refused(run_keys: Keys, wanted: WantedVers
 
 def test_a_descriptor_of_another_size_is_refused(run_keys: Keys, wanted: WantedVersion) -> None:
     shard = cut.descriptor(_record(size=300), 2, 100, "1" * 64)
-    with pytest.raises(BadPiece, match="it says 100 bytes, the opening record 50"):
+    with pytest.raises(BadPiece, match="it gives 100 bytes, the opening record 50"):
         pieces.read_descriptor(sign(shard, run_keys.trainer).to_json(), wanted, _record(), 2)
 
 

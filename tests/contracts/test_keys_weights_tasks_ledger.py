@@ -208,7 +208,7 @@ class TestTasks:
         for changed, error in (
             (
                 table.replace_schema_metadata({"shoal.tasks.version": "2"}),
-                "task table version is '2', this software reads '1'",
+                "task table version is '2', but this software reads '1'",
             ),
             (table.replace_schema_metadata(None), "task table version is 'none'"),
             (table.drop_columns(["prompt"]), "columns are"),

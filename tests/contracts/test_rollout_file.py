@@ -189,7 +189,7 @@ def test_missing_file_metadata_is_named(name: str) -> None:
 def test_another_schema_version_is_refused() -> None:
     content = table()
     changed = dict(content.schema.metadata) | {b"shoal.schema_version": b"2"}
-    with pytest.raises(BadRollouts, match="schema version is '2', this software reads '1'"):
+    with pytest.raises(BadRollouts, match="schema version is '2', but this software reads '1'"):
         read_rollouts(parquet(content.replace_schema_metadata(changed)))
 
 

@@ -236,7 +236,7 @@ class TestSignedRequests:
         ids=str,
     )
     def test_every_covered_part_is_covered(self, change: dict[str, Any]) -> None:
-        with pytest.raises(BadRequestSignature, match="signature does not fit"):
+        with pytest.raises(BadRequestSignature, match="signature does not match"):
             check(signed_headers(), **change)
 
     @pytest.mark.parametrize("parameter", ["created", "nonce", "keyid", "tag", "content-digest", "alg"])
@@ -321,7 +321,7 @@ class TestSignedRequests:
     def test_a_signature_of_another_key_does_not_fit_the_key_it_names(self) -> None:
         mine = {name.lower(): value for name, value in signed_headers().items()}
         theirs = {name.lower(): value for name, value in signed_headers(key=TRAINER_KEY).items()}
-        with pytest.raises(BadRequestSignature, match="signature does not fit"):
+        with pytest.raises(BadRequestSignature, match="signature does not match"):
             check(mine | {"signature": theirs["signature"]})
 
     @settings(deadline=None)  # a busy machine is no defect

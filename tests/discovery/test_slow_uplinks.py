@@ -130,7 +130,7 @@ def test_an_upload_that_is_cut_off_by_discoverys_clock_was_too_slow(loopback: Lo
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
         threading.Thread(target=lambda: _cut_off(listener, test), daemon=True).start()
         client = SignedClient(f"http://{address}:{listener.getsockname()[1]}", key)
-        with pytest.raises(uplink.TooSlowError, match="did not end in 2 s"):
+        with pytest.raises(uplink.TooSlowError, match="did not finish in 2 s"):
             uplink.show(client, key.public, "pool")
 
 

@@ -312,7 +312,7 @@ def test_an_environment_without_parts_has_none_to_name_and_the_harness_wants_one
 
 def test_an_unknown_task_is_refused_with_the_names_that_are_near() -> None:
     assert near("gsm8k_coot", ["gsm8k", "gsm8k_cot", "mmlu"]) == "; near are gsm8k_cot, gsm8k"
-    assert near("zzz", ["gsm8k", "mmlu"]) == "; none of 2 is near"
+    assert near("zzz", ["gsm8k", "mmlu"]) == "; none of 2 is similar"
     with pytest.raises(BadHarnessTask, match="lm-evaluation-harness has no such task; near are gsm8k_cot"):
         list(_leaves("gsm8k_coot", {"gsm8k_cot": None}))
 

@@ -37,7 +37,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"metric_function": {}}, "metric_function is no text"),
     ({"metric_arguments": [1]}, "metric_arguments is no mapping"),
     ({"document": {}}, "document is no text"),
-    ({"target": datetime.date(2026, 1, 1)}, "the question is no JSON"),
+    ({"target": datetime.date(2026, 1, 1)}, "the question is not JSON"),
 ]
 
 

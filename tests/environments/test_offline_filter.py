@@ -81,7 +81,7 @@ def test_counts_that_are_not_there_are_said_by_the_name_of_their_run(tmp_path: P
 def test_counts_that_were_changed_are_refused(tmp_path: Path) -> None:
     store = counted(tmp_path / "store")
     store.put(keys.dataset_problems(FILTER_DATASET, 0), write_problem_counts([ProblemCount("add-1", 8, 4, 1.0)]))
-    with pytest.raises(CannotFilter, match=r"problems-00000.parquet has SHA-256 .*, card.json says"):
+    with pytest.raises(CannotFilter, match=r"problems-00000.parquet has SHA-256 .*, but card.json says"):
         filtered(run_config(), RULE, TASKS, store)
 
 

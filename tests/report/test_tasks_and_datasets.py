@@ -117,7 +117,7 @@ def test_a_damaged_file_is_not_copied_and_what_was_copied_before_stays(store: St
     write_dataset(store)
     export_dataset(access(store), tmp_path / "out")
     store.put(keys.dataset_part("traces", 0), b"other")
-    with pytest.raises(DamagedDataset, match=r"part-00000.parquet has SHA-256 .*, card.json says"):
+    with pytest.raises(DamagedDataset, match=r"part-00000.parquet has SHA-256 .*, but card.json says"):
         export_dataset(access(store), tmp_path / "out")
     assert (tmp_path / "out" / "card.json").is_file()
 

@@ -102,7 +102,7 @@ def test_an_evaluation_that_ended_is_a_line() -> None:
 
 
 def test_a_record_cannot_have_more_slices_than_its_benchmark() -> None:
-    with pytest.raises(ValueError, match="slices_done is 17, the benchmark has 16 slices"):
+    with pytest.raises(ValueError, match="slices_done is 17, but the benchmark has 16 slices"):
         VersionEvaluation.model_validate(EVALUATION.model_dump() | {"slices_done": 17})
 
 

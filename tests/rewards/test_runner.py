@@ -120,9 +120,9 @@ def test_more_programs_than_fit_are_turned_away_and_all_are_judged_in_the_end(ru
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 422, "This is no program"),
-        (b"[]", 422, "This is no program"),
-        (b"{" * 100_000, 422, "This is no program"),
+        (b"", 422, "This is not a program"),
+        (b"[]", 422, "This is not a program"),
+        (b"{" * 100_000, 422, "This is not a program"),
         (b'{"source": "cA==", "limits": {}}', 422, "limits.cpu_seconds: Field required"),
         (b'{"source": "%%%", "limits": {}}', 422, "source"),
         (b'{"source": "cA==", "environment": {}}', 422, "environment: Extra inputs are not permitted"),

@@ -117,7 +117,7 @@ class TestFromTheStore:
     def test_descriptors_that_were_swapped_are_refused(self, store: Store, tmp_path: Path) -> None:
         publish(store)
         store.put(keys.version_descriptor(7, 1), store.get(keys.version_descriptor(7, 2)))
-        with pytest.raises(WrongWeights, match="descriptor of shard 1 of version 7 belongs elsewhere"):
+        with pytest.raises(WrongWeights, match="descriptor of shard 1 of version 7 belongs to another version"):
             materialise(store, 7, tmp_path / "v", RUN, TRAINER_KEY.public)
 
 

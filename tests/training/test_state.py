@@ -143,7 +143,7 @@ def test_a_damaged_file_is_refused(states: States, store: Store, name: str) -> N
     first = Trained()
     first.save(states, 1)
     spoil(store, 1, name)
-    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, sealed was"):
+    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, but the seal has"):
         first.restore(states, 1)
 
 

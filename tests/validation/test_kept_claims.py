@@ -62,10 +62,10 @@ def test_a_judgement_without_progress_keeps_nothing() -> None:
 
 def test_a_judgement_that_nobody_waits_for_ends_at_its_next_sign_of_progress(deadline: Deadline) -> None:
     asked = Asked()
-    asked.answer = refused(409, ProblemCode.CLAIM_OVER, "another validator has it")
+    asked.answer = refused(409, ProblemCode.CLAIM_OVER, "another validator checks it, or will")
     with kept(asked, Liveness(60)) as claim:
-        deadline("the refusal", lambda: claim.lost == "another validator has it", seconds=30)
-        with pytest.raises(ClaimLostError, match="another validator has it"):
+        deadline("the refusal", lambda: claim.lost == "another validator checks it, or will", seconds=30)
+        with pytest.raises(ClaimLostError, match="another validator checks it, or will"):
             claim.progress()
 
 

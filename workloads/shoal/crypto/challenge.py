@@ -196,4 +196,4 @@ def decode_answer(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadProduct("the product is not Base64") from error
+        raise BadProduct("the product is not base64") from error

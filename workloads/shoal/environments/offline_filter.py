@@ -106,7 +106,7 @@ def _read(store: Store, name: str, sha256: str) -> list[ProblemCount]:
     key = keys.dataset(FILTER_DATASET) + name
     data = store.get(key)
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise CannotFilter(f"{key} has SHA-256 {found}, card.json says {sha256}")
+        raise CannotFilter(f"{key} has SHA-256 {found}, but card.json says {sha256}")
     try:
         return list(read_problem_counts(data))
     except BadTraces as error:
