@@ -46,7 +46,7 @@ def test_more_right_than_sampled_is_refused() -> None:
 
 
 def test_other_columns_are_refused_by_their_names() -> None:
-    with pytest.raises(BadTraces, match=r"columns are \['text'\], required are \['problem_id', 'task_type'"):
+    with pytest.raises(BadTraces, match=r"columns are \['text'\]; required: \['problem_id', 'task_type'"):
         list(read_traces(parquet({"text": ["a"]})))
 
 

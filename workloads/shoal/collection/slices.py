@@ -51,7 +51,7 @@ def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: s
     if about != (batch.run, batch.step, file.node, file.sha256, "accept"):
         raise BadSlice(f"{keys.verdict(file.node, file.sha256)} is not an accept of this file: it is about {about}")
     if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
-        raise BadSlice(f"{key} has SHA-256 {found}; the store's bytes are not those that were accepted")
+        raise BadSlice(f"{key} has SHA-256 {found}; the store's bytes differ from the accepted ones")
     try:
         rows, _ = read_rollouts(data)
     except BadRollouts as error:

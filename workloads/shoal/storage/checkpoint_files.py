@@ -107,7 +107,7 @@ class Assembler:
             raise WrongWeights(f"{len(self.missing())} shards of version {self.record.version} are missing")
         if sealed.open_digest != document_digest(self.record):
             self.discard()
-            raise WrongWeights(f"version {self.record.version}: the manifest seals another opening record")
+            raise WrongWeights(f"version {self.record.version}: the manifest seals a different opening record")
         found = self._stream_digest()
         if found != sealed.sha256:
             self.discard()
