@@ -12,7 +12,7 @@ from shoal.cli.main import app
 
 EXIT_CODES = [
     (0, "done"),
-    (1, "the run failed, or what was checked is not to be believed"),
+    (1, "the run failed, or a check found a fault"),
     (2, "the input was wrong; one line a mistake on standard error"),
     (130, "Ctrl-C or SIGTERM stopped a run, which can be resumed"),
 ]

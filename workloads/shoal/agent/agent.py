@@ -30,29 +30,29 @@ HEALTH_PORT = 9103
 GRACE_SECONDS = 3  # for requests that are still open when all leases are gone: questions, no uploads
 FOLLOW_SECONDS = 0.5
 STATUS_SECONDS = 10.0
-"""`status.json` is written when it changes, and as often as this, so that its age tells whether the agent lives."""
+"""`status.json` is written when it changes, and as often as this, so that its age shows whether the agent is alive."""
 
 
 class AssignedWork(Protocol):
     """Does the work of a node's assignment: containers beside the agent, or processes that it starts. Called from one thread, except for `end`."""
 
     def follow(self, assignment: Assignment | None) -> None:
-        """Bring about what is assigned; called every `FOLLOW_SECONDS`."""
+        """Start and stop work as assigned; called every `FOLLOW_SECONDS`."""
 
     def restarts(self) -> int | None:
         """A counter for the processes that do the work; they end when it grows; None: unknown, or there are none. Called from several threads."""
 
     def parts(self) -> list[PartStatus]:
-        """How its processes are."""
+        """State of its processes."""
 
     def logs(self) -> dict[str, str]:
         """Their last log lines, by name."""
 
     def ask_to_end(self) -> None:
-        """Ask everything to end; nothing is started any more."""
+        """Ask all work to end; start nothing more."""
 
     def end(self) -> None:
-        """End what is left."""
+        """End the remaining work."""
 
 
 class ContainersOfThisPod:
@@ -115,7 +115,7 @@ class PatientServer(uvicorn.Server):
 
 
 class Follower:
-    """One thread that hands the assignment to whoever does it, and keeps `run/status.json`."""
+    """One thread that passes the assignment to the processes, and writes `run/status.json`."""
 
     def __init__(self, session: Session, work: AssignedWork, leaving: threading.Event, path: Path) -> None:
         self._session = session
@@ -169,8 +169,8 @@ def run_agent(
 ) -> Session:
     """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`.
 
-    `neighbourhood` judges the URLs that the run names; None: any may be called. `goes_when_over`: end by itself when the run is over. A pod
-    stays: it would be started again.
+    `neighbourhood` judges the URLs that the run names; None:
+    any may be called. `goes_when_over`: end when the run is over. A pod stays: Kubernetes would restart it.
     """
     every_line(run=config.run, pool=config.pool, node=key.public)
     session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood)

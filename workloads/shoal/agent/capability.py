@@ -13,7 +13,7 @@ GoOn = Callable[[], bool]
 Solver = Callable[[ChallengeWork, GoOn], bytes]
 
 LARGEST_DEPTH = 4096
-"""Four times what an orchestrator of ours asks for: a node does not compute forever because somebody says so."""
+"""Four times the work of Shoal's own challenges: a hostile orchestrator cannot keep a node busy forever."""
 LONGEST_SECONDS = 600.0
 """Nor for longer than this, whatever limit it is given: an orchestrator of ours gives at least 4.4 seconds and, for 1 gflops, less than ten."""
 
@@ -41,7 +41,7 @@ def best_solver() -> Solver:
 def show(client: SignedClient, node: str, progress: Callable[[], None] = lambda: None) -> ChallengeResult:
     """Take and answer a challenge, calling `progress` while it computes.
 
-    Raises `TooSlow` once the time is over, `Refused` when the orchestrator does not take the answer, `Unavailable` when it is away.
+    Raises `TooSlow` once the time is over, `Refused` when the orchestrator rejects the answer, `Unavailable` when it does not answer.
     """
     solver = best_solver()  # before the clock runs
     challenge = client.call("POST", "/v1/challenges", ChallengeRequest(node=node), Challenge, deadline_seconds=10.0)

@@ -1,6 +1,6 @@
 """Handing in a file: hash, grant, upload, confirm. The same for an S3 store and for a folder store, because a grant is a form either way.
 
-Comes in: `LocalSubmission` from the worker, a plain file name under the pod's `tmp/`. Goes out: the orchestrator's receipt. Every part may be
+In: `LocalSubmission` from the worker, a plain file name under the pod's `tmp/`. Out: the orchestrator's receipt. Every part may be
 repeated, so a lost connection, an expired grant or a restarted orchestrator only costs another try. Called by `agent_socket`.
 """
 
@@ -90,7 +90,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 class UploadFailedError(Exception):
-    """The store did not take the upload; a new grant and another try may help."""
+    """The store did not accept the upload; a new grant and another attempt may help."""
 
 
 def open_plain(path: Path) -> IO[bytes]:
@@ -120,7 +120,7 @@ def digest(file: IO[bytes]) -> tuple[str, int]:
 
 
 def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | None:
-    """A grant, or None when the file is there already and only the receipt is missing."""
+    """A grant, or None when the file is already in the store and only the receipt is missing."""
     try:
         return client.call("POST", "/v1/uploads", request, UploadGrant, deadline_seconds=CALL_SECONDS)
     except Refused as refused:

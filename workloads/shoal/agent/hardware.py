@@ -1,5 +1,5 @@
-"""What this machine has, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. What only discovery can see, the way
-out to it, is `uplink`'s.
+"""This machine's hardware, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. `uplink`
+has discovery's measurement of the network.
 
 A number that is not available is 0.
 """

@@ -62,7 +62,7 @@ class Driver:
         self._sampler.start()
 
     def tick(self) -> Snapshot:
-        """Reconcile and supervise once, and tell how things are."""
+        """Reconcile and supervise once, and return the snapshot."""
         self._local.tick()
         self._parts = tuple(self._local.parts())
         self._ended_badly |= {part.name: None for part in self._parts if part.last_exit not in (None, 0)}
@@ -81,7 +81,7 @@ class Driver:
         )
 
     def _leave(self, snapshot: Snapshot) -> None:
-        """Put the snapshot where `shoal ui` reads it. A disk that is full costs the page its news, never the run."""
+        """Put the snapshot where `shoal ui` reads it. A full disk stops the page's updates, not the run."""
         if snapshot.unix - self._written_unix < LIVE_SECONDS:
             return
         self._written_unix = snapshot.unix
@@ -92,17 +92,17 @@ class Driver:
         return self._local.finished()
 
     def strangers(self) -> int:
-        """Nodes of the run that are no pods of ours, as the orchestrator last told."""
+        """Strangers' nodes of the run, as the orchestrator last reported."""
         progress = self._progress.newest()
         members = 0 if progress is None else sum(progress.nodes.get(state, 0) for state in MEMBERS)
         return max(0, members - sum(part.container == "agent" for part in self._parts))
 
     def ended_badly(self) -> list[str]:
-        """Parts (`pod/container`) of which a process ended with an error since the start, in order of the first time."""
+        """Parts (`pod/container`) whose process ended with an error since the start, in order of the first time."""
         return list(self._ended_badly)
 
     def end_readings(self) -> Snapshot:
-        """Take a last reading while the parts still run: what happened since the one before is told too, such as the score of the last version."""
+        """Take a last reading while the parts still run: it includes events since the previous reading, such as the score of the last version."""
         self._sampler.end_readings()
         self._progress.stop()
         self._progress.ask_once()

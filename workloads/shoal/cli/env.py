@@ -25,7 +25,7 @@ def new(
         "."
     ),
 ) -> None:
-    """Make an installable package with a working environment to start from.
+    """Create an installable package with a working environment to start from.
 
     Example: shoal env new word-puzzles
     """
@@ -52,11 +52,11 @@ def check(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the tasks.")] = 0,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit of each of the two passes.")] = 300.0,
 ) -> None:
-    """Try environments: gold scores 1, broken gold 0, any text is bounded, two processes agree, nothing is missing.
+    """Check environments: gold scores 1, broken gold 0, scoring is bounded, two processes agree, no software is missing.
 
     Example: shoal env check math --tasks 20
 
-    Exit codes: 0 all are fit for a run, 1 one is not, 2 one is not installed.
+    Exit codes: 0 all are usable in a run, 1 one is not, 2 one is not installed.
     """
     from shoal.environments.base import installed, parameter
     from shoal.environments.checking import check as try_out

@@ -74,11 +74,11 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="File for the record, with every problem.")
     ] = None,
 ) -> None:
-    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, the share that was cut.
+    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, and the share of truncated answers.
 
     Example: shoal eval runs/arithmetic/model --env arithmetic --samples 8 --json scores.json
 
-    Exit codes: 0 done, 1 nothing could be scored, 2 model, environment or options are wrong.
+    Exit codes: 0 done, 1 no answer could be scored, 2 model, environment or options are wrong.
     """
     from shoal.contracts.evaluation import Truncation
     from shoal.inference.evaluation.record import NothingScored, evaluate_all

@@ -1,6 +1,6 @@
 """`shoal generate`: `shoal up` for a run of mode Generate, whose data set then lies in the run's folder.
 
-Called by `main`. What is printed at the end says how many completions were kept, why the others were not, and how the data set is loaded.
+Called by `main`. The last lines say how many completions were kept, why the others were dropped, and how to load the data set.
 """
 
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""The verbs of `shoal ledger`: show, verify and prove what a run's ledger says, without trusting who wrote it. Thin (docs/ledger.md).
+"""The verbs of `shoal ledger`: show, verify and prove a run's ledger, without trusting its writer. Thin (docs/ledger.md).
 
-Exit codes: 0 all is well, 1 the ledger or the proof is not to be believed, 2 the input was wrong or the store is away. All that a node or an
-orchestrator wrote is made harmless before it is printed.
+Exit codes: 0 all is well, 1
+the ledger or the proof is not valid, 2 the input was wrong or the store does not answer. Text of nodes and orchestrators is escaped before it is
+printed.
 """
 
 import json
@@ -79,7 +80,7 @@ def show(
     endpoint: Endpoint = None,
     credentials: Credentials = None,
 ) -> None:
-    """Print the entries of a ledger, or what each node contributed; everything shown was checked.
+    """Print the entries of a ledger, or each node's contribution; only checked entries are shown.
 
     Example: shoal ledger show arithmetic --totals
     """
@@ -132,7 +133,7 @@ def verify(
     endpoint: Endpoint = None,
     credentials: Credentials = None,
 ) -> None:
-    """Check a whole ledger: roster, chain, signatures, checkpoints, and with --documents what the entries name.
+    """Check a whole ledger: roster, chain, signatures, checkpoints, and with --documents the documents that entries name.
 
     Example: shoal ledger verify s3://shoal/shoal/arithmetic --endpoint https://store.example --join node.json --kept checkpoint.json
     """

@@ -1,6 +1,6 @@
 """Plain lines instead of the live view: one for every event, and a status line every few seconds. Pure.
 
-For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; a line says what happened, never what is merely still so.
+For logs, pipes and `--no-tty`. `events(before, after)` compares two snapshots; a line reports a change, never an unchanged state.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from shoal.report.view import Model, SnapshotHistory, sample_rows, time_left, wa
 from shoal.text import count, duration, number, percent, plain
 
 STATUS_SECONDS = 10.0
-"""A status line at least this often, so that a quiet run is told from a hung one."""
+"""A status line at least this often, so that a quiet run differs from a hung one."""
 
 
 def stamped(unix: float, text: str) -> str:
@@ -53,7 +53,7 @@ def _part_event(before: Part | None, after: Part) -> str | None:
 
 
 def _progress_events(before: RunProgress | None, after: RunProgress) -> list[str]:
-    """Nothing for the first answer: what it tells happened before this program could see it (`beginning` says where the run stands)."""
+    """No events for the first answer: they happened before this program started (`beginning` has the run's state)."""
     if before is None:
         return []
     lines = []

@@ -180,7 +180,7 @@ TAIL_BYTES = 4096
 
 
 def warm_start(logs: Path) -> float | None:
-    """The newest pass rate in prepare's log: how far the warm start of a generated model is. None before the first."""
+    """The newest pass rate in prepare's log: the progress of a generated model's warm start. None before the first."""
     try:
         newest = max(logs.glob("*/prepare.log"), key=lambda path: path.stat().st_mtime, default=None)
         if newest is None:

@@ -28,7 +28,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one part. `part` is `pod/container`; `unix` is when it was written, as far as it says."""
+    """One line of one part. `part` is `pod/container`; `unix` is the time in the line."""
 
     unix: float
     part: str

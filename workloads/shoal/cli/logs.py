@@ -1,4 +1,4 @@
-"""`shoal logs`: the logs of all parts of a run, merged by time; with `--follow` also what comes.
+"""`shoal logs`: the logs of all parts of a run, merged by time; with `--follow` also new lines.
 
 Files are `logs/<pod>/<container>.log`. A file that grew too large is cut to its newer half in place, because its process holds it open.
 """
@@ -59,7 +59,7 @@ def merged(files: dict[str, Path], since_unix: float, ends: dict[Path, int] | No
 
 
 def last_line(logs: Path, name: str) -> str:
-    """The last line of a part that is not empty: what a process says when it ends; empty for a part without a log."""
+    """The last line of a part that is not empty: a process's last message; empty for a part without a log."""
     last = ""
     for line in read_lines(logs / f"{name}.log"):
         last = line if line.strip() else last
@@ -77,7 +77,7 @@ class Tail:
     rest: bytes = field(default=b"")
 
     def skip(self) -> int:
-        """Go to the end of the last whole line, and say where that is: what lies before is shown by other means."""
+        """Go to the end of the last whole line, and return its offset; earlier lines are shown otherwise."""
         try:
             with self.path.open("rb") as file:
                 self.inode = os.fstat(file.fileno()).st_ino
@@ -109,7 +109,7 @@ def print_logs(
     logs: Path, part: str | None, since_unix: float, follow: bool, write: Callable[[str], None],
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:  # fmt: skip
-    """Write the merged lines; with `follow` until `go_on` says no (Ctrl-C ends it as well). New parts are picked up."""
+    """Write the merged lines; with `follow` until `go_on` returns False or Ctrl-C. New parts are picked up."""
     files = log_files(logs, part)
     tails = {name: Tail(name, path) for name, path in files.items()}
     ends = {tail.path: tail.skip() for tail in tails.values()} if follow else {}

@@ -129,11 +129,12 @@ def up(
     fresh: FreshOption = False,
     secret: SecretOption = None,
 ) -> None:
-    """Run a manifest on this machine; resumes what an earlier `up` left.
+    """Run a manifest on this machine; an earlier run of the same name resumes.
 
     Example: shoal up -f examples/arithmetic/trainingrun.yaml
 
-    Ctrl-C stops every part in order, a second one kills. Exit codes: 0 done, 1 the run failed, 2 the manifest is wrong, 130 stopped by you.
+    Ctrl-C stops every process in order; a second Ctrl-C kills them. Exit codes: 0 done, 1 the run failed, 2 the manifest is wrong, 130 stopped by
+    Ctrl-C or SIGTERM.
     """
     from rich.console import Console
 
@@ -153,7 +154,7 @@ def generate(
     fresh: FreshOption = False,
     secret: SecretOption = None,
 ) -> None:
-    """Write a data set of verified traces: `up` for a manifest of mode Generate, then copies the data set into the run's folder.
+    """Write a data set of verified traces: run a manifest of mode Generate like `up`, then copy the data set into the run's folder.
 
     Example: shoal generate -f examples/generate/trainingrun.yaml
     """
@@ -169,7 +170,7 @@ def generate(
 
 @app.command()
 def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) -> None:
-    """Stop a run that `up` has started, and wait until all its parts have ended.
+    """Stop a run that `up` started, and wait until all its processes have ended.
 
     Example: shoal down arithmetic
     """
@@ -386,7 +387,7 @@ def ui(
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
 ) -> None:
-    """Show a run, running or finished, on a page in the browser: parts, timeline, curves, nodes, rollouts, ledger. Only reads.
+    """Show a run, running or finished, on a page in the browser: parts, timeline, curves, nodes, rollouts, ledger. The page only reads.
 
     Example: shoal ui arithmetic
     """
@@ -418,7 +419,7 @@ def trace(
         Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
     ] = None,
 ) -> None:
-    """Send one trace a submission, from its lease to the step that trained on it, to an OpenTelemetry collector.
+    """Send a trace of each submission, from its lease to its training step, to an OpenTelemetry collector.
 
     Example: shoal trace arithmetic --otlp http://127.0.0.1:4318 --follow
     """
@@ -462,7 +463,7 @@ def calibrate(
         ),
     ] = False,
 ) -> None:
-    """Measure a model's honest proof errors: masked dimensions, thresholds and error rates, written beside its weights.
+    """Measure a model's honest proof errors: write masked dimensions, thresholds and error rates beside its weights.
 
     Example: shoal calibrate ./my-model --environment math --dtype bfloat16 --sequences 4000 --engine
     """
@@ -479,7 +480,7 @@ whole_summaries(app)
 
 
 def main() -> int:
-    """Entry point: turns mistakes into one line each, and never shows a traceback for them."""
+    """Entry point: prints one line for each mistake of the user, without a traceback."""
     try:
         return app(standalone_mode=False, prog_name="shoal") or EXIT_DONE
     except InputWrong as error:

@@ -1,4 +1,4 @@
-"""The verbs of `shoal node`: bring this machine to an open pool, see how it is; for admins: codes, and a run's nodes. Thin (docs/nodes.md)."""
+"""The verbs of `shoal node`: join an open pool with this machine, and show its state; for admins: codes, and a run's nodes. Thin (docs/nodes.md)."""
 
 import secrets
 import time
@@ -77,7 +77,7 @@ def join(
         str, typer.Option("--bind", metavar="ADDRESS", help="Address for health and metrics (ports 9103 to 9105).")
     ] = "127.0.0.1",
 ) -> None:
-    """Bring this machine to an open pool of a run, and work until the run is complete, Ctrl-C or SIGTERM. It dials out only.
+    """Join an open pool of a run with this machine, and work until the run is complete, Ctrl-C or SIGTERM. All connections are outgoing.
 
     Examples:
 
@@ -107,7 +107,7 @@ def status(
     folder: Folder = DEFAULT_FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Show how this machine's node is: state, work, what it waits for, files accepted and rejected.
+    """Show this machine's node: its state, its work, what it waits for, and its accepted and rejected files.
 
     Example: shoal node status
     """
@@ -118,7 +118,7 @@ def status(
 
 @app.command()
 def code() -> None:
-    """Make an invite code: the code goes to whoever may join, its public half into the pool's `admission.codes`.
+    """Create an invite code: give the code to the machine's owner, and put its public half into the pool's `admission.codes`.
 
     Example: shoal node code
     """
@@ -178,7 +178,7 @@ def list_nodes(
 def logs(
     node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """For the run's admin: what a node's processes wrote last; it answers with its next heartbeat.
+    """For the run's admin: print the last log lines of a node's processes; it answers with its next heartbeat.
 
     Example: shoal node logs 9c31 --orchestrator https://orchestrator.example.org --token-file token
     """
@@ -193,7 +193,7 @@ def logs(
 def restart(
     node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """For the run's admin: have a node start its work again, with its next heartbeat.
+    """For the run's admin: restart a node's work; it does so with its next heartbeat.
 
     Example: shoal node restart 9c31 --orchestrator https://orchestrator.example.org --token-file token
     """
@@ -204,7 +204,7 @@ def restart(
 def invite(
     node: NodeKey, orchestrator: Orchestrator = None, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """For the run's admin: let a machine in whatever its pool's list and codes say; what the pool requires of machines stands.
+    """For the run's admin: admit a machine whatever its pool's list and codes say; the pool's hardware requirements still apply.
 
     Example: shoal node invite KEY --orchestrator https://orchestrator.example.org --token-file token
     """
@@ -234,7 +234,7 @@ def unban(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """For the run's admin: take a ban back. A node that was evicted for a rejected file stays out.
+    """For the run's admin: lift a ban. A node that was evicted for a rejected file stays excluded.
 
     Example: shoal node unban 9c31 --reason "another machine" --token-file token
     """

@@ -1,6 +1,6 @@
 """The admin's side of `shoal node`: asks an orchestrator about its nodes, with the run's admin token from a file (docs/nodes.md).
 
-What nodes wrote (metrics, logs, why they were refused) is made harmless before it is printed.
+Text of nodes (metrics, logs, reasons of refusals) is escaped before it is printed.
 """
 
 import ssl
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 class Admin:
-    """An orchestrator, asked with its admin's token."""
+    """Client of an orchestrator's admin routes."""
 
     def __init__(self, url: str | None, token_file: Path | None, ca_file: Path | None) -> None:
         if not url:
@@ -53,7 +53,7 @@ class Admin:
         )
 
     def ask(self, method: str, path: str, reply: type[Reply], body: Contract | None = None) -> Reply | None:
-        """The answer, None for 204; raises `InputWrong` with the orchestrator's words, `RunFailed` when it is away."""
+        """The answer, None for 204; raises `InputWrong` with the orchestrator's words, `RunFailed` when it does not answer."""
         try:
             answer = self._http.request(
                 method,
@@ -90,7 +90,7 @@ class Admin:
         return found
 
     def find(self, beginning: str) -> str:
-        """The node whose key begins so; raises `InputWrong` for none or several. A whole key need not be known yet."""
+        """The node whose key has this prefix; raises `InputWrong` for none or several. A whole key may be unknown to the orchestrator."""
         if len(beginning) == 64 and set(beginning) <= set("0123456789abcdef"):
             return beginning
         found = [view.node for view in self.nodes() if view.node.startswith(beginning)] if beginning else []
@@ -101,7 +101,7 @@ class Admin:
         return found[0]
 
     def logs(self, node: str, wait_seconds: float = LOGS_SECONDS) -> NodeLogs:
-        """Ask for a node's logs and wait for them; raises `RunFailed` when none come."""
+        """Ask for a node's logs and wait for them; raises `RunFailed` when none arrive."""
         ticket = self.ask("POST", f"nodes/{node}/logs", LogsTicket)
         assert ticket is not None  # it has no 204
         ends = time.monotonic() + wait_seconds
@@ -133,7 +133,7 @@ def node_lines(views: list[NodeView], now_unix: float) -> list[str]:
 
 
 def log_lines(logs: NodeLogs) -> list[str]:
-    """A node's logs, a part after the other."""
+    """A node's logs, part by part."""
     return [f"{name}: {plain(line, 2000)}" for name, text in logs.parts.items() for line in text.splitlines()]
 
 

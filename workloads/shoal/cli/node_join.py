@@ -1,6 +1,6 @@
-"""`shoal node join`: brings this machine to an open pool, and stays until it is asked to end or the run is over.
+"""`shoal node join`: joins an open pool with this machine, until it is asked to stop or the run is over.
 
-Comes in: discovery's URL, and what the owner chose. Asks discovery what the run is, checks it against the run's key, and says what this machine
+In: discovery's URL, and the owner's options. Asks discovery about the run, checks it against the run's key, and says what this machine
 lacks. Then it writes `config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes instead of
 containers.
 """
@@ -138,9 +138,9 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
 
 
 def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
-    """Hold an offer to the run's key: the one given, else the one of the first time, else HTTPS vouches. Raises `InputWrong`.
+    """Check an offer against the run's key: the given key, else the one of the first join, else HTTPS vouches. Raises `InputWrong`.
 
-    A server that was joined before is held to the run too: else another name for it would be a way round its key.
+    A server that was joined before must also offer the same run: otherwise another run's name would bypass the kept key.
     """
     expected, source = wishes.run_key, "--run-key"
     if expected is None and kept.is_file():
@@ -172,7 +172,7 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
 
 
 def joined_before(folder: Path, url: str) -> list[tuple[str, str]]:
-    """Name and key of each run that was joined by way of `url`, from what `write_folder` left. What is not readable says nothing."""
+    """Name and key of each run that was joined through `url`, from the files of `write_folder`. Unreadable files are skipped."""
     found = []
     for path in sorted(folder.glob("*/config/node.json")):
         with contextlib.suppress(InputWrong, ValueError):
@@ -183,7 +183,7 @@ def joined_before(folder: Path, url: str) -> list[tuple[str, str]]:
 
 
 def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
-    """The pool to join; raises `InputWrong` naming those that there are."""
+    """The pool to join; raises `InputWrong` with the list of pools."""
     names = ", ".join(pool.name for pool in pools) or "none"
     if wanted is None and len(pools) == 1:
         return pools[0]
@@ -231,7 +231,7 @@ def only_one(home: Path) -> Iterator[None]:
 
 
 def write_folder(home: Path, config: NodeConfig, ca_file: Path | None, code: str | None) -> None:
-    """Leave what a pool's pod finds in its volumes. What an earlier join left and was not given again goes."""
+    """Write the files that a pool's pod finds in its volumes. Optional files of an earlier join that were not given again are deleted."""
     authority = ca_file.read_bytes() if ca_file is not None else None
     _replace(home / "config" / "ca.pem", authority)
     _replace(home / "config" / "relay-ca.pem", authority)
@@ -332,7 +332,7 @@ def _replace(path: Path, data: bytes | None) -> None:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether nobody but this machine can answer: an address of loopback, or `localhost`; a name that only begins like one is anybody's."""
+    """Whether only this machine can answer: a loopback address, or `localhost`. A name that only starts like one may be anybody's."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

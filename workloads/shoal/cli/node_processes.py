@@ -1,7 +1,8 @@
 """The processes of a joined machine: `fetch` and `worker`, started for the node's assignment, restarted with pauses, logged, and always ended.
 
-What the run says is which kind of work, never which command: the programs are those of this machine's own installation. Exit code 0 is success and no
-reason to start again. Called by the agent (`protocol/agent.Work`) on a machine without Kubernetes.
+The
+run chooses the kind of work, never a command: the programs are those of this machine's installation. Exit code 0 is success: no restart. Called by
+the agent (`protocol/agent.Work`) on a machine without Kubernetes.
 """
 
 import os
@@ -136,7 +137,7 @@ class Processes:
                     ask(part.process)
 
     def end(self) -> None:
-        """End every process; those that do not listen are killed after `KILL_AFTER_SECONDS`."""
+        """End every process; those that ignore the signal are killed after `KILL_AFTER_SECONDS`."""
         self.ask_to_end()
         processes = [part.process for part in self._parts.values() if part.process is not None]
         ends = time.monotonic() + KILL_AFTER_SECONDS

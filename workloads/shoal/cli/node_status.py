@@ -1,4 +1,4 @@
-"""`shoal node status`: asks the agent on its socket, or reads what it left when it does not run."""
+"""`shoal node status`: asks the agent on its socket, or reads the status file of an agent that does not run."""
 
 import time
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """A joined machine in words: what it has, and what its agent is doing. Pure except for `Teller`, which reads the agent's `status.json`.
 
-All that comes from the run is made harmless before it is printed.
+Text from the run is escaped before it is printed.
 """
 
 import threading
@@ -14,7 +14,7 @@ from shoal.text import plain
 
 LOOK_SECONDS = 0.5
 STALE_SECONDS = 30.0
-"""`status.json` is written every ten seconds: one so old was left by an agent that is gone."""
+"""`status.json` is written every ten seconds: an older one is from an agent that has ended."""
 GIB = 1 << 30
 
 
@@ -80,7 +80,7 @@ def read_status(path: Path) -> AgentStatus | None:
 
 
 class Teller:
-    """Says what changes, until it is stopped."""
+    """Prints changes until it is stopped."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Where a running `shoal up` is shown: as a live view on a terminal, or as plain lines. Both are given the same snapshots."""
+"""The output of a running `shoal up`: a live view on a terminal, or plain lines. Both get the same snapshots."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -28,7 +28,7 @@ class Output(Protocol):
 
 
 class PlainOutput:
-    """A line for every event, and where the run stands each `STATUS_SECONDS`."""
+    """A line for every event, and a status line each `STATUS_SECONDS`."""
 
     def __init__(self, console: Console, history: SnapshotHistory) -> None:
         self._console = console
@@ -76,6 +76,6 @@ class LiveOutput:
 
 
 def print_plain(console: Console, text: str) -> None:
-    """Print lines as they are: no markup, no wrapping, no control codes but the line ends that are ours."""
+    """Print lines as they are: no markup, no wrapping, no control codes except our line ends."""
     for line in text.split("\n"):
         console.print(Text(plain(line, 2000)), soft_wrap=True)

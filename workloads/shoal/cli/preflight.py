@@ -1,6 +1,6 @@
 """What `shoal up` can tell of a manifest before it starts anything: environments, models and trackers that are not on this machine.
 
-prepare would find the same, minutes later and after several tries. Called for runs that are not prepared yet.
+prepare would find the same minutes later, after several attempts. Called for runs that are not prepared yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lacking(spec: TrainingRunSpec) -> list[str]:
-    """A line for everything that is not here."""
+    """A line for everything that this machine lacks."""
     lines = [
         f"{field}: {problem}"
         for field, name in _environments(spec)

@@ -1,6 +1,6 @@
-"""The report as the command line sees it: written at the end of `up` and by `shoal report`; what cannot be written is said in words.
+"""The report as the command line sees it: written at the end of `up` and by `shoal report`; it says why a report cannot be written.
 
-A run elsewhere is reported from its object store alone (`report_elsewhere`), with what Prometheus scraped of it where its address is given.
+A run elsewhere is reported from its object store alone (`report_elsewhere`), with Prometheus's samples if its address is given.
 
 Imports of the report's libraries (matplotlib, pyarrow, obstore) are made when they are needed, so that `shoal --help` answers at once.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def write_report(run_dir: Path) -> tuple[Report | None, str]:
-    """Write the report of a run; None and the reason when there is nothing to report or the store is away."""
+    """Write the report of a run; None and the reason when there is nothing to report or the store does not answer."""
     from shoal.report.access import NoRun, open_run
     from shoal.storage import StoreUnavailable
 
@@ -50,7 +50,7 @@ AFTER_LAST_STEP_SECONDS = 900.0
 def report_elsewhere(
     source: LedgerSource, output: Path | None, prometheus: str | None = None, namespace: str | None = None
 ) -> Report:
-    """Write the report of a run of which only the store is known, into `output` or `<run>-report/`; raises `InputWrong`."""
+    """Write the report of a run from its store alone, into `output` or `<run>-report/`; raises `InputWrong`."""
     from shoal.ledger.audit import BadLedger, trusted_roster
     from shoal.report.access import RunAccess
     from shoal.report.facts import read_store
@@ -109,7 +109,7 @@ def compare_runs(
 
 
 def _span(facts: StoreFacts) -> tuple[float, float]:
-    """When the run worked, as its store tells it."""
+    """The period in which the run worked, from its store."""
     times = [each for step in facts.steps for each in (step.started_unix, step.finished_unix)]
     times += facts.verdict_unix.values()
     return min(times) - BEFORE_FIRST_STEP_SECONDS, max(times) + AFTER_LAST_STEP_SECONDS

@@ -1,4 +1,4 @@
-"""Draws a `Model` with rich. No decisions here but colours and columns: what is shown is decided in `view.py`.
+"""Draws a `Model` with rich. It decides only colours and columns; `view.py` decides the content.
 
 Text goes into `rich.text.Text` objects and never through markup, so nothing in it is interpreted.
 """

@@ -1,4 +1,4 @@
-"""What a list of verbs says of each: its whole first paragraph. Left to itself the list ends in the middle of a sentence. Called by `main`."""
+"""Summaries in a list of verbs: the whole first paragraph of each. By default the list cuts them in the middle of a sentence. Called by `main`."""
 
 import inspect
 

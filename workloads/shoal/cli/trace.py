@@ -1,6 +1,6 @@
 """`shoal trace`: sends one trace a submission to an OpenTelemetry collector, made from the run's store (`report.traces`). Off unless it is called.
 
-The store has every time that is needed, also of strangers' machines, which are not asked for anything. `--follow` goes on while the run does.
+The store has all the times, also those of strangers' machines, which need not be asked. `--follow` continues until the run ends.
 """
 
 import time
@@ -37,7 +37,7 @@ def trace_endpoint(url: str) -> str:
 
 
 class Tracer:
-    """Sends what is final, each submission once."""
+    """Sends finished submissions, each once."""
 
     def __init__(self, source: LedgerSource, url: str) -> None:
         self._store = source.store
@@ -49,7 +49,7 @@ class Tracer:
         self.waiting = 0
 
     def send(self) -> int:
-        """Send the traces of submissions that became final; returns how many. Raises `RunFailed` when the receiver does not take them."""
+        """Send the traces of submissions that became final; returns how many. Raises `RunFailed` when the receiver does not accept them."""
         try:
             facts, times = self._reader.read(), read_times(self._store)
         except StoreUnavailable as error:

@@ -1,7 +1,8 @@
 """`shoal ui`: serves the page of a run (`shoal.ui`) on this machine until Ctrl-C.
 
-Opens the run as `shoal ledger` does (a run of this machine, a copy, an S3 URL). What goes on now is the snapshot that `shoal up` leaves in the run's
-folder, or for a run elsewhere what its orchestrator answers (`--orchestrator`). Off loopback a token is needed, and is printed once.
+Opens the run as `shoal ledger` does (a run of this machine, a copy, an S3 URL). The
+live state is the snapshot that `shoal up` writes into the run's folder, or for a run elsewhere its orchestrator's answer (`--orchestrator`). Beyond
+loopback the page needs a token, which is printed once.
 """
 
 import socket
@@ -29,7 +30,7 @@ from shoal.ui.watch import RunWatch
 
 LOOK_SECONDS = 1.0
 PREPARE_SECONDS = 3600.0
-"""A page is waited for as long as most models take to be fetched; then it is said that there is none yet."""
+"""Seconds to wait for a run in preparation: most models are fetched within this time."""
 STALE_SECONDS = 15.0
 """`shoal up` writes each second; an older snapshot is of a run that has ended."""
 
@@ -85,7 +86,7 @@ def serve(
 
 
 def wait_for_orchestrator(folder: Path, say: Callable[[str], None], most_seconds: float = PREPARE_SECONDS) -> None:
-    """Wait while `shoal up` makes the run's base model and task table: before that there is nothing to show."""
+    """Wait while `shoal up` makes the run's base model and task table: until then there is nothing to show."""
     if not still_prepares(folder):
         return
     say(
@@ -106,7 +107,7 @@ def _access(place: PageAddress) -> Access:
 
 
 def _bind(place: PageAddress) -> socket.socket:
-    """The listening socket, open before anything is read, so that a port in use is said at once."""
+    """The listening socket, open before anything is read, so that a port in use is reported at once."""
     for file in (place.certificate, place.key):
         if file is not None and not file.is_file():
             raise InputWrong(f"{plain(file, 200)} is not there: --certificate and --key are PEM files")
@@ -132,7 +133,7 @@ def _run_folder(source: str | None, runs_dir: Path) -> Path | None:
 
 
 def _vine(folder: Path | None) -> VineSettings | None:
-    """Settings of continuations of a run on this machine; nothing is known of one elsewhere."""
+    """Settings of continuations of a run on this machine; None for a run elsewhere."""
     try:
         config = open_run(folder).config if folder is not None else None
     except NoRun:
@@ -141,7 +142,7 @@ def _vine(folder: Path | None) -> VineSettings | None:
 
 
 def _local(folder: Path) -> Callable[[], Snapshot]:
-    """The newest snapshot of `shoal up`; without one what the configuration says."""
+    """The newest snapshot of `shoal up`; without one, a snapshot from the configuration."""
     try:
         opened = open_run(folder)
     except NoRun as error:

@@ -1,6 +1,6 @@
 """`shoal up`: runs a manifest on this machine until it is done, fails or is stopped, and writes the report.
 
-Thin: `driver.py` runs, `output.py` shows, `report.write` reports; what is decided here is the order of things and the exit code.
+Thin: `driver.py` runs, `output.py` shows, `report.write` reports; this module decides the order of actions and the exit code.
 """
 
 import shutil
@@ -26,13 +26,13 @@ from shoal.telemetry.logs import STEPS
 
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = HEARTBEAT_SECONDS + 2.0
-"""A heartbeat's time, and the way there."""
+"""A heartbeat's interval, and the time of its request."""
 MOST_LAST_LINES = 3  # parts quoted when a run failed: the first that broke is most often the cause
 RESUME_HINT = "the same command resumes from the last version"
 AGAIN_HINT = "the same command tries again"
-"""Of a run that has no version to continue from."""
+"""For a run that has no version to continue from."""
 CLUSTER_HINT = "; read its log, and delete the Job to try again"
-"""With which the operator ends what failed; on this machine the same command does it."""
+"""End of the operator's messages about failures; on this machine the same command retries."""
 
 
 def up(manifest: Manifest, runs_dir: Path, console: Console, *, live: bool, fresh: bool) -> int:
@@ -91,7 +91,7 @@ def _follow(driver: Driver, output: Output, interrupts: Interrupts) -> str:
 
 
 def _let_go(others: int, driver: Driver, output: Output, interrupts: Interrupts) -> None:
-    """Keep the orchestrator up for as long as joined machines need to hear that the run is complete; Ctrl-C does not wait for them."""
+    """Keep the orchestrator up until joined machines have learnt that the run is complete; Ctrl-C does not wait for them."""
     output.say(f"the run is complete; telling {others} joined machine{'s' if others > 1 else ''}", time.time())
     end = time.monotonic() + FAREWELL_SECONDS
     while time.monotonic() < end and not interrupts.asked:
@@ -100,7 +100,7 @@ def _let_go(others: int, driver: Driver, output: Output, interrupts: Interrupts)
 
 
 def _end(outcome: str, run_dir: Path, console: Console, ended_badly: list[str]) -> int:
-    """Say how it ended, write the report, give the exit code."""
+    """Print the outcome, write the report, return the exit code."""
     if outcome == "interrupted":
         print_plain(console, f"stopped; no process is left, {_hint(run_dir)}")
     elif outcome == "complete":
@@ -123,7 +123,7 @@ def _hint(run_dir: Path) -> str:
 
 
 def beginning(run_dir: Path, history: SnapshotHistory, before: bool) -> str:
-    """The first line: where the run lies, and whether it continues."""
+    """The first line: the run's folder, and whether it resumes."""
     steps = history.ordered()
     if steps:
         return f"{run_dir}: resumes after step {steps[-1].step + 1} with version {steps[-1].policy_version}"
@@ -131,7 +131,7 @@ def beginning(run_dir: Path, history: SnapshotHistory, before: bool) -> str:
 
 
 def empty(run_dir: Path) -> None:
-    """Remove everything of an earlier run but the lock, which is held."""
+    """Delete everything of an earlier run except the lock, which is held."""
     for path in run_dir.iterdir():
         if path.name == LOCK_FILE:
             continue
