@@ -1,7 +1,8 @@
-"""What the orchestrator does by itself: rebuild when needed, invite, reap, end leases, settle what is too late, report.
+"""The orchestrator's background tasks: rebuild when needed, invite, reap, end leases, settle late files, report.
 
-Two threads: the housekeeper and the inviter, which waits for discovery and must not hold the first up. Each task may fail (a peer is away); it is
-logged and tried again at the next round, so that every loop survives a restart of its peers.
+Two threads: the housekeeper and the inviter, which waits for discovery and
+must not delay the first. Each task may fail when a peer does not answer; it is logged and retried at the next round, so that every loop survives a
+restart of its peers.
 """
 
 import random

@@ -1,23 +1,23 @@
-"""Whether a run is over: what it is for is made, and nobody waits any more for the scores of its last version. Reads memory only."""
+"""Whether a run is over: its result is made, and the wait for the scores of its last version has ended. Reads memory only."""
 
 from shoal.orchestrator.run_state import RunState
 
 FOLD_SECONDS = 30.0
-"""After the wait for the last version's evaluation: what there is of it is written meanwhile, or the run is complete without."""
+"""Seconds after the wait for the last version's evaluation, in which its partial result is written."""
 
 
 def complete(state: RunState) -> bool:
-    """Whether the run has made what it is for, and its last version is scored or waited for long enough."""
+    """Whether the run has made its result, and its last version is scored or the wait for its scores is over."""
     return trained(state) and _last_is_scored(state)
 
 
 def trained(state: RunState) -> bool:
-    """Whether the run has made what it is for; its last version may still have to be scored."""
+    """Whether the run has made its result; its last version may still need scores."""
     return state.schedule.complete(state.view.latest_version, state.view.datasets)
 
 
 def final_wait_is_over(state: RunState, more_seconds: float = 0.0) -> bool:
-    """Whether the last version is there for as long as the run waits for its evaluation, and `more_seconds`."""
+    """Whether the last version was announced longer ago than the run waits for its evaluation, plus `more_seconds`."""
     settings, announced = state.config.evaluation, state.view.version_unix.get(state.config.steps)
     if settings is None or announced is None:
         return False

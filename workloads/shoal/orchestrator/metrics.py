@@ -1,4 +1,4 @@
-"""What the orchestrator tells Prometheus: the run's aggregates, read from its state once a round, and what its services count.
+"""The orchestrator's metrics: the run's aggregates, read from its state once a round, and counters of its services.
 
 In: `RunState`. Out: gauges and counters. Called by `background` and, for the counters, by the services. Series of single nodes are few: the run's
 own, and strangers that have files accepted, because keys are free and anybody may come with new ones all day.

@@ -1,4 +1,4 @@
-"""Records out of Redis as they were parsed last, so that going through ten thousand of them parses only what has changed.
+"""Cache of parsed records from Redis: a pass over ten thousand of them parses only the changed ones.
 
 What is kept is never believed: it saves parsing a text that is still the same, no more. Used by `nodes.registry`, `work.leases` and
 `verdicts.queue`.
@@ -31,7 +31,7 @@ class RecordCache(Generic[R]):
         return self._seen.get(name)
 
     def remember(self, name: str, text: str, record: R) -> ParsedRecord[R]:
-        """Keep what was just written."""
+        """Remember the record that was just written."""
         seen = ParsedRecord(text, record)
         self._seen[name] = seen
         return seen

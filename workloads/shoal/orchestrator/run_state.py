@@ -33,7 +33,7 @@ from shoal.storage import NotFound, Store
 
 
 class RunState:
-    """One run as its orchestrator knows it. Safe to use from several threads. What needs `prepared.json` raises `Refusal` until that is there."""
+    """The orchestrator's state of one run. Safe for several threads. Members that need `prepared.json` raise `Refusal` until it exists."""
 
     def __init__(
         self,

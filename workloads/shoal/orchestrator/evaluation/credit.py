@@ -11,14 +11,14 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.records import LeaseRecord
 
 MOST_CREDIT = 2.0
-"""Evaluation leases that training can have earned ahead: what was earned while nothing was to be evaluated is not spent in one go."""
+"""Evaluation leases that training can have earned ahead: credit earned without an evaluation to do is not spent at once."""
 
 _ADD = """
 local credit = tonumber(redis.call('GET', KEYS[1]) or '0') + tonumber(ARGV[1])
 credit = math.max(0, math.min(tonumber(ARGV[2]), credit))
 redis.call('SET', KEYS[1], string.format('%.17g', credit))
 """
-"""At once, because leases end in several threads."""
+"""Atomic, because leases end in several threads."""
 
 
 def credit(state: RunState) -> float:

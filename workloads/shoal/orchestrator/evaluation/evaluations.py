@@ -1,4 +1,4 @@
-"""Evaluation of versions as the orchestrator does it: which slice a node gets, and what is written when a version's evaluation ends.
+"""The orchestrator's side of the evaluation of versions: which slice a node gets, and the record at the end of a version's evaluation.
 
 Slices are handed out while their version is served, and only this many that training does not starve: while a training step needs
 work, a slice takes of the credit that training leases earn (`credit`); only `share` of the nodes work on evaluations at a
@@ -83,7 +83,7 @@ def is_offered(state: RunState, node: str, work: EvaluationSlice, *, training_ne
 
 
 def _tried(state: RunState) -> Mapping[int, set[str]]:
-    """By number the nodes whose leases for a piece of work are over: of an open slice, they handed in nothing that counts."""
+    """By number, the nodes whose leases for a piece of work are over: for an open slice, they submitted no file that counts."""
     now = state.clock()
     tried: defaultdict[int, set[str]] = defaultdict(set)
     for found in state.leases.all():

@@ -38,7 +38,8 @@ class EvaluationPlan:
         return min(self.steps, (version // every + 1) * every)
 
     def is_served(self, version: int, latest: int) -> bool:
-        """Whether work for a version is handed out: nodes keep it for a version longer than training feeds on it, relays as many as they are told."""
+        """Whether work for a version is handed out: nodes keep a version for one step longer than training uses it, and relays keep as many as
+        configured."""
         return latest - version <= min(self.async_level + 1, max(self.kept_versions - 1, self.async_level))
 
     def is_over(self, version: int, latest: int) -> bool:

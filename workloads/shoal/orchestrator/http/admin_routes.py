@@ -40,7 +40,7 @@ _VIEW = NodeView(
 
 
 def read_token(path: Path) -> bytes | None:
-    """The admin's token; None where there is no file, and then nobody is admin. Raises `SystemExit` for one that could be guessed."""
+    """The admin's token; None without a file: then there is no admin. Raises `SystemExit` for a token that could be guessed."""
     try:
         token = path.read_bytes().strip()
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def _documented(reply: Any, example: Any, summary: str, body: bool = False, **mo
 
 
 def add_admin_routes(app: FastAPI, state: RunState, token: bytes | None, call: Callable[..., Any]) -> None:
-    """Routes under `/v1/admin`; `call` runs a function on a worker thread once the run's state is there."""
+    """Routes under `/v1/admin`; `call` runs a function on a worker thread once the run's state is ready."""
 
     def check(request: Request) -> None:
         if token is None:

@@ -35,13 +35,13 @@ from shoal.transport.service import json_answer, peer_is_away
 
 PATH = "/v1/heartbeats"
 MAX_BODY_BYTES = 32 << 10
-"""64 metrics of 100 bytes fit four times; what is longer is judged by the service's own route."""
+"""64 metrics of 100 bytes fit four times; the service's own route handles longer bodies."""
 LINGER_SECONDS = 0.004
 """Heartbeats wait this long for others to travel with: at a thousand a second, four share what one call of Redis costs this process."""
 BATCH = 64
-"""Most in one call: Redis serves nobody else meanwhile, about 200 microseconds."""
+"""Most heartbeats in one call, which blocks Redis for about 200 microseconds."""
 BEATS_PER_SECOND, BEATS_AT_ONCE = 1.0, 30
-"""Of one key: an agent that has lost its way beats once a second, and at once when it was refused something."""
+"""Rate limit of one key: an agent without an invite beats once a second, and at once after a refusal."""
 TRIES = 4  # a record that changes under this many heartbeats in a row is left to the service's own route
 
 SWAP = """
@@ -74,7 +74,7 @@ the swap that took it. So a call which is repeated because its answer was lost i
 
 @dataclass(frozen=True)
 class Swap:
-    """One record to be written: `before` is what it was made from."""
+    """One record to write: `before` is the record that it was made from."""
 
     node: str
     nonce: str

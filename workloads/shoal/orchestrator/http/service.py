@@ -59,9 +59,9 @@ from shoal.transport.shared_answer import SharedAnswer
 
 PORT = 8080
 STORE_SECONDS = 20.0
-"""A request waits this long for the store, less than its caller's 30 s; then it gets 503 and comes again."""
+"""Seconds that a request waits for the store, less than its caller's 30 s; then it gets 503, and the caller retries."""
 LEDGER_SECONDS = 600.0
-"""At start the store may be away for longer: nothing can be served without the ledger."""
+"""Seconds to wait for the store at start: nothing can be served without the ledger."""
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
 MAX_BODY_BYTES = 64 << 10
 """Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics about 7,000 bytes."""
@@ -71,7 +71,7 @@ BODY_BYTES = {
     "/v1/progress": 1 << 20,  # the trainer's figures of a step, and its islands'
     "/v1/verdicts": 16 << 20,  # about 80 bytes for each row, and the largest files have about 100,000 rows
 }
-"""Of those that may be longer. None is read before the signature over its head fits, a role's only when it is that role's (`Gate`)."""
+"""Limits of longer bodies. A body is read only after the signature over its head matches, and a role's body only from that role (`Gate`)."""
 
 HOLDS = re.compile(r"([0-9]{1,6}(,[0-9]{1,6}){0,15})?", re.ASCII)
 
@@ -82,7 +82,7 @@ R = TypeVar("R")
 def make_app(
     state: RunState, background: Background, nonces: RedisNonces, temporary: Path, admin_token: bytes | None = None
 ) -> FastAPI:
-    """The application over a run's state. `temporary` is where uploads lie while they come in. Without `admin_token` nobody is admin."""
+    """The application over a run's state. `temporary` is the folder of incoming uploads. Without `admin_token` there is no admin."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -331,7 +331,7 @@ def held_versions(request: Request) -> list[int]:
 
 
 def load_ledger(state: RunState) -> bool | None:
-    """Read the ledger, and declare the run where it does not yet, before anybody is served; None while the store is away."""
+    """Read the ledger, and declare the run in it if needed, before any request is served; None while the store does not answer."""
     try:
         state.ledger.load()
         state.terms.open()

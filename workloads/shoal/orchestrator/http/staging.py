@@ -25,7 +25,7 @@ GrantCheck = Callable[[dict[str, str]], tuple[str, int]]
 
 
 class StagingForm:
-    """Parser of one posted form. `write` takes the body piece by piece; afterwards `key` and `size` say what was received into `sink`."""
+    """Parser of one posted form. `write` takes the body piece by piece; afterwards `key` and `size` describe the file in `sink`."""
 
     def __init__(self, content_type: str, check: GrantCheck, sink: IO[bytes]) -> None:
         kind, options = parse_options_header(content_type)

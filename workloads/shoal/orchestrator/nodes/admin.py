@@ -89,7 +89,7 @@ def ask_logs(state: RunState, node: str) -> LogsTicket:
 
 
 def take_logs(state: RunState, logs: NodeLogs) -> None:
-    """Keep what a node sends; raises `Refusal` for logs that nobody asked of it."""
+    """Keep the logs that a node sends; raises `Refusal` for logs without a request."""
     record = state.nodes.require_known(logs.node)
     if record.logs_wanted != logs.request or not state.redis.exists(_logs_key(state, logs.request)):
         if record.logs_wanted == logs.request:

@@ -57,7 +57,7 @@ def wanted_gflops(state: RunState, record: NodeRecord | None) -> int:
 
 
 def require_answer(state: RunState, invite: Invite, record: NodeRecord | None) -> None:
-    """Raise `Refusal` unless the node has shown what its pool asks for under this invite."""
+    """Raise `Refusal` unless the node has met its pool's requirement under this invite."""
     terms = terms_of(state.config.pools, invite.pool)
     if terms is None or not terms.open or terms.requirements.gflops == 0:
         return

@@ -1,4 +1,4 @@
-"""Invites: who gets one, what is in it, and whether one that comes back is good. Pure.
+"""Invites: who gets one, what is in it, and whether a presented one is valid. Pure.
 
 The orchestrator reads registrations from discovery, decides with `wants_invite`, and leaves a signed invite there; the node brings it with its first
 heartbeat, where `check_invite` judges it. An invite is single use: its nonce goes to the ledger when it is used.
@@ -34,8 +34,8 @@ class InviteTerms(Contract):
 def wants_invite(known: KnownNode, record: NodeRecord | None, run: str) -> bool:
     """Whether this registration asks for an invite that it has not got.
 
-    Each registration is answered once: an agent that lost its invite, or its memory, registers again. A registration is told from the one before by
-    discovery's time, which need not be later: there may be several discoveries, and clocks are set back.
+    Each registration is answered once: an agent that lost its invite, or its memory, registers again. Discovery's
+    time distinguishes a registration from the previous one. It need not be later: there may be several discoveries, and clocks are set back.
     """
     if known.registration.run != run:
         return False

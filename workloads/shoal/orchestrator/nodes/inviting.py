@@ -26,16 +26,16 @@ from shoal.transport.addresses import address_block
 from shoal.transport.pace import Pace
 
 FULL_LOOK_SECONDS = 10.0
-"""Between two looks at all registrations that wait for an invite. A pool that opens, or a place that becomes free, is noticed with the next one."""
+"""Seconds between two scans of all waiting registrations. The next scan notices a pool that opens or a place that becomes free."""
 SKEW_SECONDS = 300.0
-"""By so much may discovery's clock and ours differ where newcomers are to be found at once at a start; else the first look at all finds them."""
+"""Discovery's clock and ours differ where newcomers are to be found at once at a start; else the first look at all finds them."""
 MOST_ANSWERS = 4
-"""With newcomers, in a round; more than come in OVERLAP_SECONDS, which are asked for again in the next."""
+"""Pages of newcomers in a round: more than arrive in OVERLAP_SECONDS, which the next round reads again."""
 OVERLAP_SECONDS = 5.0
-"""Two discoveries' clocks, and a registration that took long to be written, may differ by so much."""
+"""Two discoveries' clocks, and a registration that took long to be written, may differ by this much."""
 STEP_SECONDS = 1e-3  # what a time in a query is rounded to
 INVITES_PER_SECOND, INVITES_AT_ONCE = 1 / 120, 10
-"""Of one key. A machine that is started again needs one; each that is used is two entries of the ledger, which nobody may fill by joining again."""
+"""Invites of one key. A restarted machine needs one. Each used invite is two entries of the ledger, which a node must not fill by rejoining."""
 
 
 class Inviter:
@@ -165,7 +165,7 @@ def _invite_one(
 
 
 def _note_invite(state: RunState, known: KnownNode, made: Invite) -> None:
-    """Tell the ledger, if there is room; else it is told when the node comes."""
+    """Record the invite in the ledger, if there is room; otherwise it is recorded when the node joins."""
     if not state.view.has_room_for_invite(made.node, state.clock()):
         return
     registration = known.registration
@@ -181,7 +181,7 @@ def _note_invite(state: RunState, known: KnownNode, made: Invite) -> None:
 
 
 def _why_not_moved(known: KnownNode, record: NodeRecord | None) -> str:
-    """Why a member cannot have an invite to another pool: what it holds was given, and is judged, by the terms of its own."""
+    """Why a member cannot have an invite to another pool: its leases were given, and its files are judged, by its own pool's terms."""
     pool = known.registration.pool
     if record is None or record.state not in MEMBERS or record.pool in ("", pool):  # "": not known since Redis was lost
         return ""

@@ -143,7 +143,7 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
 
 
 def reap(state: RunState) -> None:
-    """Mark members that fell silent, give their leases up when they are dead, take back invites that nobody used, and forget who is long gone."""
+    """Mark silent members, end the leases of dead ones, withdraw unused invites, and forget nodes that left long ago."""
     now = state.clock()
     records = state.nodes.all()
     state.nodes.forget_oldest(records)

@@ -27,9 +27,9 @@ DELETE = """
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
-"""Deletes a record that still is what it was."""
+"""Deletes a record that has not changed."""
 MOST_GONE = 1000
-"""Records of nodes that are dead, and of those that were not let in, kept for whoever looks at `shoal node list`; what they did is in the ledger."""
+"""Records of dead nodes, and of refused ones, kept for `shoal node list`; the ledger has their work."""
 MOST_TRIES = 100  # each lost try is another writer's progress on this one node
 
 
@@ -88,7 +88,7 @@ class NodeRegistry:
     """Records under the hash `<prefix>:nodes`. `evicted` is the ledger's word, which no record overrules. Safe to use from several threads."""
 
     def __init__(self, client: redis.Redis, prefix: str, evicted: Set[str], banned: Set[str] = frozenset()) -> None:
-        """`evicted`: all that the ledger excludes; `banned`: those of them that an admin did."""
+        """`evicted`: all nodes that the ledger excludes; `banned`: those that an admin excluded."""
         self._redis = client
         self._hash = f"{prefix}:nodes"
         self._evicted = evicted
@@ -110,7 +110,7 @@ class NodeRegistry:
         return self._parsed.recall(node)
 
     def remember(self, text: str, record: NodeRecord) -> None:
-        """Keep what was just written."""
+        """Remember the record that was just written."""
         self._parsed.remember(record.node, text, record)
 
     def read(self, node: str, data: str | bytes) -> ParsedRecord[NodeRecord]:
@@ -157,7 +157,7 @@ class NodeRegistry:
         self._redis.hsetnx(self._hash, record.node, record.to_json())
 
     def change(self, record: NodeRecord, event: Event | None = None, **changes: Any) -> NodeRecord:
-        """Apply an event and field changes to a record, store and return it. An excluded node stays what it is whatever a stale copy says."""
+        """Apply an event and field changes to a record, store and return it. An excluded node keeps its state, whatever a stale copy has."""
         for _ in range(MOST_TRIES):
             text = self._redis.hget(self._hash, record.node) or ""
             current = (

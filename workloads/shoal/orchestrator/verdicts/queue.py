@@ -1,4 +1,4 @@
-"""The validators' queue in Redis: who checks which file, and when a check is given to somebody else.
+"""The validators' queue in Redis: who checks which file, and when another validator gets a check.
 
 A sorted set holds file names by the time at which they may be claimed. A claim moves the time to its deadline by compare-and-set, so a validator that
 died needs no cleaning up: its file becomes claimable by itself. One that is still at work renews its claim. Called
@@ -40,7 +40,7 @@ redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 
 
 MOST_READINGS = 2
-"""By one validator of one file, where no reader of it lived: a further one is another validator's. A hostile file may cost a minute each time."""
+"""Attempts of one validator at a file whose readers all died; the next attempt is another validator's. A hostile file may cost a minute each time."""
 
 
 class OpinionNote(Contract):
@@ -120,7 +120,7 @@ class ValidationQueue:
         self._redis.hdel(self._jobs, f"{node}/{sha256}")
 
     def again(self, job: Job, available_unix: float) -> None:
-        """Put a changed job back, claimable from `available_unix` by a claim of its own: nobody's renewal takes it back."""
+        """Put a changed job back, claimable from `available_unix` by a new claim: no renewal of the old one changes it."""
         freed = job.model_copy(update={"claimed_by": ""})
         self._put_back(keys=[self._queue, self._jobs], args=[job.name, repr(available_unix), freed.to_json()])
 

@@ -200,7 +200,7 @@ def give_up_leases(state: RunState, node: str) -> None:
 
 
 def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
-    """Ledger, queue and step of a recorded verdict. Idempotent: the ledger knows what it has, the rest is removal."""
+    """Ledger, queue and step of a recorded verdict. Idempotent: the ledger ignores a repeated entry, and the rest only removes."""
     verdict = signed.document
     work = known(state, verdict.step)
     if verdict.outcome == "accept":
@@ -237,7 +237,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
 
 
 def _groups(state: RunState, work: Work | None, verdict: Verdict) -> tuple[int, int]:
-    """Groups of an accepted file, and how many of them count towards its step; of an evaluation's file none does."""
+    """Groups of an accepted file, and how many of them count towards its step; none of an evaluation's file."""
     match work:
         case None:
             return 0, 0

@@ -1,6 +1,6 @@
 """Who works on which step: enough work is handed out to fill a step, little more. Pure.
 
-Comes in: how many groups a step needs, has and awaits. Goes out: the step that a node should serve now, or None: wait. Called for `GET /v1/step` and
+In: how many groups a step needs, has and awaits. Out: the step that a node should serve now, or None: wait. Called for `GET /v1/step` and
 `POST /v1/leases`. Workers are sent to the smallest step that still needs work; when what is pending will probably fill it, they work ahead on the
 next one that the newest version may feed: a worker that waits for validators is wasted (paper section 2.1, asynchrony).
 """

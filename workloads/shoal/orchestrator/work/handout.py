@@ -48,7 +48,7 @@ def may_serve(state: RunState, node: str, works: Sequence[W]) -> list[W]:
 def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
     """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown.
 
-    For a node that `holds` versions to be scored, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
+    For a node that `holds` versions without scores, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
     """
     state.nodes.require_member(node)
     latest = state.view.latest_version

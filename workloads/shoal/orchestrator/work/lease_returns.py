@@ -1,4 +1,4 @@
-"""Leases without a file: handed back, or run out. A node that leaves, or whose step was sealed under it, gives its place to somebody else at once.
+"""Leases without a file: given back, or expired. When a node leaves, or its step is sealed, its place is free at once.
 
 Comes in: `LeaseReturn` of a node. A return costs the node nothing, unlike a lease that runs out, and neither gains it anything: the next lease that
 it gets for the same step is the same one; it has the same submission number and so the same prompts and seeds. Otherwise a node could skip whatever
@@ -18,7 +18,7 @@ from shoal.telemetry import get_logger
 
 
 def take_back(state: RunState, request: LeaseReturn) -> None:
-    """End a lease at nobody's account; a lease that is over or has its file is left as it is. Raises `Refusal`."""
+    """End a lease without a penalty; a lease that is over or has its file is unchanged. Raises `Refusal`."""
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if not is_open(record, state.clock()):

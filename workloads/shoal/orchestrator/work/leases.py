@@ -16,7 +16,7 @@ from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
 
 BASE_SECONDS = 60.0
-"""For swap, start and scoring; a worker that died frees its share of the step after this."""
+"""Seconds of a lease for swap, start and scoring. After this a dead worker's share of the step is free again."""
 SECONDS_A_TOKEN = 0.05
 """Slowest decoding that is waited for: 20 tokens a second in a row. 30,720 tokens get 27 minutes, about the paper's time for a batch."""
 TOGETHER = 128
@@ -24,7 +24,7 @@ TOGETHER = 128
 MAX_OPEN_LEASES = 2
 """A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
 PROBATION_LEASES = 1
-"""Of a key on probation: keys are free, and each would hold two places of a step. Asking for a second gives the first up."""
+"""Leases of a key on probation: keys are free, and each would hold two places of a step. A second request gives the first lease back."""
 UPLOAD_SECONDS = 60.0
 """Life of an upload grant beyond the transfer itself."""
 SLOWEST_UPLOAD = 256 * 1024

@@ -14,8 +14,8 @@ from shoal.orchestrator.work.leases import is_open
 RATE_STEPS = 4
 """Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
 UNJUDGED_CHECKS = 4
-"""Checks without a result after which a file is not waited for: half a minute, in which weights that were just published arrive. Otherwise a node
-could keep a step from ever being full with files that nobody can judge."""
+"""Checks without a result after which a step does not wait for a file: half a minute, in which weights that were just published arrive. Otherwise
+a node could block a step with files that cannot be judged."""
 MOST_UNJUDGED_FILES = 8
 """Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
 

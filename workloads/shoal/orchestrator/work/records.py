@@ -20,7 +20,7 @@ class DrawnBy(Contract):
 
 
 class LeaseRecord(Contract):
-    """A lease and what became of it."""
+    """A lease and its outcome."""
 
     lease: Lease
     groups: int

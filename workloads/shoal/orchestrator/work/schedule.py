@@ -17,7 +17,7 @@ from shoal.orchestrator.work import allocation, step_counter
 from shoal.sampling.draw import slice_count
 
 OPEN_SLICES = 512
-"""Slices handed out at once, smallest first: two leases and some files in the queue for each of a hundred nodes. A request looks at all of them."""
+"""Slices handed out at once, smallest first: two leases and a few queued files for each of a hundred nodes. A request reads all of them."""
 
 
 class Schedule(Protocol):
@@ -54,7 +54,7 @@ class Schedule(Protocol):
         """Whether version `version` may exist by now."""
 
     def complete(self, latest: int | None, datasets: Collection[str]) -> bool:
-        """Whether the run has made what it is for."""
+        """Whether the run has made its result."""
 
     def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
         """The event that opens the next step, in words; asked when none is open and the run is not complete."""

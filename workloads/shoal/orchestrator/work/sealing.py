@@ -42,7 +42,7 @@ def accepted_file(state: RunState, verdict: Verdict) -> AcceptedFile:
 def seal_if_full(state: RunState, step: int) -> StepBatch | None:
     """Write `batch.json` of a step that has enough groups, once; the batch, or None when it is not full or was sealed before.
 
-    The object comes first and the ledger second: after a crash between the two, the object that is there is what the ledger will name.
+    The object comes first and the ledger second: after a crash between the two, the ledger will name the existing object.
     """
     with state.settle_lock:
         needed = state.schedule.needed_groups

@@ -1,6 +1,6 @@
 """Uploads: from a lease to a file in the validators' queue.
 
-Comes in: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is there). The file is promoted to its final name first
+In: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is uploaded). The file is promoted to its final name first
 and hashed there, because a staging object may change until its grant expires. Then the store binds the lease to it, then the submission record is
 created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with another file of that lease, or
 `recovery`, finishes the rest; nothing is queued twice.
@@ -28,7 +28,7 @@ from shoal.telemetry import get_logger
 
 HOUR_SECONDS = 3600
 FILES_AN_HOUR = 1200
-"""Of one node: a file every three seconds, far more than an engine makes; a node cannot fill the store faster than this."""
+"""Files of one node an hour: one every three seconds, far more than an engine makes. A node cannot fill the store faster."""
 
 _STATUS: dict[Outcome, str] = {
     "accept": "accepted",
@@ -39,7 +39,7 @@ _STATUS: dict[Outcome, str] = {
 
 
 def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
-    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; what is larger is refused before it is uploaded."""
+    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; larger files are refused before the upload."""
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
     of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
     of_a_step = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
@@ -206,7 +206,7 @@ def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> Su
 
 
 def _promote(state: RunState, notice: SubmissionNotice) -> None:
-    """Give the staged bytes their final name if they are what was announced; raises `Refusal`."""
+    """Give the staged bytes their final name if they match the announcement; raises `Refusal`."""
     target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
     size = state.store.size(staged)
     if size is not None and size != notice.size:
