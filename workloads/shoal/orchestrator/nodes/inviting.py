@@ -28,7 +28,7 @@ from shoal.transport.pace import Pace
 FULL_LOOK_SECONDS = 10.0
 """Seconds between two scans of all waiting registrations. The next scan notices a pool that opens or a place that becomes free."""
 SKEW_SECONDS = 300.0
-"""Discovery's clock and ours differ where newcomers are to be found at once at a start; else the first look at all finds them."""
+"""Largest difference between discovery's clock and ours at which a start finds newcomers at once; otherwise the first full scan finds them."""
 MOST_ANSWERS = 4
 """Pages of newcomers in a round: more than arrive in OVERLAP_SECONDS, which the next round reads again."""
 OVERLAP_SECONDS = 5.0
