@@ -84,7 +84,7 @@ def test_a_create_is_not_sent_twice_when_it_was_perhaps_done(api: ApiServer, hos
 @pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'{"kind": "Conf'])
 def test_an_answer_that_is_no_object_is_an_error(api: ApiServer, hostile: ScriptedApi, body: bytes) -> None:
     hostile.script(PATH, Answer(body=body))
-    with pytest.raises(ApiError, match=r"get ConfigMap a/c: the answer is (not JSON|no object)"):
+    with pytest.raises(ApiError, match=r"get ConfigMap a/c: the answer is (not JSON|not an object)"):
         api.call("get", MAP, "a", "c", budget_seconds=0.1)
 
 

@@ -227,7 +227,7 @@ def test_a_node_admitted_after_the_reveal_waits_for_the_next_step(stack: Stack, 
 def test_a_lease_for_a_step_that_is_not_open_is_refused(stack: Stack, member: Node) -> None:
     answer = refused(lambda: member.lease(2))
     assert (answer.problem.status, answer.code) == (409, "step-not-open")
-    assert "ask GET /v1/step" in answer.detail
+    assert "GET /v1/step names the open step" in answer.detail
 
 
 def test_another_nodes_lease_cannot_be_used(members: list[Node]) -> None:
