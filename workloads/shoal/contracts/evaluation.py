@@ -134,7 +134,7 @@ class EvaluationSettings(SpecModel):
 
 
 class BenchmarkTerms(Contract):
-    """A benchmark as prepare pinned it, and as everybody takes it from there: whatever of the run is edited later, its slices stay what they are.
+    """A benchmark as prepare pinned it, and as every role reads it: later edits of the run do not change its slices.
 
     `sampling.groups_per_submission` are the tasks of one slice, so of one file. The task table lies beside the run's own.
     """

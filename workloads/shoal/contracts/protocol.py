@@ -78,7 +78,7 @@ class KnownNode(Contract):
 
 
 class KnownNodes(Contract):
-    """Those that wait for an invite, oldest first, as many as one answer holds."""
+    """Registrations that wait for an invite, oldest first, as many as one answer holds."""
 
     nodes: list[KnownNode]
     more: bool = Field(default=False, description="others wait that registered later than the last of these")
@@ -96,7 +96,7 @@ class Invite(Contract):
 
 
 class ChallengeRequest(Contract):
-    """An invited node is ready to show what it can compute."""
+    """An invited node is ready for a challenge."""
 
     node: NodeId
 
@@ -121,7 +121,7 @@ class ChallengeAnswer(Contract):
 
 
 class ChallengeResult(Contract):
-    """The product is right and came in time."""
+    """The product is correct and arrived in time."""
 
     seconds: float = Field(ge=0.0)
     gflops: float = Field(
@@ -130,7 +130,7 @@ class ChallengeResult(Contract):
 
 
 class Heartbeat(Contract):
-    """Every `HEARTBEAT_SECONDS`; the first one after an invite carries it."""
+    """Sent every `HEARTBEAT_SECONDS`; the first one after an invite carries it."""
 
     node: NodeId
     invite: Signed[Invite] | None = None
@@ -147,7 +147,7 @@ class RelayToken(Contract):
 
 
 class Exclusions(Contract):
-    """Nodes that were evicted or banned: relays serve them no more, whatever their tokens say."""
+    """Nodes that were evicted or banned: relays no longer serve them, whatever their tokens say."""
 
     nodes: list[NodeId] = Field(max_length=100_000)
 
@@ -162,7 +162,7 @@ class GroupPlace(Contract):
 
 
 class Assignment(Contract):
-    """A member's task in its pool. A name of work, never a command: what is started for it is up to the node's own installation."""
+    """A member's task in its pool. A name of work, never a command: the node's own installation decides what it starts."""
 
     kind: Literal["rollouts"] = "rollouts"
     restarts: int = Field(
@@ -191,7 +191,7 @@ MAX_LOG_CHARACTERS = 65_536
 
 
 class NodeLogs(Contract):
-    """The last log lines of a node's processes, on request. A stranger's words: whoever shows them makes them harmless first."""
+    """The last log lines of a node's processes, on request. A stranger's words: escape them before showing them."""
 
     node: NodeId
     request: LeaseId
@@ -222,7 +222,7 @@ class LeaseRequest(Contract):
 
 
 class LeaseReturn(Contract):
-    """No file will come for this lease: somebody else may have its place."""
+    """This lease gets no file: another node may have its place."""
 
     node: NodeId
     lease: LeaseId
@@ -270,7 +270,7 @@ class SubmissionReceipt(Contract):
 
 
 class VersionAnnouncement(Contract):
-    """By the trainer, after training state and all pieces are durable."""
+    """Sent by the trainer, after training state and all pieces are durable."""
 
     run: RunName
     version: VersionNumber
@@ -279,7 +279,7 @@ class VersionAnnouncement(Contract):
 
 
 class DatasetAnnouncement(Contract):
-    """By the collector of a run of mode Generate, after every file of the data set is durable."""
+    """Sent by the collector of a run of mode Generate, after every file of the data set is durable."""
 
     run: RunName
     name: DatasetName
@@ -287,7 +287,7 @@ class DatasetAnnouncement(Contract):
 
 
 class DatasetProgress(Contract):
-    """How far a run of mode Generate has come. Steps are slices of the task table."""
+    """Progress of a run of mode Generate. Steps are slices of the task table."""
 
     name: ShortText
     steps: int = Field(ge=1)

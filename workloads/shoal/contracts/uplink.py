@@ -6,14 +6,14 @@ from shoal.contracts.base import Contract, LeaseId, NodeId, RunName
 
 
 class UplinkRequest(Contract):
-    """A machine asks discovery to measure its way out, before it registers."""
+    """A machine asks discovery to measure its uplink before it registers."""
 
     node: NodeId
     pool: RunName
 
 
 class UplinkTest(Contract):
-    """An upload of random bytes, to be made once, at once: the time runs from the moment when this was given out."""
+    """An upload of random bytes, to be made once and at once: the time runs from when the test was given out."""
 
     test: LeaseId
     node: NodeId
