@@ -99,7 +99,7 @@ def test_an_old_state_with_all_signatures_does_not_take_restarted_islands_back()
     [
         ([], "no island signed the state"),
         ([link("abc", 4, "d", "a")], "1 of 3 signed"),
-        ([link("a", 4, "d")], "too few of the 3 of before"),
+        ([link("a", 4, "d")], "too few of the 3 previous members"),
         ([link("ab", 3, "c"), link("abc", 3, "d")], "round 3 after 3"),
         ([link("abc", 4, "c")], "another state"),
         ([link("abc", 3, "d")], "another state"),

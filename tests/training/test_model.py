@@ -202,7 +202,7 @@ def test_bounds_that_do_not_ascend_from_zero_are_refused(bounds: tuple[int, ...]
 
 def test_attention_with_what_is_not_computed_here_is_an_error() -> None:
     query = torch.zeros(1, 2, 9, 4)
-    with pytest.raises(ValueError, match=r"attention has \['s_aux'\], which is not supported"):
+    with pytest.raises(ValueError, match=r"attention has \['s_aux'\], which the packed attention cannot compute"):
         packed_attention(
             torch.nn.Identity(), query, query, query, None, segments=Segments((0, 4, 9)), s_aux=torch.zeros(2)
         )

@@ -225,7 +225,7 @@ def test_with_no_state_at_all_there_is_nothing_to_restore(states: States) -> Non
 def test_the_state_of_another_run_is_refused(states: States, store: Store, tmp_path: Path) -> None:
     first = Trained()
     first.save(states, 1)
-    with pytest.raises(WrongState, match="is of run 'arithmetic' version 1; wanted: 'other'"):
+    with pytest.raises(WrongState, match="is of run 'arithmetic' version 1; expected: 'other'"):
         States(store, "other", tmp_path / "scratch", ranks()).restore_newest(first.copy, LIVENESS)
 
 
