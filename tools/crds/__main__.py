@@ -10,11 +10,15 @@ from shoal_operator.api import KINDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def files() -> dict[str, str]:
+    """What is generated: path below the root -> text."""
+    return {f"crds/{file_name(kind)}": crd_yaml(kind) for kind in KINDS} | {"docs/reference.md": reference_page()}
+
+
 def main() -> None:
-    (ROOT / "crds").mkdir(exist_ok=True)
-    for kind in KINDS:
-        (ROOT / "crds" / file_name(kind)).write_text(crd_yaml(kind), encoding="utf-8")
-    (ROOT / "docs/reference.md").write_text(reference_page(), encoding="utf-8")
+    for name, text in files().items():
+        (ROOT / name).parent.mkdir(exist_ok=True)
+        (ROOT / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
