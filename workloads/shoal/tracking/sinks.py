@@ -181,7 +181,7 @@ def offline_steps(folder: Path, run: str) -> Iterator[int]:
 
     Its format is that of LevelDB's log (github.com/google/leveldb, doc/log_format.md) behind a header of 7 bytes, with protobuf records.
     """
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # its names are made when it is imported
+    from wandb.proto.wandb_internal_pb2 import Record
 
     for path in sorted(folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")):
         for data in _records(path.read_bytes()):
