@@ -27,7 +27,7 @@ SECONDS = 300.0
 
 
 class CannotFetch(RuntimeError):
-    """A tokenizer is not to be had here; the message says why."""
+    """A tokenizer is not available here; the message says why."""
 
 
 def fetched(name: str) -> Path:

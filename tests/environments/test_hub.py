@@ -145,7 +145,7 @@ def test_a_file_that_the_hub_has_lost_and_a_readme_that_is_no_yaml_are_said(hub:
     hub.lost.add("main/train-00001-of-00002.parquet")
     assert "it lists a file that it does not have; give another revision" in refused(tmp_path, subset="main")[0]
     hub.files["openai/gsm8k"]["README.md"] = b"---\n\tconfigs: [\n---\n"
-    assert "README.md of the data set has a header that is no YAML" in refused(tmp_path / "b", subset="main")[0]
+    assert "README.md of the data set has a header that is not YAML" in refused(tmp_path / "b", subset="main")[0]
     hub.files["openai/gsm8k"]["README.md"] = README.replace(b"main/train-*", b"gone/train-*")
     assert "subset 'main', names files gone/train-* that it does not have" in refused(tmp_path / "c", subset="main")[0]
 

@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     ),
     "more unreadable golds than allowed": (
         lambda d: lines(d / "t.jsonl", [row | ({"a": "???"} if row["level"] else {}) for row in ROWS]), {"columns": COLUMNS},
-        "10 of 20 tasks cannot be used, allowed is a share of 0.2: 10 the gold answer is no expression (p1, p3, p5, p7, p9, ...). Correct",
+        "10 of 20 tasks cannot be used; at most a share of 0.2 may be: 10 the gold answer is no expression (p1, p3, p5, p7, p9, ...). Correct",
     ),
     "no final answer where it is looked for": (
         lambda d: lines(d / "t.jsonl", ROWS), {"columns": COLUMNS.model_copy(update={"extract": AnswerExtraction(after="####")})},
@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     ),
     "one id for many problems": (
         lambda d: lines(d / "t.jsonl", [row | {"id": "same"} for row in ROWS]), {"columns": COLUMNS},
-        "19 of 20 tasks cannot be used, allowed is a share of 0.2: 19 has the id of another problem (t.jsonl, row 1,",
+        "19 of 20 tasks cannot be used; at most a share of 0.2 may be: 19 has the id of another problem (t.jsonl, row 1,",
     ),
     "broken Parquet": (halved, {"columns": COLUMNS}, "t.parquet cannot be read as Parquet: "),
     "broken JSON": (lambda d: text(d / "t.jsonl", '{"q": "?"\n'), {"columns": COLUMNS}, "t.jsonl cannot be read as JSON lines: "),

@@ -139,7 +139,7 @@ def test_wrong_templates(name: str, right: Path, store: Store, tmp_path: Path, m
     [
         ({"template": "chat"}, "'Chat' or 'Raw'"),
         ({"templateArguments": {"tokenize": True}}, "tokenize: set by the rendering itself"),
-        ({"templateArguments": {"enable-thinking": True}}, "a name is no identifier"),
+        ({"templateArguments": {"enable-thinking": True}}, "a name is not an identifier"),
         ({"templateArguments": {"documents_text": "x" * 20_000}}, "more than 10000 characters"),
         ({"system": ""}, "at least 1 character"),
         ({"suffix": "x"}, "Extra inputs are not permitted"),

@@ -1,4 +1,4 @@
-"""`python -m tools.crds`: writes crds/ and docs/reference.md anew (`make crds`). A test fails when the files drift."""
+"""`python -m tools.crds`: writes crds/ and docs/reference.md again (`make crds`). A test fails when the files drift."""
 
 from pathlib import Path
 

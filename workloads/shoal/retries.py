@@ -39,7 +39,7 @@ class Backoff:
         return self.after(self.failures)
 
     def after(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row, at least one."""
+        """Seconds to wait after this number of failures in a row, at least one."""
         return doubled(failures - 1, self._first, self._longest) * (1 - JITTER * self._random())
 
     def reset(self) -> None:
@@ -65,7 +65,7 @@ def retrying(
         give_up: makes the error that is raised at the deadline, from the last error and the seconds that went by; it says what was waited for.
             None: the last error itself is raised.
         say: told of each failure that is followed by another try, as `give_up` is.
-        asked: how long the other side asked to wait, in place of our own pause; None where it said nothing.
+        asked: how long the other side asked to wait, instead of our own pause; None where it said nothing.
         pause: how to wait; it may raise, to end the waiting.
     """
 

@@ -140,7 +140,7 @@ class OutwardTemplate(SpecModel):
 
 
 class PrepareTemplate(OutwardTemplate):
-    """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, but for env and envFrom."""
+    """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, except for env and envFrom."""
 
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -165,8 +165,8 @@ class Images(ImagePull):
     protocol: Image | None = _PROTOCOL
     redis: Image | None = Field(None, description="Image of Redis, instead of the release's.")
     relay: Image | None = _RELAY
-    tracker: Image | None = Field(None, description="Image of the pod of spec.trackers, in place of the release's.")
-    trainer: Image | None = Field(None, description="Image of trainer and prepare, in place of the release's.")
+    tracker: Image | None = Field(None, description="Image of the pod of spec.trackers, instead of the release's.")
+    trainer: Image | None = Field(None, description="Image of trainer and prepare, instead of the release's.")
     validator: Image | None = _VALIDATOR
     worker: Image | None = _WORKER
 

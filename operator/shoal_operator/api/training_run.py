@@ -104,7 +104,7 @@ class TrainingRunSpec(RunSettings):
     trackers: TrackersTemplate | None = Field(
         None, description="Send metrics to Weights & Biases, trackio or TensorBoard; absent: no."
     )
-    images: Images = Field(default_factory=Images, description="Images in place of the release's.")
+    images: Images = Field(default_factory=Images, description="Images instead of the release's.")
     queue_name: LabelValue | None = Field(
         None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."
     )

@@ -1,6 +1,6 @@
 """A container's command line and environment, as Kubernetes would compute them: `$(VAR)` expansion, `fieldRef`, literal values.
 
-Pure, but for the look-up of Secrets. Called by `pods` when a container is started.
+Pure, except for the look-up of Secrets. Called by `pods` when a container is started.
 """
 
 import base64

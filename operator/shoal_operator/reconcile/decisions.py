@@ -161,7 +161,7 @@ def _after_failure(
 
 
 def pause_seconds(failures: int) -> float:
-    """How long the next attempt waits after so many that made nothing."""
+    """How long the next attempt waits after this number of attempts that made nothing."""
     return doubled(failures - 1, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 

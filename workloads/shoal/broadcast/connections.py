@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 CONNECT_SECONDS = 3.0
 GATHER_BYTES, GATHER_SECONDS = 512 << 10, 0.25
-"""A link brings a few packets at a time. Taking each at once costs more CPU time than all the rest: the kernel is asked to wake us when so much is
-there (SO_RCVLOWAT), or after this time, so that the pace of a slow link is known."""
+"""A link brings a few packets at a time. Taking each at once costs more CPU time than all the rest. The kernel wakes us at a
+low-water mark (SO_RCVLOWAT), or after this time, so that the pace of a slow link is known."""
 TLS_RECORD_BYTES = 16 << 10
 """The longest record of TLS (RFC 8446, section 5.1). The TLS layer may have taken part of one from the kernel, which then cannot count it."""
 Place = tuple[str, str, int]

@@ -15,7 +15,7 @@ from shoal.storage.checkpoint_files import Assembler
 
 READ_BYTES = 1 << 20
 NOTE_BYTES = 4 << 20
-"""A placed part notes after so many bytes how far it is; a crash costs at most as many of each shard in flight."""
+"""Bytes after which a placed part notes how far it is; a crash costs at most as many of each shard in flight."""
 
 
 class ShardPart(ABC):

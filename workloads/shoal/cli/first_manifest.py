@@ -162,7 +162,7 @@ def _parameters(given: str | None) -> int | None:
         return None
     found = int(given) if given.isdecimal() else parameters_in(given)
     if not found:
-        raise InputWrong(f"--parameters {given}: is no size; allowed: a number such as 7000000000, or 135M, 1.7B, 72B")
+        raise InputWrong(f"--parameters {given}: not a size; allowed: a number such as 7000000000, or 135M, 1.7B, 72B")
     return found
 
 

@@ -43,7 +43,7 @@ PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_
 
 
 def restart_pause(quick_failures: int) -> float:
-    """Seconds before the next start after so many failures in a row, none of which ran for `HEALTHY_AFTER_SECONDS`."""
+    """Seconds before the next start after this number of failures in a row, none of which ran for `HEALTHY_AFTER_SECONDS`."""
     return doubled(quick_failures - 1, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 

@@ -27,7 +27,7 @@ def lacking(spec: TrainingRunSpec) -> list[str]:
     for field, path in _models(spec):
         if path.is_absolute() and not (path / "config.json").is_file():
             what = "has no config.json" if path.is_dir() else "is no folder on this machine"
-            lines.append(f"{field}: {path} {what}; wanted is a folder with a Hugging Face checkpoint")
+            lines.append(f"{field}: {path} {what}; expected a folder with a Hugging Face checkpoint")
     lines += [
         f"spec.trackers.{name}: {name} is not installed here: pip install 'shoal[{name}]'"
         for name in (spec.trackers.named if spec.trackers is not None else ())

@@ -1,7 +1,7 @@
 """`shoal push`: puts a run's trained model, its tokenizer and a generated card on a model hub, in one commit.
 
-The model is taken out of the store by `report.export`, every piece checked, and uploaded through huggingface_hub. A push that broke is run again:
-what the hub has is not sent again (whole files with its classic storage, chunks with Xet), and the repository changes only when all of it is there.
+The model is taken out of the store by `report.export`, every piece checked, and uploaded through huggingface_hub. A push that broke is run again.
+Files that the hub has are not sent again (chunks with Xet). The repository changes only when all of it is there.
 A 65 GB model is read twice, for its digests and for the upload.
 """
 

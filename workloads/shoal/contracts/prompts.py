@@ -1,7 +1,7 @@
 """How the prompts of a run are made: what a person chooses (`PromptSettings`), and what prepare makes of it (`PromptTerms`).
 
-Prepare looks at the tokenizer once, decides what was left open, and pins the result in `prepared.json`, beside the task table, with a digest of the
-tokenizer. Workers, validators and evaluation take it from there and never decide anew. The rendering is in `shoal.environments.prompts`.
+Prepare looks at the tokenizer once and decides what was left open. It pins the result in `prepared.json`, with a digest of the tokenizer.
+Workers, validators and evaluation take it from there and never decide again. The rendering is in `shoal.environments.prompts`.
 """
 
 from typing import Annotated, Any, Literal
@@ -34,7 +34,9 @@ def _usable(given: dict[str, Any]) -> dict[str, Any]:
     if taken := sorted(RESERVED_ARGUMENTS & given.keys()):
         raise ValueError(f"{', '.join(taken)}: set by the rendering itself; allowed: arguments of the model's template")
     if any(not name.isidentifier() for name in given):
-        raise ValueError("a name is no identifier; allowed: letters, digits and underscores, as the template has them")
+        raise ValueError(
+            "a name is not an identifier; allowed: letters, digits and underscores, as the template has them"
+        )
     if len(rfc8785.dumps(given)) > LONGEST_ARGUMENTS:
         raise ValueError(f"more than {LONGEST_ARGUMENTS} characters of JSON")
     return given

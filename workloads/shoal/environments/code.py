@@ -32,7 +32,7 @@ FLOAT_TOLERANCE = 1e-6
 LONGEST_PROGRAM = 100_000
 MOST_TESTS = 1000
 PROVEN_TESTS = 3
-"""Of a task, that its own solution must pass before the run: some 50 ms each, of 25,000 tasks an hour."""
+"""Of a task, that its own solution must pass before the run: about 50 ms each, of 25,000 tasks an hour."""
 MOST_TASKS = 10_000
 
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL)

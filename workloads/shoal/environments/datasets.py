@@ -2,7 +2,7 @@
 
 In: files, a layout (`layouts`) or the names of columns, and which rows are wanted. Out: `Imported`, whose tasks go through
 `contracts.tasks.write_tasks` like those of an environment; the same files and settings give the same digest on every machine. Rows that are no task
-are counted by reason; a row that its layout does not allow stops the import with its file and number. Some 30 us a row of short texts, and the
+are counted by reason; a row that its layout does not allow stops the import with its file and number. About 30 us a row of short texts, and the
 tasks in memory.
 """
 
@@ -27,7 +27,7 @@ from shoal.storage import NotFound, Store
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 64 << 20
-"""Rows in memory at once, by their mean size: one of SYNTHETIC-1 is some 30 kB, one with traces may be a megabyte."""
+"""Rows in memory at once, by their mean size: one of SYNTHETIC-1 is about 30 kB, one with traces may be a megabyte."""
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 DESCRIPTIONS = frozenset(
     {"card.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "config.json"}
@@ -286,7 +286,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
                 kind = "JSON"
                 if (size := path.stat().st_size) > LARGEST_JSON_BYTES:
                     raise BadDataset(
-                        f"{path.name} is one JSON list of {size} bytes, allowed are {LARGEST_JSON_BYTES}: save it as JSON lines or Parquet"
+                        f"{path.name} is one JSON list of {size} bytes; at most {LARGEST_JSON_BYTES} are allowed: save it as JSON lines or Parquet"
                     )
                 file.seek(0)
                 rows: Iterator[tuple[int, Any]] = enumerate(json.load(file))

@@ -5,9 +5,9 @@ text so far ends in a call. A completion is then stretches of sampled tokens wit
 
 The rules are those of `Tools`, which workers follow and validators check, token by token, so that they cannot disagree:
 - A stretch pauses at the first token with which a text of `stop` is complete. What that token holds behind it is part of what was sampled.
-- The tool's output is encoded on its own, as text that makes no control tokens, and follows the pause. It does not where no call is left
-  (`most_calls`), what comes before is no call, or the output would not leave room for one more token below the length limit. The completion then ends
-  at the pause, as "unanswered".
+- The tool's output is encoded on its own, as text that makes no control tokens, and follows the pause. The completion ends at
+  the pause instead, as "unanswered", in three cases. No call is left (`most_calls`); what comes before is not a call;
+  the output would not leave room for one more token below the length limit.
 - Every other stretch ends with an end-of-sequence token ("stop") or at the limit ("length"), and the completion with it. Tokens of tools count
   towards the limit.
 Pure, except for the environment's tools.

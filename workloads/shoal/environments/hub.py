@@ -28,7 +28,7 @@ BUSY = (408, 425, 429)
 
 
 class HubRefused(ValueError):
-    """A repository cannot be had from the hub. `passing`: the hub or the network is at fault, and another try may succeed."""
+    """A repository is not available from the hub. `passing`: the hub or the network is at fault, and another try may succeed."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         super().__init__(text)
@@ -139,7 +139,7 @@ def read_header(readme: Path) -> Mapping[str, Any]:
         found = yaml.safe_load(text[4:].partition("\n---")[0])
     except (yaml.YAMLError, RecursionError) as error:
         raise BadDataset(
-            f"README.md of the data set has a header that is no YAML: {str(error).splitlines()[0][:200]}"
+            f"README.md of the data set has a header that is not YAML: {str(error).splitlines()[0][:200]}"
         ) from error
     return found if isinstance(found, dict) else {}
 

@@ -1,9 +1,9 @@
 """Which tasks of a data set an environment can ask and judge, proven before the run: each gold answer by an equivalent answer.
 
 In: tasks, the environment, the longest prompt, and a store for what was found out. Out: `Fit`. A gold answer that cannot be read makes right
-answers unscorable, so such tasks are refused. Numbers take some microseconds, other expressions a question to one of the judge's processes, 10 to
+answers unscorable, so such tasks are refused. Numbers take a few microseconds, other expressions a question to one of the judge's processes, 10 to
 300 ms: 200 golds of mathematics a second on two cores, 24 minutes for 285,000. Findings are kept by the digest of tasks and environment, `AT_ONCE`
-tasks an object, so that a prepare that was stopped does not begin anew. Called by `task_source`.
+tasks an object, so that a prepare that was stopped does not begin again. Called by `task_source`.
 """
 
 import hashlib

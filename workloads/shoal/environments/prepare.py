@@ -46,7 +46,7 @@ EXAMPLES, EXAMPLE_CHARACTERS = 3, 2000
 
 
 class CannotPrepare(ValueError):
-    """The run's model or tasks cannot be had; the message says which field of the manifest to change. `passing`: another try may succeed."""
+    """The run's model or tasks are not available; the message says which field of the manifest to change. `passing`: another try may succeed."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         super().__init__(text)

@@ -24,7 +24,7 @@ SHOWN_TASKS = 3
 
 
 class CannotPreview(ValueError):
-    """Tasks or tokenizer cannot be had; the message names the field of the manifest."""
+    """Tasks or tokenizer are not available; the message names the field of the manifest."""
 
 
 @dataclass(frozen=True)

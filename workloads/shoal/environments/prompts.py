@@ -4,8 +4,8 @@ In: a tokenizer, an environment, a task with a target length, and the `PromptTer
 `apply_chat_template` is the authority on templates. Everybody must agree to the last token, so nothing here depends on anything else.
 
 With `Chat` the messages of a task keep their roles, and the environment's words (instruction, request for a length) go into the last of them. What
-messages hold is text: where it spells a control token, such as `<|im_end|>`, it is encoded in two halves, and the model sees the letters. With `Raw`,
-and without terms (runs that were prepared before there were any), the environment's text is encoded as it is, and a control token in it is one.
+messages hold is text: where it spells a control token, such as `<|im_end|>`, it is encoded in two halves, and the model sees the letters. With `Raw`
+the environment's text is encoded as it is, and a control token in it is one; so it is without terms, as in runs prepared before there were any.
 
 A prompt is rendered once. What follows is appended as tokens, and no template sees it again: templates need not be stable over turns.
 """

@@ -32,13 +32,13 @@ from shoal.storage import Store, open_below_prefix
 TASKS_OF_AN_ENVIRONMENT = 4096
 """An environment makes as many tasks as it is asked for; this many when the manifest does not say."""
 TASKS_OF_A_BENCHMARK = 128
-"""The same for a benchmark: the interval of its score is some 9 points wide to either side."""
+"""The same for a benchmark: the interval of its score is about 9 points wide to either side."""
 CHARACTERS_PER_TOKEN = 8
 """More than any tokenizer makes of a text on average: a prompt longer than this times the sequence cannot fit."""
 
 
 class BadTaskSource(ValueError):
-    """The run's tasks cannot be had; the message begins with the field of the manifest to change. `passing`: another try may succeed."""
+    """The run's tasks are not available; the message begins with the field of the manifest to change. `passing`: another try may succeed."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         super().__init__(text)
@@ -132,7 +132,7 @@ def _check_share(refused: Refusals, kept: int, most: float) -> None:
     bad = refused.counts.total()
     if bad > most * (bad + kept):
         raise BadDataset(
-            f"{bad} of {bad + kept} tasks cannot be used, allowed is a share of {most:g}: {refused}. Correct layout, columns or extract,"
+            f"{bad} of {bad + kept} tasks cannot be used; at most a share of {most:g} may be: {refused}. Correct layout, columns or extract,"
             " leave such rows out by where, or raise maxRefusedShare"
         )
 

@@ -7,8 +7,8 @@ by `shoal_install` at start. So an upgrade of vLLM fails with a message instead 
 The hook sits on `sample_tokens` of vLLM's first model runner (`GPUModelRunner` of `v1/worker/gpu_model_runner.py`).
 The CPU's runner is a subclass that leaves this method as it is, so what tests run on a CPU is what a GPU runs;
 `process_settings` keeps vLLM from choosing its second runner, whose outputs carry tokens that are still on the device.
-The states that tokens are drawn from are a gather of their own (`hidden_states[logits_indices]`), also behind a CUDA
-graph, so a later step does not change them.
+The states that tokens are drawn from are a gather of their own (`hidden_states[logits_indices]`). That holds behind a
+CUDA graph too, so a later step does not change them.
 
 Tokens are drawn by `sampling.gumbel`, all sequences of a step at once. vLLM's own seeded sampler has a generator for each sequence and asks them one
 after the other in Python. On a GPU the second runner's kernel draws, which is the same rule in one pass over the logits
@@ -108,7 +108,7 @@ class HiddenStateExtension:
 
 
 class SeedSampler(torch.nn.Module):
-    """In place of the last part of vLLM's sampler, which is given logits at the temperature, float32 [requests, vocabulary]."""
+    """Replaces the last part of vLLM's sampler, which is given logits at the temperature, float32 [requests, vocabulary]."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()

@@ -18,11 +18,11 @@ INFERENCE_SHARE = 4.5 / 5.5
 FULL_SEQUENCES = 16
 """Sequences of full length that an engine should hold at once; vLLM's cache is paged, so that shorter ones are more."""
 LORA_LEARNING_RATE = 10.0
-"""Adapters learn at some ten times the rate of all weights (Schulman et al. 2025, "LoRA Without Regret")."""
+"""Adapters learn at about ten times the rate of all weights (Schulman et al. 2025, "LoRA Without Regret")."""
 SEPARATE_GPUS = 3
 """A trainer, a worker and a validator with a GPU each; with fewer they share the first one of a single machine (`shoal up`)."""
 CPU_BYTES = 64 * 10**9
-"""A trainer on CPUs that needs more than this is told of: no ordinary machine has it."""
+"""A manifest is warned about a trainer on CPUs that needs more than this: no ordinary machine has it."""
 SHARED_ENGINE = 0.3
 """Share of one GPU for the engine, where trainer and validator use the same one."""
 

@@ -20,7 +20,7 @@ RECOMPUTE_FROM_PARAMETERS = 50_000_000
 TILE_BYTES = 4 * 4 * (1 << 24)
 """Logits of one tile in float32, with what is made of them (training/logprobs.py)."""
 LORA_SHARE = 0.01
-"""Adapters of rank 16 on all linear layers have at most this share of a dense model's parameters (0.9 % of 1.7B, 0.4 % of 32B)."""
+"""Share of a dense model's parameters that adapters of rank 16 on all linear layers have at most: 0.9 % of 1.7B, 0.4 % of 32B."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def offloaded(shape: ModelShape) -> int:
 def engine(shape: ModelShape, gpus: int, sequences: int, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:
     """Memory of one worker on each of its GPUs: weights as they are served, and keys and values of `sequences` of `tokens` tokens.
 
-    The engine takes all the memory that it may, and waits with what does not fit: the cache is what lets it decode so many at once.
+    The engine takes all the memory that it may, and waits with what does not fit: the cache is what lets it decode many at once.
     """
     width = 4 if cpu else 2
     return [

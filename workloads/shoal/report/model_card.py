@@ -1,4 +1,4 @@
-"""The card of a trained model, as a hub shows it: what it began with, data, recipe, scores, the ledger's head, licence. Pure, but for `read_facts`.
+"""The card of a trained model, as a hub shows it: its base, data, recipe, scores, the ledger's head, licence. Pure, except for `read_facts`.
 
 In: what the store and the run's configuration say. Out: `README.md`, Markdown behind YAML as model hubs read it. Called by `shoal push`.
 """

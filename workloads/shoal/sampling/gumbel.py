@@ -5,9 +5,9 @@ distance to it. Called by workers on the sampler of their engine (`inference.vll
 (`validation.prefill`).
 
 Its name is `gumbel-murmur3-1` (`contracts.pools.SAMPLER`); what draws other tokens gets another one. It is the rule of vLLM's second model runner
-(0.32, `v1/worker/gpu/sample/gumbel.py`), whose Triton kernel gives the same 32 bits: MurmurHash3_x86_32 (Appleby, 2011) with seed 0 over the words
-(low and high half of the seed, position, token id), u = (bits + 1/2) / 2**32 in float32, noise = -log(-log(1 - u)). A position counts from 0 over
-prompt and completion, and is that of the token whose state the next one is drawn from.
+(0.32, `v1/worker/gpu/sample/gumbel.py`), whose Triton kernel gives the same 32 bits: MurmurHash3_x86_32 (Appleby, 2011) with seed 0. Its words are
+the low and high half of the seed, the position and the token id. u = (bits + 1/2) / 2**32 in float32, noise = -log(-log(1 - u)).
+A position counts from 0 over prompt and completion, and is that of the token whose state the next one is drawn from.
 There is no state: neither batch, preemption nor abort changes what is drawn. Noise is at most 22.9 nats, so that a token of probability below 1e-10
 is drawn more rarely than it should be.
 """
@@ -20,7 +20,7 @@ AT_ONCE = 1 << 16
 """Noises at once on a CPU, what a core's cache holds. Others: `AT_ONCE_ELSEWHERE`, 256 MiB for each of some four arrays."""
 AT_ONCE_ELSEWHERE = 1 << 26
 BELOW_ONE = 1.0 - 2.0**-24
-"""The greatest float32 below 1, in place of the u that rounds to 1."""
+"""The greatest float32 below 1, instead of the u that rounds to 1."""
 
 
 def redraw(
@@ -30,14 +30,14 @@ def redraw(
     positions: torch.Tensor,
     kept: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far each chosen token is behind the one that its seed draws, float32 [n] in nats and at least 0, and that one, int64 [n].
+    """How far each chosen token is behind the one that its seed draws, float32 [n] in nats, at least 0; and the one drawn, int64 [n].
 
     `logprobs` float32 [n, vocabulary], natural logarithms (or logits) at the temperature; `chosen`, `seeds` and `positions` int64 [n]. All on one
-    device. No token is passed over: who may put the runner-up in an improbable one's place chooses where a completion ends. Costs some 25 passes
+    device. No token is passed over: who may put the runner-up in an improbable one's place chooses where a completion ends. Costs about 25 passes
     over n x vocabulary 32-bit words.
 
-    `kept`, of a sampler that truncates: two bool [n, vocabulary], the tokens that surely stayed and those that perhaps did. The chosen one must
-    perhaps have stayed, and is behind those only that surely did.
+    `kept`, of a sampler that truncates: two bool [n, vocabulary], the tokens that stayed for certain and those that may have. The chosen one
+    must be among the latter, and is behind the former only.
     """
     prefixes, tokens = _prefixes(seeds, positions), _mixed_tokens(logprobs.shape[1], logprobs.device)
     at_once = AT_ONCE if logprobs.device.type == "cpu" else AT_ONCE_ELSEWHERE

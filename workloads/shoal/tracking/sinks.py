@@ -48,7 +48,7 @@ def open_sink(trackers: Trackers, name: str, run: str, folder: Path) -> Sink:
 
 
 class TensorBoardSink:
-    """One event a step, so that a step is there whole or not at all. Costs 12 MB of packages, and some 2 KB a step."""
+    """One event a step, so that a step is there whole or not at all. Costs 12 MB of packages, and about 2 KB a step."""
 
     name = "tensorboard"
 

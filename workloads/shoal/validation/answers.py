@@ -1,7 +1,7 @@
 """What became of an accepted file's answers: counts for the orchestrator, and samples where no group carries signal.
 
 In: the file, what is known of the run, the rewards that count. Out: `FileAnswers`. Called by `judge` for files of training steps. Costs one decoding
-of each answer that is not right; a healthy file has no samples, so that its verdict grows by some 150 bytes.
+of each answer that is not right; a healthy file has no samples, so that its verdict grows by about 150 bytes.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from shoal.text import percent
 WINDOW_GROUPS = 64
 """Newest groups that are looked at."""
 TELLING_GROUPS = 32
-"""Of so many without one that carries signal, at most 9 % carry signal with 95 % confidence (0.91^32 = 0.05)."""
+"""Of this number of groups without one that carries signal, at most 9 % carry signal with 95 % confidence (0.91^32 = 0.05)."""
 MOST = 0.5
 """A share of answers or groups from which on it is named as the cause."""
 

@@ -73,7 +73,7 @@ class Job(Contract):
 
 
 def backoff_seconds(inconclusive: int) -> float:
-    """Pause before the next check after so many inconclusive ones."""
+    """Pause before the next check after this number of inconclusive ones."""
     return doubled(inconclusive - 1, FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
 
 

@@ -61,8 +61,8 @@ class MathJudge:
     def flaw(self, gold: str) -> str | None:
         """Why a right answer might not be judged against `gold`, None when it can: an equivalent answer, by value, is equal and a wrong one is not.
 
-        Raises JudgeFailed where no worker could be had, which says nothing about the answer.
-        A number takes some microseconds, another expression one question to a worker, of 5 to 300 ms.
+        Raises JudgeFailed where no worker was available, which says nothing about the answer.
+        A number takes a few microseconds, another expression one question to a worker, of 5 to 300 ms.
         """
         value = number(split_unit(normalise(gold))[0])
         if value is not None:

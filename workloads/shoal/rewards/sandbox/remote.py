@@ -24,7 +24,7 @@ SLOTS_OF_A_RUNNER = 4
 PATIENCE_SECONDS = 120.0
 """How long runners may be busy or away, on top of the program's own time."""
 MOST_LOSSES = 3
-"""A program whose runner was lost so many times is not asked about again: it may be the cause."""
+"""A program whose runner was lost this often is not asked about again: it may be the cause."""
 PAUSES = Backoff(0.05, 2.0)
 CONNECT_SECONDS = 5.0
 

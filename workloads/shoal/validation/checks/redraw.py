@@ -2,8 +2,8 @@
 
 The paper checks the distribution of the chosen tokens' probabilities (INTELLECT-2, section 2.3.2). A rule by which a seed draws (`sampling.gumbel`)
 allows a stronger check: given weights, prompt and seed, there is one completion, and any other is wrong. It shows another seed, the best of several
-samples, a colder sampler, an early or improbable end in one row, tokens of other weights, and tokens changed at the end, where no hidden state
-depends on them.
+samples, a colder sampler, and an early or improbable end in one row. It shows tokens of other weights too, and tokens changed at the end, where no
+hidden state depends on them.
 
 Which rule it is, the run's configuration says (`ValidationJob.sampler`), never the worker. Where two tokens are nearly equal, rounding decides, and
 an engine and we may differ. What rounding may do is a budget of the file (`DrawnGaps`): one token is not far behind, and all together are neither
@@ -57,8 +57,8 @@ def check_budget(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps,
         return None
     return reject(
         "redraw",
-        f"{behind} of {gaps.size} tokens of {len(seen)} rows are not what their seeds draw from version {file.policy_version} (of honest ones "
-        f"{budget.share * gaps.size:.3g} are), by {total:.3g} nats together (allowed {allowed:.3g})",
+        f"{behind} of {gaps.size} tokens of {len(seen)} rows are not what their seeds draw from version {file.policy_version}; of honest ones "
+        f"{budget.share * gaps.size:.3g} are. They are behind by {total:.3g} nats together (allowed {allowed:.3g})",
     )
 
 

@@ -58,7 +58,7 @@ def token_advantages(values: Values) -> Float[np.ndarray, " completion"]:
 
 
 def whitened(advantages: Sequence[Float[np.ndarray, " _"]], samples: Sequence[Sample]) -> list[Float[np.ndarray, " _"]]:
-    """Less the mean and by the deviation over the sampled tokens of all samples; values that are equal but for rounding carry no signal: zeros."""
+    """Less the mean and by the deviation over the sampled tokens of all samples; values that are equal except for rounding carry no signal: zeros."""
     sampled = np.concatenate([each[sample.mask] for each, sample in zip(advantages, samples, strict=True)])
     if not sampled.size or sampled.std() < SMALLEST_DEVIATION:
         return [np.zeros_like(each) for each in advantages]
