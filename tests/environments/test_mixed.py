@@ -9,7 +9,7 @@ from samples import run_config
 from shoal import environments
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.recipe import TaskSource
-from shoal.environments.base import BadEnvironment, Score, Unscorable, digest, load
+from shoal.environments.base import BadEnvironment, Score, Unscorable, digest, load, runs_programs
 from shoal.environments.checking import check
 from shoal.environments.code import Code
 from shoal.environments.math import Math
@@ -39,6 +39,8 @@ def test_the_mathematics_and_the_code_of_one_data_set_are_judged_each_by_its_own
     assert mixed.score(problem, r"\boxed{0.75}") == Score(1.0, "the same number")
     assert mixed.score(program, "```python\nprint(3)\n```") == Score(1.0, "all 1 tests pass")
     assert mixed.score(program, r"\boxed{0.75}").task_reward == 0.0  # type: ignore[union-attr]
+    assert runs_programs(mixed)
+    assert [runs_programs(mixed, task) for task in found.tasks] == [False, True]
 
 
 def test_its_own_tasks_are_those_of_its_parts_in_turn() -> None:

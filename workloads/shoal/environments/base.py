@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
@@ -37,7 +37,7 @@ class Score:
 
     task_reward: float
     detail: str = ""
-    program_seconds: float = 0.0
+    program_seconds: float = field(default=0.0, compare=False)
     """CPU seconds of the programs that were run for it."""
 
 
@@ -46,7 +46,7 @@ class Unscorable:
     """Scoring itself failed (never: the answer was wrong). The row is left out of its group, and is not a zero."""
 
     reason: str
-    program_seconds: float = 0.0
+    program_seconds: float = field(default=0.0, compare=False)
 
 
 @runtime_checkable
@@ -66,6 +66,7 @@ class Environment(Protocol):
     - `parameter`: what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`). Its class is then made with that text, and calls
       itself by the whole name.
     - `task_count()`: how many tasks there are, where nobody can make more.
+    - `part_of(task)`: of several environments in one, that which judges a task.
     - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
       against a node, and proofs are verified before anything runs.
     """
@@ -86,9 +87,11 @@ class Environment(Protocol):
         """A completion that scores 1: the environment's own proof that its scoring works; teaches a warm start too."""
 
 
-def runs_programs(environment: Environment) -> bool:
-    """Whether scores come from programs that the model wrote."""
-    return bool(getattr(environment, "runs_programs", False))
+def runs_programs(environment: Environment, task: Task | None = None) -> bool:
+    """Whether scores come from programs that the model wrote: of this task, or of any."""
+    part_of = getattr(environment, "part_of", None)
+    judge = environment if task is None or part_of is None else part_of(task)
+    return bool(getattr(judge, "runs_programs", False))
 
 
 def length_suffix(target_length: int | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Score, Unscorable, load
+from shoal.environments.base import Environment, Score, Unscorable, load, runs_programs
 from shoal.environments.episodes import WithTools
 
 USUAL = "math+code"
@@ -39,6 +39,7 @@ class Mixed:
         modules = {cls.__module__ for part in parts for cls in type(part).__mro__} - {"builtins", "typing"}
         self.sources = (*sorted(modules), *(name for part in parts for name in getattr(part, "sources", ())))
         self.requires = tuple({name: None for part in parts for name in getattr(part, "requires", ())})
+        self.runs_programs = any(map(runs_programs, parts))
         self.extra = next(filter(None, (getattr(part, "extra", None) for part in parts)), None)
 
     def tasks(self, count: int, seed: int) -> list[Task]:
@@ -60,28 +61,28 @@ class Mixed:
 
     def prompt(self, task: Task, target_length: int | None) -> str:
         """That of the task's environment. ValueError for a task of none."""
-        return self._of(task).prompt(task, target_length)
+        return self.part_of(task).prompt(task, target_length)
 
     def score(self, task: Task, completion: str) -> Score | Unscorable:
         """That of the task's environment."""
         try:
-            part = self._of(task)
+            part = self.part_of(task)
         except ValueError as error:
             return Unscorable(str(error))
         return part.score(task, completion)
 
     def gold(self, task: Task) -> str:
         """That of the task's environment. ValueError where there is none."""
-        return self._of(task).gold(task)
+        return self.part_of(task).gold(task)
 
     def broken(self, task: Task) -> str:
         """That of the task's environment, or no answer at all."""
-        make = getattr(self._of(task), "broken", None)
+        make = getattr(self.part_of(task), "broken", None)
         return "" if make is None else str(make(task))
 
     def flaw(self, task: Task) -> str | None:
         """That of the task's environment. ValueError where it proves none."""
-        prove = getattr(self._of(task), "flaw", None)
+        prove = getattr(self.part_of(task), "flaw", None)
         if prove is None:
             raise ValueError(f"task {task.problem_id}: environment {task.task_type} proves no gold answers")
         found: str | None = prove(task)
@@ -91,7 +92,13 @@ class Mixed:
         """What this machine lacks for one of the parts."""
         return [line for part in self._parts.values() for line in getattr(part, "problems", list)()]
 
-    def _of(self, task: Task) -> Environment:
+    def has_answer(self, task: Task, completion: str) -> bool:
+        """That of the task's environment; true where it cannot tell."""
+        tell = getattr(self.part_of(task), "has_answer", None)
+        return True if tell is None else bool(tell(task, completion))
+
+    def part_of(self, task: Task) -> Environment:
+        """The environment that judges a task. ValueError for a task of none."""
         try:
             return self._parts[task.task_type]
         except KeyError:

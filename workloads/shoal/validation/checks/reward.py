@@ -30,14 +30,13 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
     """
     rewards: list[RowReward] = []
     differing: list[str] = []
-    programs = runs_programs(facts.environment)
-    scored = ScoredOnce(facts.environment, facts.validation.program_seconds if programs else None)
+    scored = ScoredOnce(facts.environment, facts.validation.program_seconds)
     for number, (row, prefix) in enumerate(zip(file.rows, facts.prefixes(file.rows), strict=True)):
         answer = [*row.prompt_tokens[len(row.prompt_tokens) - prefix :], *row.completion_tokens]
         text = completion_text(facts.tokenizer, answer, facts.eos_token_ids)
         task = facts.tasks[row.prompt_index]
         task_reward = scored.reward(task, text)
-        if programs and _differ(row.task_reward, task_reward):
+        if _differ(row.task_reward, task_reward) and runs_programs(facts.environment, task):
             task_reward = scored.settle(task, text)
             PROGRAM_DISAGREEMENTS.labels("claim" if task_reward is not None else "own runs").inc()
             differing.append(f"{task.problem_id} (row {number}, {'left out' if task_reward is None else task_reward})")
@@ -55,9 +54,9 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
 
 def check(file: File, facts: Facts, rewards: Sequence[RowReward]) -> Finding | None:
     """Compare every claim with ours. A row that one side could not score claims nothing, nor does a program's reward (`score_rows`)."""
-    if runs_programs(facts.environment):
-        return None
     for number, (row, ours) in enumerate(zip(file.rows, rewards, strict=True)):
+        if runs_programs(facts.environment, facts.tasks[row.prompt_index]):
+            continue
         for name in ("task_reward", "length_penalty", "reward"):
             claimed, computed = getattr(row, name), getattr(ours, name)
             if _differ(claimed, computed):
