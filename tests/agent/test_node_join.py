@@ -188,7 +188,7 @@ def test_a_url_where_nobody_answers_is_told_with_how_long_and_that_it_goes_on(
     with pytest.raises(Unavailable):
         ask(f"http://{loopback.address()}:9", None, said.append, give_up_seconds=2.5)
     assert "does not answer (ConnectError" in said[0]
-    assert "retrying until Ctrl-C; is it the run's discovery service?" in said[0]
+    assert "tries again until Ctrl-C; is it the run's discovery service?" in said[0]
     assert not any("for 0 s" in line for line in said)
     assert any("has not answered for " in line for line in said[1:])
 

@@ -23,6 +23,7 @@ def model(tmp_path: Path) -> Path:
     tokenizer = train_tokenizer(["12+34=", "<2+4+0=6,1+3+0=4>46"])
     shape = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
+    config.eos_token_id = 1
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -44,8 +45,6 @@ def test_the_profile_is_beside_the_weights_and_has_the_given_type(model: Path) -
 
 def test_the_workers_own_engine_bounds_whole_files(model: Path) -> None:
     said: list[str] = []
-    ends = json.loads((model / "config.json").read_text()) | {"eos_token_id": 1}
-    (model / "config.json").write_text(json.dumps(ends))
     calibrate(model, "arithmetic", "bfloat16", 64, EFFORT, None, said.append, engine=True)
     profile = read_profile(model, 128)
     assert profile is not None
@@ -55,9 +54,16 @@ def test_the_workers_own_engine_bounds_whole_files(model: Path) -> None:
     assert "mean over a file of many chunks: " in "\n".join(said)
 
 
-def test_an_engine_that_cannot_start_is_named_with_its_last_words(model: Path) -> None:
-    with pytest.raises(InputWrong, match=r"the engine ended with status 1: .*gives eos_token_id"):
+def test_a_model_that_never_ends_is_refused(model: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | {"eos_token_id": None}))
+    with pytest.raises(InputWrong, match=r"neither generation_config.json nor config.json gives eos_token_id"):
         calibrate(model, "arithmetic", "float32", 64, EFFORT, None, lambda line: None, engine=True)
+
+
+def test_an_engine_that_cannot_start_is_named_with_its_last_words(model: Path) -> None:
+    with pytest.raises(InputWrong, match=r"the engine ended with status 1: "):
+        calibrate(model, "arithmetic", "float32", 1, EFFORT, None, lambda line: None, engine=True)
 
 
 def test_the_profile_is_written_to_the_given_path(model: Path, tmp_path: Path) -> None:
@@ -72,6 +78,6 @@ def test_wrong_options_are_named(model: Path, tmp_path: Path) -> None:
             calibrate(folder, environment, "auto", max_length, EFFORT, None, lambda line: None)
         return "\n".join(caught.value.lines)
 
-    assert "is no folder" in refusal(tmp_path / "nowhere")
+    assert "is not a folder" in refusal(tmp_path / "nowhere")
     assert "none of 512 prompts takes at most 75% of a sequence of 2 tokens" in refusal(model, max_length=2)
     assert "nonesuch" in refusal(model, environment="nonesuch")

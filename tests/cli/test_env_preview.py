@@ -24,6 +24,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(["What is 1+1?"]).save_pretrained(folder)
+    (folder / "config.json").write_text('{"eos_token_id": 1}')
     return folder
 
 

@@ -31,7 +31,8 @@ def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_the_same_command
     first = up(tmp_path)
     assert first.returncode == 1, first.stderr
     lines = first.stdout.splitlines()
-    assert any(line.startswith("the run failed: Job demo-prepare: pod demo-prepare-0 failed 4 times") for line in lines)
+    assert any(line.startswith("the run failed: Job demo-prepare: pod demo-prepare-0: PodFailed") for line in lines)
+    assert sum(line.endswith("demo-prepare-0/prepare: failed: exit code 2") for line in lines) == 1, "one try is enough"
     (cause,) = [line for line in lines if line.startswith("last line of demo-prepare-0/prepare: ")]
     assert "9000 tasks requested; allowed: 1 to 8100" in cause
     assert lines.index(cause) < next(number for number, line in enumerate(lines) if line.startswith("the run failed"))
@@ -40,4 +41,4 @@ def test_a_run_that_cannot_be_prepared_fails_with_the_cause_and_the_same_command
     assert list((tmp_path / "runs/demo/processes").glob("*.json")) == []
     second = up(tmp_path)
     assert second.returncode == 1
-    assert "demo-prepare-0/prepare: restarted after exit code 1 (restarts: 1)" in second.stdout
+    assert "demo-prepare-0/prepare: failed: exit code 2" in second.stdout

@@ -115,7 +115,7 @@ def test_every_obstacle_to_a_run_on_this_machine_is_reported_at_once(tmp_path: P
         "spec.validatorRef",
     ]  # fmt: skip
     manifest.write_text(MISTAKEN.replace("nonsense", "math").replace("arithmetik", "'lm-eval:a@c'"))
-    with pytest.raises(InputWrong, match="'c' is no revision") as caught:
+    with pytest.raises(InputWrong, match="'c' is not a revision") as caught:
         open_local_run(read_manifest(manifest, [str(secret)]), tmp_path / "runs")
     assert caught.value.lines[-1] == f"{secret}: must hold one object of kind Secret with metadata.name"
 

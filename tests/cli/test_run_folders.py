@@ -80,7 +80,7 @@ def test_no_run_at_all_says_how_to_start_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_shoal_did_not_make_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(InputWrong, match="there are none"):
+    with pytest.raises(InputWrong, match="there is none"):
         find_run("photos", tmp_path)
 
 

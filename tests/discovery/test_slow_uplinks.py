@@ -96,7 +96,7 @@ def test_an_agent_behind_a_proxy_that_holds_bodies_hears_that_its_line_is_too_sl
 
         def why() -> str | None:
             status = machine.status()
-            return status.waits_for if status is not None and "did not end" in status.waits_for else None
+            return status.waits_for if status is not None and "did not finish" in status.waits_for else None
 
         words = wait_until("the agent to say what it lacks", why, 120)
         assert words.startswith(

@@ -51,7 +51,8 @@ def calibrate(
         terms = decided(None, folder, load_tokenizer(folder))
         profile = measure(folder, loaded, tasks, list(targets) or [None], max_length, effort, terms, dtype, serve)
     except (CannotPrepare, CannotCalibrate, ValueError) as error:
-        raise InputWrong(f"{model}: {str(error).removeprefix('spec.model.path: ')}") from None
+        said = str(error).removeprefix("spec.model.path: ").removeprefix(f"{model}: ")
+        raise InputWrong(f"{model}: {said}") from None
     path = output or folder / PROFILE_FILE
     path.with_suffix(".part").write_bytes(profile.to_json())
     path.with_suffix(".part").replace(path)

@@ -26,7 +26,7 @@ def lacking(spec: TrainingRunSpec) -> list[str]:
     ]
     for field, path in _models(spec):
         if path.is_absolute() and not (path / "config.json").is_file():
-            what = "has no config.json" if path.is_dir() else "is no folder on this machine"
+            what = "has no config.json" if path.is_dir() else "is not a folder on this machine"
             lines.append(f"{field}: {path} {what}; expected a folder with a Hugging Face checkpoint")
     lines += [
         f"spec.trackers.{name}: {name} is not installed here: pip install 'shoal[{name}]'"
