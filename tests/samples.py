@@ -99,8 +99,8 @@ from shoal.contracts.run import (
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.signed import sign
-from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
-from shoal.contracts.tasks import ChatMessage, Task
+from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Opinion, RowReward, Verdict
 from shoal.contracts.weights import (
@@ -197,6 +197,7 @@ def rollout(**changes: Any) -> Rollout:
     return Rollout(**(fields | changes))
 
 
+REFUSED_TASKS = RefusedTasks(reason="the gold answer is no expression", count=2, first=["p1", "p7"])
 METRICS = StepMetrics(
     run=RUN, step=7, policy_version=8, attempt="arithmetic-trainer-0", started_unix=NOW, finished_unix=NOW + 20.5,
     reward=0.5, task_reward=0.625, length_penalty=0.125, loss=-0.01, gradient_norm=0.3, gradient_norm_max=0.4,
@@ -412,4 +413,8 @@ DOCUMENTS: list[Contract] = [
     LogsTicket(request="0" * 32),
     PART_STATE,
     RunParts(run=RUN, parts=[PART_STATE]),
+    TypeMeans(groups=2, rows=8, task_reward=0.5, reward=0.25, completion_length_mean=7.5),
+    REFUSED_TASKS,
+    TaskReport(rows=9, tasks=4, skipped={"another split": 3}, refused=[REFUSED_TASKS], proven=4),
+    JudgedTasks(flaws={"p1": "the gold answer is no expression"}, proven=4),
 ]  # fmt: skip

@@ -112,7 +112,12 @@ def test_a_field_of_another_type_is_refused_by_its_name(document: Contract) -> N
         for wrong in ({"no": {"such": "thing"}}, [[["deep"]]], object):
             fields = fields_of(document)
             fields[name] = {"a": {"b": [1]}} if wrong is object else wrong
-            if name in ("verification_info", "metadata"):  # free-form objects of an environment
+            if name in (
+                "verification_info",
+                "metadata",
+                "template_arguments",
+                "templateArguments",
+            ):  # free-form objects
                 fields[name] = "no object"
             assert refused_fields(document, fields) == {name}
 

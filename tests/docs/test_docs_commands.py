@@ -50,6 +50,7 @@ NOT_RUN = {
     "shoal init": "asks a model hub: tests/cli/test_first_manifest.py",
     "shoal env preview": "wants a model of a hub: tests/cli/test_env_preview.py",
     "shoal up": "a run of minutes: `finished_demo` runs the first, tests/system/test_other_runs.py others",
+    "shoal push": "wants a hub: tests/cli/test_push.py",
     "shoal generate": "a run of minutes: tests/system/test_generate.py",
     "shoal down": "wants a run that goes on: tests/cli/test_main.py",
     "shoal logs north": "wants a run of two islands: tests/system/test_islands_system.py makes one",
