@@ -1,7 +1,6 @@
 """Gold answers are proven before a run, by an equivalent answer, by value. What cannot be judged is refused, counted and named, once."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from shoal.environments.code import Code
 from shoal.environments.datasets import BadDataset
 from shoal.environments.judgeable import fitting
 from shoal.environments.math import Math
+from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import MathJudge, shared_judge
 from shoal.storage import Store
 from shoal.storage.store import open_folder
@@ -24,13 +24,13 @@ BAD = ["???", r"\frac{1}{2", "{", r"\sqrt{}", r"\int"]
 
 @pytest.mark.parametrize("gold", GOOD)
 def test_an_answer_that_can_be_judged_has_no_flaw(gold: str) -> None:
-    assert shared_judge().flaw(gold) is None
+    assert gold_flaw(shared_judge(), gold) is None
 
 
 @pytest.mark.parametrize("gold", BAD)
 def test_an_answer_that_makes_others_unscorable_has_one(gold: str) -> None:
     task = problem(0, gold)
-    assert Math().flaw(task) == "the gold answer is no expression"
+    assert Math().flaw(task) == "the gold answer is not an expression"
     assert isinstance(Math().score(task, r"\boxed{17}"), Unscorable), "it is refused for a reason"
 
 
@@ -50,23 +50,23 @@ def test_what_cannot_be_judged_is_counted_by_reason_and_named(store: Store) -> N
     assert [task.problem_id for task in found.tasks] == ["p0", "p2", "p4"]
     assert found.proven == 3
     assert found.refused.first == {
-        "the gold answer is no expression": ["p1", "p3"],
+        "the gold answer is not an expression": ["p1", "p3"],
         "the gold answer does not equal itself": ["p5"],
         "with a prompt of more than 100 characters": ["p9"],
     }
-    assert str(found.refused).startswith("2 the gold answer is no expression (p1, p3); 1 ")
+    assert str(found.refused).startswith("2 the gold answer is not an expression (p1, p3); 1 ")
 
 
 def test_what_was_found_out_is_kept_by_digest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [problem(number, gold) for number, gold in enumerate(["x+1", "???"])]
     asked: list[str] = []
-    real = MathJudge.flaw
+    real = gold_flaw
 
-    def counted(self: MathJudge, gold: str) -> str | None:
+    def counted(judge: MathJudge, gold: str) -> str | None:
         asked.append(gold)
-        return real(self, gold)
+        return real(judge, gold)
 
-    monkeypatch.setattr(MathJudge, "flaw", counted)
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", counted)
     first = fitting(tasks, Math(), None, None, store)
     again = fitting(tasks, Math(), None, None, store)
     assert sorted(asked) == ["???", "x+1"]
@@ -79,10 +79,10 @@ def test_what_was_found_out_is_kept_by_digest(store: Store, monkeypatch: pytest.
 
 
 def test_a_judge_that_cannot_be_had_is_no_finding_to_keep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(self: Any, gold: str) -> str | None:
+    def gone(judge: MathJudge, gold: str) -> str | None:
         raise RuntimeError("a math worker was not up after 120 s")
 
-    monkeypatch.setattr(MathJudge, "flaw", gone)
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", gone)
     with pytest.raises(
         BadDataset, match="the first: task p0: with a gold answer that no judge could be asked about: a math worker"
     ):
@@ -93,7 +93,7 @@ def test_a_judge_that_cannot_be_had_is_no_finding_to_keep(store: Store, monkeypa
 def test_no_more_is_judged_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.environments.judgeable.AT_ONCE", 2)
     asked: list[str] = []
-    monkeypatch.setattr(MathJudge, "flaw", lambda self, gold: asked.append(gold))
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", lambda judge, gold: asked.append(gold))
     assert len(fitting([problem(number, str(number)) for number in range(9)], Math(), 3).tasks) == 3
     assert sorted(asked) == ["0", "1", "2", "3"]
 

@@ -33,7 +33,7 @@ def test_the_mathematics_and_the_code_of_one_data_set_are_judged_each_by_its_own
     mixed = environments.load(MIXED)
     found = find_tasks(run_config(tasks=source), mixed, tmp_path)
     problem, program = found.tasks
-    assert (found.proven, found.refused.first) == (1, {"the gold answer is no expression": ["m2"]})
+    assert (found.proven, found.refused.first) == (1, {"the gold answer is not an expression": ["m2"]})
     assert mixed.prompt(problem, 500) == Math().prompt(problem, 500)
     assert mixed.prompt(program, None) == Code().prompt(program, None)
     assert mixed.score(problem, r"\boxed{0.75}") == Score(1.0, "the same number")

@@ -13,7 +13,7 @@ import re2
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, RowFilter
 from shoal.contracts.tasks import Task
 from shoal.environments.rows import BadRow, Row, Skipped, column, make_task, object_of, prompt_of, scalar
-from shoal.rewards.math import boxed
+from shoal.rewards.boxes import boxed
 
 TASK_TYPES = {
     "verifiable_math": "math", "math": "math",

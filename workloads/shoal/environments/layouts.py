@@ -26,7 +26,7 @@ from shoal.environments.rows import (
     read_test,
     scalar,
 )
-from shoal.rewards.math import boxed
+from shoal.rewards.boxes import boxed
 
 NO_ANSWERS = ("", "proof", "notfound", "not found")
 """What NuminaMath-1.5 writes where a problem has no final answer."""

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
+from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import Undecided, final_answer, shared_judge
 
 INSTRUCTION = r"Put the final answer into \boxed{}."
@@ -27,7 +28,10 @@ class Math:
 
     name = "math"
     version = "1"
-    sources = ("shoal.rewards.math", "shoal.rewards.judging", "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside")
+    sources = (
+        "shoal.rewards.math", "shoal.rewards.boxes", "shoal.rewards.gold", "shoal.rewards.gold_proof", "shoal.rewards.judging",
+        "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside",
+    )  # fmt: skip
     requires = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy", "mpmath")
     extra = "rewards"
 
@@ -86,7 +90,7 @@ class Math:
     def flaw(self, task: Task) -> str | None:
         """Why the answer cannot be judged, by value: an answer that is only a text would make right answers in other words unscorable."""
         gold = gold_answer(task)
-        return "there is no gold answer" if gold is None else shared_judge().flaw(gold)
+        return "there is no gold answer" if gold is None else gold_flaw(shared_judge(), gold)
 
     def problems(self) -> list[str]:
         """Software that this machine lacks."""

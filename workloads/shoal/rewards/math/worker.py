@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from shoal.rewards.gold_proof import prove
 from shoal.rewards.judging import lock_in
 
 PRECISION_DIGITS = 6
@@ -43,7 +44,7 @@ def _load() -> Any:
     """The function that judges, warmed: the first parse of a grammar takes a second."""
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
-    from sympy import I, Set, evaluate, latex
+    from sympy import I, Set, evaluate
     from sympy.core.random import seed
 
     from shoal.rewards.math.confirm import confirmed
@@ -86,25 +87,10 @@ def _load() -> Any:
                 equal(one, one)
             return False
 
-    def prove(pairs: list[list[str]]) -> tuple[str, str]:
-        """Whether one reading of the gold answer equals what sympy writes for it, or itself by value, and not the wrong answer."""
-        why = "the gold answer is no expression"
-        for gold, wrong in pairs:
-            ours = read(gold)
-            if not ours:
-                continue
-            if not fits(ours, latex(ours[0])) and not any(equal(one, one) for one in ours):
-                why = "the gold answer does not equal itself"
-            elif fits(ours, wrong):
-                why = "a wrong answer equals the gold answer"
-            else:
-                return ("equal", "an equivalent answer is right")
-        return ("no-gold", why)
-
     def judge(pairs: list[list[str]] | dict[str, list[list[str]]]) -> tuple[str, str]:
-        if isinstance(pairs, dict):
-            return prove(pairs["prove"])
         seed(0)  # sympy looks for what it may assume in an order that it draws: not another one on each machine
+        if isinstance(pairs, dict):
+            return prove(pairs["prove"], read, equal, fits)
         verdict = ("unequal", "not equal by sympy")
         for gold, answer in pairs:
             ours = read(gold)
