@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,22 @@ def test_a_prepared_document_without_commits_is_written_as_before() -> None:
     }  # fmt: skip
     assert b"commits" not in Prepared.model_validate(fields).to_json()
     assert keys.PREPARED == "prepared.json"
+
+
+def test_what_the_hub_does_not_have_is_told_with_its_field(hub: Hub) -> None:
+    found, gone = config(), DatasetSource(hugging_face="owner/gone", revision="main")
+    assert found.evaluation is not None
+    [benchmark] = found.evaluation.benchmarks
+    elsewhere = benchmark.model_copy(update={"tasks": BenchmarkTasks(environment="math", dataset=gone)})
+    wrong: dict[str, tuple[str, Any]] = {
+        "spec.model: there is no model": ("model", ModelSource(hugging_face="owner/gone", revision="main")),
+        "spec.tasks.dataset: there is no data set": ("tasks", found.tasks.model_copy(update={"dataset": gone})),
+        "spec.evaluation.benchmarks[1].tasks.dataset: there is no data set": (
+            "evaluation",
+            found.evaluation.model_copy(update={"benchmarks": [benchmark, elsewhere]}),
+        ),
+    }
+    for said, (part, value) in wrong.items():
+        with pytest.raises(HubRefused) as caught:
+            Revisions().pinned(found.model_copy(update={part: value}))
+        assert str(caught.value).startswith(f"{said} owner/gone on the hub"), part

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.recipe import ModelSource
 from shoal.contracts.run import RunConfig
-from shoal.environments.hub import RepositoryKind, commit_of
+from shoal.environments.hub import HubRefused, RepositoryKind, commit_of
 
 
 class Revisions:
@@ -23,26 +24,29 @@ class Revisions:
         self.used: list[HubCommit] = []
 
     def pinned(self, config: RunConfig) -> RunConfig:
-        """The configuration with commits in the place of branches and tags. Raises `hub.HubRefused`."""
-        found = self._pinned(config)
+        """The configuration with commits in the place of branches and tags. Raises `hub.HubRefused`, which begins with the field of the manifest."""
+        found = self._pinned(config, "spec")
         assert isinstance(found, RunConfig)
         return found
 
-    def _pinned(self, value: Any) -> Any:
+    def _pinned(self, value: Any, field: str) -> Any:
         if isinstance(value, list):
-            return [self._pinned(each) for each in value]
+            return [self._pinned(each, f"{field}[{number}]") for number, each in enumerate(value)]
         if not isinstance(value, BaseModel):
             return value
         changes = {
             name: changed
             for name in type(value).model_fields
-            if (changed := self._pinned(found := getattr(value, name))) is not found and changed != found
+            if (changed := self._pinned(found := getattr(value, name), f"{field}.{to_camel(name)}")) is not found
+            and changed != found
         }
         repository, revision = getattr(value, "hugging_face", None), getattr(value, "revision", None)
         if repository is not None and revision is not None:
-            changes["revision"] = self._commit(
-                "model" if isinstance(value, ModelSource) else "dataset", repository, revision
-            )
+            kind: RepositoryKind = "model" if isinstance(value, ModelSource) else "dataset"
+            try:
+                changes["revision"] = self._commit(kind, repository, revision)
+            except HubRefused as error:
+                raise HubRefused(f"{field}: {error}", passing=error.passing) from error
         return value.model_copy(update=changes) if changes else value
 
     def _commit(self, kind: RepositoryKind, repository: str, revision: str) -> str:
