@@ -20,7 +20,7 @@ from lying_worker import LIE
 Value = TypeVar("Value")
 
 EXAMPLE = ROOT / "examples" / "arithmetic" / "trainingrun.yaml"
-ROLES = ("operator", "protocol", "redis", "minio", "relay", "trainer", "worker", "validator")
+ROLES = ("operator", "protocol", "redis", "minio", "relay", "tracker", "trainer", "worker", "validator")
 PREPARE_SECONDS = 360.0
 """For the base model: a supervised warm start of a minute on two quiet cores."""
 STEP_SECONDS = 120.0

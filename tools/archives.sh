@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # An archive, and the images in it.
-declare -A archives=([operator]=operator [protocol]=protocol [relay]=relay [redis]=redis [minio]=minio [runtime]="trainer worker validator")
+declare -A archives=([operator]=operator [protocol]=protocol [relay]=relay [redis]=redis [minio]=minio [tracker]=tracker [runtime]="trainer worker validator")
 
 wanted=("$@")
 ((${#wanted[@]})) || wanted=("${!archives[@]}")
