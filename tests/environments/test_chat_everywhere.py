@@ -124,7 +124,7 @@ def ending(tokens: list[int], finish_reason: str) -> Rollout:
     [
         ("<|im_end|>", "stop", None),
         ("<|endoftext|>", "stop", None),
-        ("<|im_start|>", "stop", "finish_reason is stop, the last token is no end-of-sequence token"),
+        ("<|im_start|>", "stop", "finish_reason is stop, the last token is not an end-of-sequence token"),
         ("<|endoftext|>", "length", "finish_reason is length, the last token is an end-of-sequence token"),
     ],
 )

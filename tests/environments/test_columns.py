@@ -112,7 +112,7 @@ def test_columns_that_fit_no_row_are_refused(columns: dict[str, Any], problem: s
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        ({"column": "lvl", "at_least": 1}, "there is no column 'lvl'; there are checked, extra, final"),
+        ({"column": "lvl", "at_least": 1}, "column 'lvl' is missing; columns: checked, extra, final"),
         ({"column": "kind", "at_least": 1}, "column 'kind' is 'order', no number for where to compare"),
         ({"column": "extra", "one_of": ["x"]}, "column 'extra' is neither a text nor a number, but dict"),
     ],
@@ -154,7 +154,7 @@ def test_a_solve_rate_goes_into_the_tasks_metadata(tmp_path: Path) -> None:
 
 def test_one_id_for_two_problems_is_at_fault_and_the_same_problem_again_is_not(tmp_path: Path) -> None:
     done = imported(tmp_path, [ROWS[0], ROWS[0], {**ROWS[1], "id": "p0"}])
-    assert done.skipped == {"is there already (the same problem)": 1}
+    assert done.skipped == {"is a duplicate (the same problem)": 1}
     assert (done.refused.counts, done.refused.first) == (
         {"has the id of another problem": 1},
         {"has the id of another problem": ["rows.jsonl, row 2"]},

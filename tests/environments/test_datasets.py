@@ -374,7 +374,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
         import_files([])
     with pytest.raises(BadDataset, match="there is no layout 'csv'; allowed: intellect-2"):
         import_files([jsonl(tmp_path / "f.jsonl", DEEPSCALER)], "csv")
-    with pytest.raises(BadDataset, match="there is no column 'q'; there are answer, problem, solution"):
+    with pytest.raises(BadDataset, match="column 'q' is missing; columns: answer, problem, solution"):
         import_files([tmp_path / "f.jsonl"], DatasetColumns(prompt="q"))
 
 

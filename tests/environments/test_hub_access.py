@@ -82,4 +82,4 @@ def test_a_hub_whose_authority_is_not_given_is_not_trusted(secured: Hub, tmp_pat
 def test_a_secret_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     (tmp_path / "ca").mkdir()
     (tmp_path / "ca" / "ca.crt").write_text("nonsense")
-    assert "ca.crt has no certificate that can be read: put the PEM of the authority there" in read(tmp_path, {}).stderr
+    assert "ca.crt has no readable certificate: put the PEM of the authority there" in read(tmp_path, {}).stderr

@@ -188,9 +188,10 @@ def test_a_row_that_cannot_be_learnt_is_named(
 
 
 def test_a_model_without_an_end_token_is_told(home: Path, store: Store, checkpoint: Path) -> None:
-    settings = json.loads((checkpoint / "config.json").read_text())
-    del settings["eos_token_id"]
-    (checkpoint / "config.json").write_text(json.dumps(settings))
+    for name in ("generation_config.json", "config.json"):
+        settings = json.loads((checkpoint / name).read_text())
+        del settings["eos_token_id"]
+        (checkpoint / name).write_text(json.dumps(settings))
     path = jsonl(home / "a.jsonl", {"prompt": "11+11=\n", "completion": "<>22"})
     said = refused(home, store, sft(checkpoint, SftDataset(path=str(path))))
     assert said.startswith("spec.model: ")
@@ -209,7 +210,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_told(home: Path, store: St
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (SftDataset(path="/nowhere"), "/nowhere is no file that ends in .parquet or .jsonl or .json or .csv"),
+        (SftDataset(path="/nowhere"), "/nowhere is not a file that ends in .parquet or .jsonl or .json or .csv"),
         (SftDataset(object="nothing/"), "there is no object nothing/ that ends in .parquet or .jsonl or .json or .csv below storage.prefix"),
         (SftDataset(object="nothing.jsonl"), "no object 'nothing.jsonl' in the store below storage.prefix"),
     ],

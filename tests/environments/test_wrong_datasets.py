@@ -61,10 +61,10 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "no such column": (
         lambda d: lines(d / "t.jsonl", ROWS),
         {"columns": DatasetColumns(prompt="question")},
-        "t.jsonl, row 0: there is no column 'question'; there are a, id, level, q (layout by columns)",
+        "t.jsonl, row 0: column 'question' is missing; columns: ; there are a, id, level, q (layout by columns)",
     ),
     "a column that later rows lack": (
-        lambda d: lines(d / "t.jsonl", [*ROWS[:7], {"q": "?"}]), {"columns": COLUMNS}, "t.jsonl, row 7: there is no column 'a'; there are q",
+        lambda d: lines(d / "t.jsonl", [*ROWS[:7], {"q": "?"}]), {"columns": COLUMNS}, "t.jsonl, row 7: column 'a' is missing; columns: q",
     ),
     "no such subset": (
         lambda d: folder_with(d, "main/train.jsonl"), {"columns": COLUMNS, "subset": "other"}, "has no subset 'other'; there is main",
@@ -79,11 +79,11 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "a path that is not mounted": (lambda d: d / "nowhere", {}, "nowhere is neither file nor folder; mount the data set there"),
     "golds that nobody can read": (
         lambda d: lines(d / "t.jsonl", [row | {"a": "???"} for row in ROWS]), {"columns": COLUMNS},
-        "environment 'math' can judge none of 20 tasks; the first: task p0: the gold answer is no expression",
+        "environment 'math' can judge none of 20 tasks; the first: task p0: the gold answer is not an expression",
     ),
     "more unreadable golds than allowed": (
         lambda d: lines(d / "t.jsonl", [row | ({"a": "???"} if row["level"] else {}) for row in ROWS]), {"columns": COLUMNS},
-        "10 of 20 tasks cannot be used; at most a share of 0.2 may be: 10 the gold answer is no expression (p1, p3, p5, p7, p9, ...). Correct",
+        "10 of 20 tasks cannot be used; at most a share of 0.2 may be: 10 the gold answer is not an expression (p1, p3, p5, p7, p9, ...). Correct",
     ),
     "no final answer where it is looked for": (
         lambda d: lines(d / "t.jsonl", ROWS), {"columns": COLUMNS.model_copy(update={"extract": AnswerExtraction(after="####")})},
@@ -116,17 +116,17 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "no text encoding": (lambda d: text(d / "t.jsonl", b"\xff\xfe{}"), {"columns": COLUMNS}, "t.jsonl cannot be read as JSON lines: 'utf-8' codec"),
     "a CSV whose rows are too short": (
         lambda d: text(d / "t.csv", "q,a\n1?,1\n2?\n"), {"columns": DatasetColumns(prompt="q")},
-        "t.csv, row 1: has not as many values as the header has names",
+        "t.csv, row 1: has fewer or more values than the header has names",
     ),
     "columns of no layout": (lambda d: lines(d / "t.jsonl", ROWS), {}, "columns ['a', 'id', 'level', 'q'] belong to no layout; allowed: intellect-2"),
-    "the layout of another set": (lambda d: lines(d / "t.jsonl", ROWS), {"layout": "gsm8k"}, "row 0: there is no column 'question'"),
+    "the layout of another set": (lambda d: lines(d / "t.jsonl", ROWS), {"layout": "gsm8k"}, "row 0: column 'question' is missing; columns: "),
     "a filter that leaves nothing": (
         lambda d: lines(d / "t.jsonl", ROWS), {"columns": COLUMNS, "where": [RowFilter(column="level", one_of=["9"])]},
         "t.jsonl: no row is a task: 20 is left out by where (level)",
     ),
     "a filter on a column that is not there": (
         lambda d: lines(d / "t.jsonl", ROWS), {"columns": COLUMNS, "where": [RowFilter(column="levl", one_of=["9"])]},
-        "row 0: there is no column 'levl'; there are a, id, level, q",
+        "row 0: column 'levl' is missing; columns: a, id, level, q",
     ),
     "a pattern that is none": (
         lambda d: lines(d / "t.jsonl", ROWS), {"columns": COLUMNS, "where": [RowFilter(column="q", matches="(")]},
@@ -172,9 +172,9 @@ def test_some_faults_within_the_bound_are_left_out_and_reported(tmp_path: Path, 
     assert len(tasks) == 19
     report = TaskReport.from_json(store.get(keys.TASK_REPORT))
     assert (report.rows, report.tasks, report.proven) == (21, 19, 19)
-    assert report.skipped == {"is there already (the same problem)": 1}
+    assert report.skipped == {"is a duplicate (the same problem)": 1}
     assert [(each.reason, each.count, each.first) for each in report.refused] == [
-        ("the gold answer is no expression", 1, ["p4"])
+        ("the gold answer is not an expression", 1, ["p4"])
     ]
 
 

@@ -134,7 +134,7 @@ def test_a_package_that_arm64_has_not_is_marked_and_its_wheels_are_written_down(
     [
         (("both", "1.0", "dd"), "both-1.0-py3-none-any.whl is in no hash of both==1.0"),
         (("both", "1.0", ""), "both==1.0 has no wheel for arm64"),
-        (("both", "2.0", "bb"), "arm64 wants what the lock has not: ['both==2.0']"),
+        (("both", "2.0", "bb"), "arm64 needs what the lock lacks: ['both==2.0']"),
     ],
 )
 def test_a_lock_that_does_not_hold_for_arm64_is_refused_and_left_alone(

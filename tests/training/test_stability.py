@@ -51,9 +51,9 @@ def test_nothing_is_said_before_there_are_two_windows() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"norm": 0.4}, r"gradient norm grew 4.00-fold over 4 steps; warned from 3"),
-        ({"entropy": 1.6}, r"entropy rose 60% above its minimum over 4 steps; warned from 50%"),
-        ({"clip": 0.05}, r"clip ratio grew 5.00-fold over 4 steps; warned from 3"),
+        ({"norm": 0.4}, r"the gradient norm grew 4.00-fold over 4 steps; the warning starts at 3"),
+        ({"entropy": 1.6}, r"the entropy rose 60% above its minimum over 4 steps; the warning starts at 50%"),
+        ({"clip": 0.05}, r"the clip ratio grew 5.00-fold over 4 steps; the warning starts at 3"),
     ],
 )
 def test_each_sign_is_named_with_its_figures(changes: dict[str, float], said: str) -> None:

@@ -193,7 +193,7 @@ def test_a_state_of_another_number_of_ranks_is_refused_in_words(sea: Sea) -> Non
 
 def test_a_key_that_no_island_has_is_refused(sea: Sea, tmp_path: Path) -> None:
     (tmp_path / "island.pem").write_bytes(PrivateKey.from_seed(bytes(32)).to_pem())
-    with pytest.raises(ValueError, match="no island of this run"):
+    with pytest.raises(ValueError, match="not an island of this run"):
         own_island(sea.config, sea.store, sea.own_store, tmp_path)
     (tmp_path / "island.pem").write_bytes(ISLAND_KEYS["island-1"].to_pem())
     own = own_island(sea.config, sea.store, sea.own_store, tmp_path)

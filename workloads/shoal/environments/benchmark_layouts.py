@@ -162,4 +162,4 @@ def _first(row: Row, names: tuple[str, ...]) -> Any:
     for name in names:
         if row.get(name) is not None:
             return row[name]
-    raise BadRow(f"found none of the columns {', '.join(names)}; there are {', '.join(sorted(row))}")
+    raise BadRow(f"found none of the columns {', '.join(names)}; columns: {', '.join(sorted(row))}")

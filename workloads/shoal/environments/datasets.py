@@ -37,7 +37,7 @@ LARGEST_JSON_BYTES = 1 << 30
 """Of a file that is one JSON list, which is read whole; JSON lines may be as large as they like."""
 SPLITS = frozenset({"train", "training", "test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"})
 """Names by which a hub knows a split; a folder that uses none of them has one split, `train`."""
-TWICE = "is there already (the same problem)"
+TWICE = "is a duplicate (the same problem)"
 SAME_ID = "has the id of another problem"
 FIRST = 5
 """Names that are given for each reason."""
@@ -68,7 +68,7 @@ class Refusals:
         return Refusals(self.counts + other.counts, {reason: first[:FIRST] for reason, first in names.items()})
 
     def __str__(self) -> str:
-        """`3 the gold answer is no expression (a, b, c); 1 ...`, the most frequent first."""
+        """`3 the gold answer is not an expression (a, b, c); 1 ...`, the most frequent first."""
         return "; ".join(
             f"{count} {reason} ({', '.join(self.first[reason])}{', ...' if count > FIRST else ''})"
             for reason, count in self.counts.most_common()

@@ -75,7 +75,7 @@ def column(row: Row, name: str) -> Any:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise BadRow(f"there is no column {name!r}; there are {', '.join(sorted(row))}")
+            raise BadRow(f"column {name!r} is missing; columns: {', '.join(sorted(row))}")
         value = value[part]
     return value
 

@@ -44,7 +44,7 @@ def _read(store: Store, key: str, kind: type[Document], notes: list[str]) -> Doc
     except NotFound:
         return None
     except ValidationError as error:
-        notes.append(f"{key} is not readable and was left out: {error.error_count()} mistakes")
+        notes.append(f"{key} cannot be read and was left out: {error.error_count()} mistakes")
         return None
 
 

@@ -154,8 +154,7 @@ def _warnings(signals: Signals, settings: Stability) -> list[str]:
     found = []
     if signals.gradient_norm_growth is not None and signals.gradient_norm_growth >= settings.gradient_norm_growth:
         found.append(
-            f"the gradient norm grew {signals.gradient_norm_growth:.2f}-fold {over}; warned from"
-            f" {settings.gradient_norm_growth:g}"
+            f"the gradient norm grew {signals.gradient_norm_growth:.2f}-fold {over}; the warning starts at {settings.gradient_norm_growth:g}"
         )
     if signals.entropy_rise is not None and signals.entropy_rise >= settings.entropy_rise:
         found.append(

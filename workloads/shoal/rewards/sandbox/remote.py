@@ -119,7 +119,7 @@ class RunnerPool:
             PAUSES,
             deadline_seconds=longest + self._patience,
             give_up=lambda error, _: SandboxFailed(
-                f"no runner took the program within {longest + self._patience:.0f} s: {error}"
+                f"no runner accepted the program within {longest + self._patience:.0f} s: {error}"
             ),
             pause=pause,
         )(once)
