@@ -1,16 +1,18 @@
 """Is the rule by which we draw tokens the one that vLLM's second model runner has on a GPU? Its Triton kernel says so, run by Triton's interpreter.
 
 In: random logits, seeds and positions. Out: how many tokens and how many uniforms are the same (`measure`). The kernel's file is loaded by itself,
-with Triton in place of what vLLM puts there on a machine without a GPU. Some ten minutes on one core; called by `python -m benchmarks.trust rule`
-and by tests with fewer.
+with Triton in place of what vLLM puts there on a machine without a GPU, in a process of its own: Triton interprets its own library only where it was
+told so before its first import. Some ten minutes on one core; called by `python -m benchmarks.trust rule` and by tests with fewer.
 """
 
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,11 @@ POSITIONS = 40_000
 
 def measure(tokens: int = TOKENS, uniforms: int = UNIFORMS, seed: int = 1) -> dict[str, Any]:
     """Draw `tokens` tokens and `uniforms` uniforms both ways."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+        return own.submit(_measured, tokens, uniforms, seed).result()
+
+
+def _measured(tokens: int, uniforms: int, seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     with _interpreted() as triton:
         kernel = _load_kernel(triton)

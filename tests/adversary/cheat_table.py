@@ -54,7 +54,7 @@ TOKENS = [
     ),
     Cheat(
         "edited-answer-right-proofs",
-        "changes the last digit before the end and proves it anew",
+        "changes the last digit before the end and proves it again",
         "redraw",
         SEEDS,
         proven(lambda entry, scene, row: forging.edited(row, -2, cheats.tokens_of(entry, "7")[-1:])),

@@ -107,7 +107,7 @@ def test_a_client_waits_for_its_agent_for_a_token_and_for_relays(pods: Pods, run
     socket = client.home / "run" / "agent.sock"
     socket.rename(socket.with_name("away"))
     client.run()
-    wait_until("the client to miss its agent", lambda: "cannot fetch now" in client.log("fetch"), 60)
+    wait_until("the client to miss its agent", lambda: "a turn failed, trying again" in client.log("fetch"), 60)
     socket.with_name("away").rename(socket)
     client.agent.say(relay_token=run_keys.token(), relays=[])
     client.agent.say(relays=[relay.url], state="Healthy")

@@ -137,7 +137,7 @@ def test_a_stream_that_drips_ends_at_its_deadline(
     monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.5)
     source = secure()
     source.rate = 1000
-    with pytest.raises(SourceFailed, match="not there by its deadline, slower than 64 KiB/s"):
+    with pytest.raises(SourceFailed, match="did not arrive by its deadline; slower than 64 KiB/s"):
         downloader.shard(source.url, SHARD_1, SHARD, FilePart(tmp_path / "part"), lambda _: None)
 
 

@@ -29,9 +29,9 @@ def test_the_trainers_pieces_are_read(run_keys: Keys, wanted: WantedVersion) -> 
 
 
 def test_bytes_that_are_no_document_are_refused_with_the_place(wanted: WantedVersion) -> None:
-    with pytest.raises(BadPiece, match=r"open\.json of version 3 is not readable"):
+    with pytest.raises(BadPiece, match=r"open\.json of version 3 cannot be read: Invalid JSON"):
         pieces.read_open(b"<html>", wanted)
-    with pytest.raises(BadPiece, match=r"open\.json of version 3 is not readable: document: Field required"):
+    with pytest.raises(BadPiece, match=r"open\.json of version 3 cannot be read: document: Field required"):
         pieces.read_open(b"{}", wanted)
 
 

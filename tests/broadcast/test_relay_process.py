@@ -243,7 +243,7 @@ def test_a_relay_keeps_the_newest_versions_while_the_origin_is_away(pods: Pods, 
     origin.kill("nginx")
     for pid in stray_workers_of(origin):
         os.kill(pid, 9)
-    wait_until("the relay to miss the origin", lambda: "cannot sync now" in relay.log("sync"), 60)
+    wait_until("the relay to miss the origin", lambda: "a turn failed, trying again" in relay.log("sync"), 60)
     assert _get(relay, keys.version_weights(4), run_keys.token()).status_code == 200
     origin.start_nginx("origin")
     origin.hand_in(5, checkpoint(5, SHARD))

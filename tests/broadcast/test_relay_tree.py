@@ -41,7 +41,7 @@ def test_a_relay_can_be_fed_by_another_relay_and_never_asks_the_origin(pods: Pod
     # With its source away it keeps what it has, and goes on when the source is back.
     first.kill("nginx")
     first.kill("sync")
-    wait_until("the second relay to miss the first", lambda: "cannot sync now" in second.log("sync"), 60)
+    wait_until("the second relay to miss the first", lambda: "a turn failed, trying again" in second.log("sync"), 60)
     assert second.versions() == [0]
     first.run()
     origin.hand_in(1)

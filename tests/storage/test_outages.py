@@ -108,7 +108,7 @@ def test_a_folder_that_was_moved_is_not_made_anew_by_a_write(tmp_path: Path, mon
     root = tmp_path / "store"
     store = open_folder(root, "shoal/run", deadline_seconds=0.3)
     root.rename(tmp_path / "moved")
-    with pytest.raises(StoreUnavailable, match="the store's folder 'store' is not there"):
+    with pytest.raises(StoreUnavailable, match="the store's folder 'store' does not exist"):
         store.put("a", b"x")
     assert not root.exists()
 

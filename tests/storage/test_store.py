@@ -176,7 +176,7 @@ def test_a_range_is_that_part_of_the_object(store: Store, start: int, end: int) 
 @pytest.mark.parametrize(("start", "end"), [(1000, 1001), (5000, 6000), (-1, 3), (7, 5)])
 def test_a_range_outside_the_object_is_an_error_and_not_waited_for(store: Store, start: int, end: int) -> None:
     store.put("shard", bytes(1000))
-    with pytest.raises(ValueError, match=rf"range {start} to {end} of shard"):
+    with pytest.raises(ValueError, match=rf"range {start} to {end} is outside object shard"):
         store.get_range("shard", start, end)
 
 

@@ -125,7 +125,7 @@ class ApiServer:
 
         def once() -> Object:
             if fenced and verb not in READS and not self.may_write():
-                raise NotLeader(f"{what}: not sent, as another replica may lead by now")
+                raise NotLeader(f"{what}: not sent: another replica may be the leader by now")
             seconds = max(LAST_SECONDS, min(ANSWER_SECONDS, end - self._clock()))
             return self._once(METHODS[verb], url, what, data, content_type, seconds)
 
@@ -137,7 +137,7 @@ class ApiServer:
 
         def pause(seconds: float) -> None:
             if self._stopping.wait(seconds):
-                raise ApiError(f"{what}: given up, as the operator stops")
+                raise ApiError(f"{what}: given up: the operator is stopping")
 
         return retrying(
             may_pass,

@@ -367,7 +367,7 @@ def test_kopf_is_started_again_when_it_keeps_something_back(engine: Engine, capl
     engine.script(POOLS, None, engine.pool("p"))  # its watch says nothing, but a list has it
     wait_until("the pool to be reconciled", lambda: engine.calls == ["p"])
     assert engine.metric("shoal_operator_kopf_restarts_total") >= 1
-    assert "though InferencePool a/p is there" in caplog.text
+    assert "although InferencePool a/p exists" in caplog.text
 
 
 def test_kopf_that_ended_is_started_again_while_children_are_reconciled(engine: Engine) -> None:

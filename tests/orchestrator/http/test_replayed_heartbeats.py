@@ -90,7 +90,7 @@ def test_a_member_whose_pool_was_forgotten_goes_the_long_way_which_refuses_it(
 ) -> None:
     key = PrivateKey.generate()
     run.beat(key.public, run.invite(key.public))
-    pools = [PoolTerms(name="pool", open=True), PoolTerms(name="gpus", gpus=1)]
+    pools = [PoolTerms(name="pool", open=True), PoolTerms(name="own", sampler="none")]
     run.state.config = run.config.model_copy(update={"pools": pools})
     assert texts(run, redis_server.url, [signed(key, 0)])[0] != "the long way"
     run.lose_redis()

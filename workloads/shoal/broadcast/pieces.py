@@ -88,8 +88,8 @@ def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: WantedV
         signed.verified(wanted.trainer_key)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadPiece(f"{name} of version {wanted.version} cannot be read: {place}: {first['msg']}") from error
+        place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise BadPiece(f"{name} of version {wanted.version} cannot be read: {place}{first['msg']}") from error
     except BadSignature as error:
         raise BadPiece(f"{name} of version {wanted.version}: {error}") from error
     return signed

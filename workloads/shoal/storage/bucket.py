@@ -1,7 +1,7 @@
 """Makes the bucket of an object store: `python -m shoal.storage.bucket --endpoint http://minio:9000 --credentials /shoal/secrets/store rollouts`.
 
 Run by the Helm chart after it has started the store that comes with it; for a store of your own, its own tools do this. Waits for the store until a
-deadline, and is content when the bucket is there. Exit codes: 0 the bucket is there, 1 the store did not take it, 2 the command line is wrong.
+deadline, and is content when the bucket is there. Exit codes: 0 the bucket is there, 1 the store did not create it, 2 the command line is wrong.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def make_bucket(endpoint: str, access_key: str, secret_key: str, bucket: str, de
         PAUSES,
         deadline_seconds=deadline_seconds,
         give_up=lambda error, _: NoBucket(
-            f"{endpoint} did not take it within {deadline_seconds:.0f} s: {_short(error)}"
+            f"{endpoint} did not create it within {deadline_seconds:.0f} s: {_short(error)}"
         ),
         say=lambda error, _: print(f"waiting for {endpoint}: {_short(error)}", flush=True),
     )

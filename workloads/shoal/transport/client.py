@@ -38,14 +38,15 @@ MAX_REPLY_BYTES = 64 << 20  # a task table of some hundred thousand problems; ev
 class Refused(RuntimeError):
     """The server understood and said no (4xx). Callers decide by `code` (`contracts.problems.ProblemCode`, or one newer than it, or empty)."""
 
-    def __init__(self, problem: ProblemDocument, retry_after: float | None = None) -> None:
-        """`retry_after`: seconds that the server asked to wait."""
+    def __init__(self, problem: ProblemDocument, retry_after: float | None = None, *, passing: bool = False) -> None:
+        """`retry_after`: seconds that the server asked to wait. `passing`: another try may help; `SignedClient` makes it until its deadline."""
         words = f"{problem.status} {problem.title}"
         super().__init__(f"{words}: {problem.detail}" if problem.detail else words)
         self.problem = problem
         self.code = problem.code
         self.detail = problem.detail
         self.retry_after = retry_after
+        self.passing = passing
 
 
 class Unavailable(RuntimeError):
@@ -152,7 +153,11 @@ class SignedClient:
                 response = self._try(method, url, content, timeout_seconds, send_seconds, content_type)
             if response.status_code < 300:
                 return response
-            raise Refused(_problem(response), retry_after_seconds(response.headers.get("retry-after")))
+            raise Refused(
+                _problem(response),
+                retry_after_seconds(response.headers.get("retry-after")),
+                passing=response.status_code >= 500 or response.status_code == 429,
+            )
 
         log = structlog.get_logger()
         return retrying(
@@ -247,7 +252,7 @@ def _peer(response: httpx.Response) -> str:
 def _may_pass(error: BaseException) -> bool:
     """Whether another try may help."""
     if isinstance(error, Refused):
-        return error.problem.status >= 500 or error.problem.status == 429
+        return error.passing
     return isinstance(error, httpx.HTTPError)
 
 

@@ -180,7 +180,7 @@ def stalled_text(state: RunState, load: allocation.StepLoad) -> str:
     why = known.message if known.groups else "the tasks are too hard or too easy for the policy"
     return (
         f"step {load.step}: {load.judged_groups} groups were sampled and {load.accepted_groups} of {load.needed_groups} carry signal; {why}."
-        " Raise spec.recipe.samplingCap to go on, or start a run with spec.tasks.offlineFilter or other tasks"
+        " Raise spec.recipe.samplingCap to continue, or start a run with spec.tasks.offlineFilter or other tasks"
     )
 
 
