@@ -109,7 +109,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink()
     change(folder, max_position_embeddings=512, eos_token_id=None)
     with pytest.raises(
-        BadCheckpointError, match=r"neither config\.json nor generation_config\.json gives eos_token_id"
+        BadCheckpointError, match=r"neither generation_config\.json nor config\.json gives eos_token_id"
     ):
         read_checkpoint(folder)
     change(folder, eos_token_id=1)

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from shoal.contracts.evaluation import Truncation
+from shoal.contracts.pools import SAMPLER
 from shoal.contracts.proof_profile import CalibrationSize, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
@@ -51,6 +52,7 @@ PUBLIC = PublicRun(
     max_sequence_length=MAX_LENGTH,
     sampling=Sampling(temperature=0.8, max_completion_tokens=40, groups_per_submission=3),
     length_reward=LengthReward(targets=[16, 24, 32], alpha=0.003),
+    sampler=SAMPLER,
 )
 PUBLIC_VINE = PUBLIC.model_copy(update={"vine": VineSettings(segments=3, continuations=2)})
 """The same run with Monte-Carlo values: two continuations from a third and from two thirds of each completion."""

@@ -1,6 +1,7 @@
 """How many rows of a file are looked at, and the error rates of the sequential test that decides when it is enough."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +37,18 @@ def test_the_page_names_the_shares_and_the_border_that_the_checks_use() -> None:
     assert chance_of_a_part(Validation(), 1) == rate / PARTS
     text = PAGE.read_text()
     shares = {line.split("|")[1].strip(): line for line in text.splitlines() if "of `falseRejectRate` |" in line}
-    assert list(shares) == ["`computation`", "`token_sampling`", "`termination`"]
-    parts = [1, 3, 1]  # token_sampling: improbable tokens, surprise, the sequential test
+    assert list(shares) == ["`computation`", "`redraw`", "`token_sampling`", "`termination`"]
+    parts = [1, 1, 3, 1]  # token_sampling: improbable tokens, surprise, the sequential test
     assert sum(parts) == PARTS
     for line, part in zip(shares.values(), parts, strict=True):
-        assert f" {part}/{PARTS} of `falseRejectRate` |" in line
+        assert f" {Fraction(part, PARTS)} of `falseRejectRate` |" in line
     # Half of the test's part for each of its two temperatures.
     assert f"`{len(OTHER_TEMPERATURES) * PARTS} / falseRejectRate` (reject)" in text
-    words = {4: "a quarter", 5: "a fifth", 6: "a sixth"}
-    assert f"how often: {words[PARTS]} each for improbable tokens, surprise, ends, the mean error of proofs and" in text
+    words = {5: "a fifth", 6: "a sixth", 7: "a seventh"}
+    parts_in_words = (
+        "improbable tokens, surprise, ends, the mean error of proofs, the budget of redraw and the sequential test"
+    )
+    assert f"how often: {words[PARTS]} each for {parts_in_words}." in text
 
 
 def test_every_row_is_looked_at_on_probation_and_for_a_second_opinion() -> None:
@@ -69,7 +73,7 @@ def test_looks_double_until_all_rows_were_seen() -> None:
 
 
 def test_the_false_reject_rate_of_a_file_is_spread_over_parts_and_looks() -> None:
-    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 25)
+    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 30)
 
 
 def tokens(random: np.random.Generator, count: int, sharpness: float, share: float) -> Prefill:
@@ -86,7 +90,8 @@ def tokens(random: np.random.Generator, count: int, sharpness: float, share: flo
     mean = (np.exp(run) * -run).sum(1)
     variance = (np.exp(run) * (-run - mean[:, None]) ** 2).sum(1)
     none = np.zeros(count)
-    return Prefill(np.zeros((count, 0)), run[there], none, none, mean, variance, colder, hotter)
+    columns = (run[there], none, none, mean, variance, colder, hotter)
+    return Prefill(np.zeros((count, 0), np.float32), *(column.astype(np.float32) for column in columns))
 
 
 def test_honest_files_are_rejected_no_oftener_than_stated_however_often_they_are_looked_at() -> None:
@@ -100,7 +105,8 @@ def test_honest_files_are_rejected_no_oftener_than_stated_however_often_they_are
             if other_temperature(ratios(seen), stated):
                 rejects += 1
                 break
-    assert rejects <= 0.05 / 4 * 200 + 3 * math.sqrt(0.05 / 4 * 200)
+    expected = 0.05 / PARTS * 200
+    assert rejects <= expected + 3 * math.sqrt(expected)
 
 
 @pytest.mark.parametrize("share", OTHER_TEMPERATURES)
