@@ -25,6 +25,7 @@ from shoal.environments.datasets import Selection, import_files
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.judgeable import fitting
 from shoal.environments.math import Math
+from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import shared_judge
 
 RESULTS = Path(__file__).parents[1] / "results" / "models.json"
@@ -109,7 +110,7 @@ def main() -> None:
     tasks_digest(tasks)
     table = write_tasks(tasks)
     seconds["indexed"] = time.perf_counter() - mark
-    shared_judge().flaw("x+1")  # its processes take seconds to load
+    gold_flaw(shared_judge(), "x+1")  # its processes take seconds to load
     golds: list[Task] = tasks[:GOLDS]
     mark, before = time.perf_counter(), time.process_time()
     found = fitting(golds, environment, None)
