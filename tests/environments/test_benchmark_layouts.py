@@ -169,7 +169,7 @@ def test_private_tests_that_are_more_than_packed_text_are_refused_and_nothing_ru
     ("layout", "row", "words"),
     [
         ("aime", AIME_2024 | {"answer": "x+1"}, "an answer of AIME is a whole number"),
-        ("aime", {"problem": "?", "result": "1"}, "none of the columns answer, Answer; there are problem, result"),
+        ("aime", {"problem": "?", "result": "1"}, "none of the columns answer, Answer; columns: problem, result"),
         ("gpqa", GPQA | {"Incorrect Answer 1": "10^-4 eV"}, "the right one must differ"),
         ("gpqa", {"Question": "?"}, "column 'Correct Answer' is missing"),
         ("livecodebench", CALLED | {"metadata": "{}"}, "metadata.func_name is missing"),

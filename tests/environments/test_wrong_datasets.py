@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "no such column": (
         lambda d: lines(d / "t.jsonl", ROWS),
         {"columns": DatasetColumns(prompt="question")},
-        "t.jsonl, row 0: column 'question' is missing; columns: ; there are a, id, level, q (layout by columns)",
+        "t.jsonl, row 0: column 'question' is missing; columns: a, id, level, q (layout by columns)",
     ),
     "a column that later rows lack": (
         lambda d: lines(d / "t.jsonl", [*ROWS[:7], {"q": "?"}]), {"columns": COLUMNS}, "t.jsonl, row 7: column 'a' is missing; columns: q",

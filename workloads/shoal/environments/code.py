@@ -88,7 +88,7 @@ class Code:
                         return Score(0.0, f"test {number} of {len(tests)}: {problem}", used)
                     if outcome.cpu_seconds > seconds:
                         return Unscorable(
-                            f"task {task.problem_id}: test {number} passed after {outcome.cpu_seconds:.1f} s of CPU time, too near to the limit"
+                            f"task {task.problem_id}: test {number} passed after {outcome.cpu_seconds:.1f} s of CPU time, too close to the limit"
                             f" of {seconds:.1f} s to be judged the same everywhere",
                             used,
                         )
