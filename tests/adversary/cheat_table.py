@@ -131,7 +131,7 @@ NOT_REDRAWN = [
 SAMPLING = [
     Cheat(
         "cherry-picked-prompts",
-        "serves easy problems in place of those drawn",
+        "serves easy problems instead of those drawn",
         "sampling",
         "drawn is",
         lambda entry, scene: cheats.as_mine(scene.stranger, entry),
