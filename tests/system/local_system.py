@@ -51,7 +51,7 @@ STEP_SECONDS = 150.0
 class LocalSystem:
     """One running TrainingRun."""
 
-    def __init__(self, manifest: Path, runs_dir: Path, secrets: tuple[Path, ...] = ()) -> None:
+    def __init__(self, manifest: Path, runs_dir: Path, secrets: tuple[str, ...] = ()) -> None:
         self.local = LocalRun(manifest, runs_dir, secrets)
         self.run = self.local.name
         self.folder = self.local.run_dir

@@ -33,6 +33,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     tokenizer = train_tokenizer(["12+34=", "What is 1 + 1?"])
     shape = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     settings = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=32, **shape)
+    settings.eos_token_id = 1
     Qwen3ForCausalLM(settings).save_pretrained(checkpoint)
     tokenizer.save_pretrained(checkpoint)
     with Hub(tmp_path / "hub", token=TOKEN) as running:
@@ -93,7 +94,7 @@ def prepared(path: Path, runs: Path) -> tuple[Path, bool]:
             run.tick()
             if is_true(run.cluster.get("Job", "private-prepare"), "Complete"):
                 return run.run_dir, True
-            if any(pod.restarts for pod in run.pods()):
+            if is_true(run.cluster.get("Job", "private-prepare"), "Failed") or any(pod.restarts for pod in run.pods()):
                 return run.run_dir, False
             time.sleep(0.1)
         pytest.fail(f"prepare neither ended nor failed: {run.pods()}")
@@ -139,7 +140,7 @@ def test_a_prepare_that_fails_says_why_without_token_or_password(
     folder, done = prepared(manifest(tmp_path, hub, endpoint=endpoint), tmp_path / "runs")
     log = (folder / "logs" / "private-prepare-0" / "prepare.log").read_text()
     assert not done
-    assert "spec.tasks.dataset: cannot get the data set me/sums at revision main" in log
+    assert "spec.model: there is no model me/model on the hub" in log
     assert "://***@127.0.0.1" in log
     assert holders(folder / "logs", PASSWORD) == set()
     assert holders(folder, TOKEN) == {"objects.json"}

@@ -67,7 +67,7 @@ def test_the_same_manifest_runs_on_minio(system: LocalSystem, minio_server: Mini
         store.put(info.key, system.store.get(info.key))
     text = system.store.get(keys.PREPARED).decode()
     store.put(keys.PREPARED, text.replace(f'"run":"{system.run}"', '"run":"on-minio"').encode())
-    running = LocalSystem(manifest, tmp_path / "runs", (secret,))
+    running = LocalSystem(manifest, tmp_path / "runs", (str(secret),))
     running.start()
     try:
         running.until("a version is trained over MinIO", lambda: running.latest_version() >= 1, 400)

@@ -192,8 +192,8 @@ RULES: tuple[Rule, ...] = (
         message="must not be a variable that says which part this is or what code it runs: SHOAL_*, LD_*, PYTHON*, PATH, HOME, TMPDIR, torchrun's,"
         " HF_HUB_OFFLINE",
         field="name",
-        good={"name": "HF_TOKEN"},
-        bad={"name": "SHOAL_ROLE"},
+        good={"name": "HF_TOKEN", "value": "a"},
+        bad={"name": "SHOAL_ROLE", "value": "a"},
     ),
     Rule(
         model="Variable",
@@ -216,8 +216,8 @@ RULES: tuple[Rule, ...] = (
         expression="!has(self.env) || self.env.all(one, self.env.exists_one(other, other.name == one.name))",
         message="must have names that differ",
         field="env",
-        good={"env": [{"name": "HF_TOKEN"}, {"name": "HF_ENDPOINT"}]},
-        bad={"env": [{"name": "HF_TOKEN"}, {"name": "HF_TOKEN"}]},
+        good={"env": [{"name": "HF_TOKEN", "value": "a"}, {"name": "HF_ENDPOINT", "value": "a"}]},
+        bad={"env": [{"name": "HF_TOKEN", "value": "a"}, {"name": "HF_TOKEN", "value": "b"}]},
     ),
     Rule(
         model="TrackersTemplate",
@@ -240,8 +240,11 @@ RULES: tuple[Rule, ...] = (
         expression="!has(self.trackers) || !has(self.trackers.credentialsSecret) || has(self.storage.s3)",
         message="goes with storage.s3: a folder store is mounted to be read",
         field="trackers.credentialsSecret",
-        good={"trackers": {"credentialsSecret": "reader"}, "storage": {"s3": {}}},
-        bad={"trackers": {"credentialsSecret": "reader"}, "storage": {"prefix": "shoal"}},
+        good={
+            "trackers": {"credentialsSecret": "reader", "tensorboard": {}},
+            "storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"}},
+        },
+        bad={"trackers": {"credentialsSecret": "reader", "tensorboard": {}}, "storage": {"prefix": "shoal"}},
     ),
     Rule(
         model="Toleration",

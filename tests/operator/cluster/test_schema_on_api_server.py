@@ -53,6 +53,12 @@ AROUND: dict[str, Object] = {
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},
     "SftDataset": {"mode": "SFT"},
+    "OfflineFilter": {"tasks": {"dataset": {"path": "/data/tasks"}}},
+    "DatasetColumns": {"tasks": {"dataset": {"path": "/data/tasks"}}},
+    "AnswerExtraction": {
+        "tasks": {"dataset": {"path": "/data/tasks", "columns": {"prompt": "question", "answer": "answer"}}}
+    },
+    "RowFilter": {"tasks": {"dataset": {"path": "/data/tasks"}}},
 }
 """What other rules want of the rest of the spec when the example is in its place."""
 
