@@ -22,7 +22,7 @@ trust_also(Path(sys.argv[1]), Path(sys.argv[2]))
 from huggingface_hub import snapshot_download
 print(sorted(path.name for path in Path(snapshot_download("me/model", revision="main", local_dir=sys.argv[3])).glob("*.json")))
 """
-WAYS = ("PROXY", "SSL_", "CA_BUNDLE", "HF_")
+WAYS = ("PROXY", "SSL_", "CA_BUNDLE", "HF_", "_OFFLINE")
 
 
 def read(folder: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
