@@ -78,9 +78,9 @@ def test_a_client_skips_to_the_newest_version_and_keeps_the_last_few(pods: Pods)
     wait_until("the newest version at the client", lambda: client.held() == [2], 60)
     for version in range(3, 10):
         origin.hand_in(version, checkpoint(version, SHARD // 2))
-        wait_until(f"the announcement of {version}", lambda: version in pods.announcements.versions(), 60)  # noqa: B023
+        wait_until(f"the announcement of {version}", lambda: version in pods.announcements.versions(), 60)
         client.agent.say(latest_version=version)
-        wait_until(f"version {version} at the client", lambda: client.held()[-1] == version, 60)  # noqa: B023
+        wait_until(f"version {version} at the client", lambda: client.held()[-1] == version, 60)
     # Until the run's async level is known, the greatest possible one (4) counts: 4 + 2 versions.
     wait_until("old versions to go", lambda: client.held() == [4, 5, 6, 7, 8, 9], 10)
     assert json.loads((relay.home / "www" / "versions" / "index.json").read_text())["versions"] == list(range(10))

@@ -86,7 +86,7 @@ def test_an_nginx_killed_while_it_serves_costs_the_client_nothing_but_time(pods:
         pod.run()
     origin.hand_in(0, checkpoint(0, BIG))
     for relay in relays:
-        wait_until("version 0 on both relays", lambda: relay.versions() == [0], 60)  # noqa: B023
+        wait_until("version 0 on both relays", lambda: relay.versions() == [0], 60)
     client = pods.client()
     client.agent.say(relays=[relay.url for relay in relays], latest_version=0)
     client.run()

@@ -119,9 +119,9 @@ def test_a_volume_for_the_versions_kept_is_enough_for_a_whole_run(pods: Pods, mo
     client.agent.say(relays=[relay.url])
     for version in range(kept + 3):
         origin.hand_in(version, checkpoint(version, size))
-        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)  # noqa: B023 - called before the loop goes on
+        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)
         client.agent.say(latest_version=version)
-        wait_until(f"version {version} at the client", lambda: version in client.held(), 60)  # noqa: B023
+        wait_until(f"version {version} at the client", lambda: version in client.held(), 60)
     assert "larger volume" not in client.log("fetch")
     assert client.held() == list(range(3, kept + 3))
     assert client.files(kept + 2) == checkpoint(kept + 2, size)
@@ -140,7 +140,7 @@ def test_a_client_that_was_away_has_room_for_a_chain_of_deltas(pods: Pods, mount
         pod.run()
     for version in range(8):
         origin.hand_in(version, trained(version, size))
-        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)  # noqa: B023 - called before the loop goes on
+        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)
     client.agent.say(relays=[relay.url], latest_version=7)
     wait_until("version 7 at the client", lambda: 7 in client.held(), 60)
     assert client.files(7) == trained(7, size)

@@ -238,7 +238,7 @@ def test_a_relay_keeps_the_newest_versions_while_the_origin_is_away(pods: Pods, 
     relay.run()
     for version in range(5):
         origin.hand_in(version, checkpoint(version, SHARD))
-        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)  # noqa: B023
+        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)
     wait_until("old versions to go", lambda: relay.versions() == [2, 3, 4], 20)
     origin.kill("nginx")
     for pid in stray_workers_of(origin):

@@ -97,7 +97,7 @@ def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(p
         pod.run()
     for version in range(4):
         origin.hand_in(version, checkpoint(version, size))
-        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)  # noqa: B023
+        wait_until(f"version {version} on the relay", lambda: version in relay.versions(), 60)
         used = sum(path.stat().st_size for path in (relay.home / "www" / "versions").glob("v*/*"))
         assert used <= limit
     assert relay.versions()[-1] == 3

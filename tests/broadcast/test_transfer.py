@@ -65,7 +65,7 @@ def test_shards_are_fetched_while_the_version_is_still_being_made(
         for name in (keys.descriptor_name(index), keys.shard_name(index)):
             (target / name).write_bytes((full / name).read_bytes())
         wanted = keys.version_shard(7, index)
-        wait_until(f"shard {index} to be asked for", lambda: wanted in shards_asked(source))  # noqa: B023
+        wait_until(f"shard {index} to be asked for", lambda: wanted in shards_asked(source))
         assert not done
     (target / "weights.json").write_bytes((full / "weights.json").read_bytes())
     thread.join(30)

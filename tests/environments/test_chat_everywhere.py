@@ -138,5 +138,5 @@ def test_every_stop_token_ends_an_answer_and_a_claimed_stop_on_another_is_refuse
         sampling=config.sampling.model_copy(update={"groups_per_submission": 1}), length_reward=None, validation=config.validation,
     )  # fmt: skip
     [stop] = tokenizer.encode(end, add_special_tokens=False)
-    found = check_ends(File(None, [ending([5, 6, stop], reason)], None), facts)  # type: ignore[arg-type]
+    found = check_ends(File(None, [ending([5, 6, stop], reason)], None), facts)
     assert (found.evidence if found is not None else None) == (f"row 0: {said}" if said else None)

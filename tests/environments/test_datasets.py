@@ -210,8 +210,8 @@ def test_mathematics_as_it_is_published_is_recognised_and_judged(
     done = import_files([parquet(tmp_path / "a.parquet", rows)])
     [task] = done.tasks
     assert done.layout == layout
-    assert Math().score(task, r"\boxed{5}") == Score(1.0, Math().score(task, r"\boxed{5}").detail)  # type: ignore[union-attr]
-    assert Math().score(task, r"\boxed{4}").task_reward == 0.0  # type: ignore[union-attr]
+    assert Math().score(task, r"\boxed{5}") == Score(1.0, Math().score(task, r"\boxed{5}").detail)
+    assert Math().score(task, r"\boxed{4}").task_reward == 0.0
     assert "2 + 3?" in Math().prompt(task, None)
     assert identity in (None, task.problem_id)
     assert metadata in (None, task.metadata)

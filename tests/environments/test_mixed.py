@@ -38,7 +38,7 @@ def test_the_mathematics_and_the_code_of_one_data_set_are_judged_each_by_its_own
     assert mixed.prompt(program, None) == Code().prompt(program, None)
     assert mixed.score(problem, r"\boxed{0.75}") == Score(1.0, "the same number")
     assert mixed.score(program, "```python\nprint(3)\n```") == Score(1.0, "all 1 tests pass")
-    assert mixed.score(program, r"\boxed{0.75}").task_reward == 0.0  # type: ignore[union-attr]
+    assert mixed.score(program, r"\boxed{0.75}").task_reward == 0.0
     assert runs_programs(mixed)
     assert [runs_programs(mixed, task) for task in found.tasks] == [False, True]
 
@@ -47,7 +47,7 @@ def test_its_own_tasks_are_those_of_its_parts_in_turn() -> None:
     made = load(MIXED).tasks(5, 0)
     assert [task.task_type for task in made] == ["math", "code", "math", "code", "math"]
     assert made[0].problem_id == f"math-{Math().tasks(3, 0)[0].problem_id}"
-    assert [load(MIXED).score(task, load(MIXED).gold(task)).task_reward for task in made] == [1.0] * 5  # type: ignore[union-attr]
+    assert [load(MIXED).score(task, load(MIXED).gold(task)).task_reward for task in made] == [1.0] * 5
     with pytest.raises(ValueError, match="1 tasks asked for; allowed: at least one of each of 2 parts"):
         load(MIXED).tasks(1, 0)
 
@@ -62,7 +62,7 @@ def test_its_digest_covers_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before not in (digest(load("mixed:code+math")), digest(load("mixed:math+ifeval")))
     mixed = load(MIXED)
     assert {"shoal.environments.math", "shoal.environments.code", "shoal.rewards.sandbox", "shoal.rewards.math"} <= set(
-        mixed.sources  # type: ignore[attr-defined]
+        mixed.sources
     )
     monkeypatch.setattr(Math, "version", "2")
     load.cache_clear()

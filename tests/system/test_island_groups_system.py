@@ -78,8 +78,8 @@ def test_each_of_two_runs_is_killed_and_both_go_on_with_the_same_shared_state(tm
             before, newest = met(systems), lost.latest_version()
             lost.kill("trainer", "trainer")
             other.advance(2)
-            lost.until("it goes on with its own steps", lambda: lost.latest_version() >= newest + 2, RUN_SECONDS)  # noqa: B023
-            lost.until("both meet again", lambda: met(systems) > before, RUN_SECONDS)  # noqa: B023
+            lost.until("it goes on with its own steps", lambda: lost.latest_version() >= newest + 2, RUN_SECONDS)
+            lost.until("both meet again", lambda: met(systems) > before, RUN_SECONDS)
     finally:
         for system in systems.values():
             system.stop()

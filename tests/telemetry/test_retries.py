@@ -138,7 +138,7 @@ def test_turns_go_on_after_failures_until_the_process_is_asked_to_stop(monkeypat
     assert time.monotonic() - began >= 0.01
     stop.clear()
     with pytest.raises(ValueError, match="a defect"):
-        telemetry.until_stopped("test", Failing(1, ValueError("a defect")), (Away,), 0.01, 0.02)  # type: ignore[arg-type]
+        telemetry.until_stopped("test", Failing(1, ValueError("a defect")), (Away,), 0.01, 0.02)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_process_killed_at_random_moments_and_started_again_ends_as_if_nothing
     for what, there in moments:
         process = home.start()
         try:
-            deadline(what, lambda there=there: there() or process.poll() is not None, seconds=120, interval=0.001)  # noqa: B023
+            deadline(what, lambda there=there: there() or process.poll() is not None, seconds=120, interval=0.001)
             time.sleep(chance.random() * 0.03)
         finally:
             kill_all(process)

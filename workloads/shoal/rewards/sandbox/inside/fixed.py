@@ -76,5 +76,5 @@ def _fix_random() -> None:
     def urandom(size: int, flags: int = 0) -> bytes:
         return stream.getrandbits(8 * size).to_bytes(size, "little") if size else b""
 
-    _random.Random = SeededRandom  # type: ignore[misc]
+    _random.Random = SeededRandom  # type: ignore[misc]  # `random` makes its own class from this one
     os.urandom = os.getrandom = urandom
