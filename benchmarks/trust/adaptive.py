@@ -30,7 +30,7 @@ from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
 from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
 from benchmarks.trust.right_model import RightModel
-from shoal.contracts.proof_profile import PROFILE_FILE, drawn_gaps_in_force, read_profile, thresholds_in_force
+from shoal.contracts.proof_profile import PROFILE_FILE, drawn_gaps_in_force, read_profile
 from shoal.contracts.protocol import Lease
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
@@ -89,7 +89,7 @@ class Liar:
         self.prover = RightModel(right)
         profile = read_profile(right, self.right.config.hidden_size)
         self.dtype = str(next(self.right.parameters()).dtype).removeprefix("torch.")
-        self.budget = drawn_gaps_in_force(thresholds_in_force(run.config.validation.thresholds, profile), self.dtype)
+        self.budget = drawn_gaps_in_force(run.config.validation.thresholds, profile, self.dtype)
 
     @torch.inference_mode()
     def write(

@@ -7,17 +7,33 @@ import pytest
 
 from samples import PROOF_PROFILE
 from shoal.contracts.proof_profile import (
+    DRAWN_GAPS,
     PROFILE_BYTES,
     ErrorRate,
     ProofProfile,
     ProofTerms,
     WrongProfile,
+    drawn_gaps_in_force,
     read_profile,
     thresholds_in_force,
 )
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 
 GIVEN = ProofThresholds(max_exponent_mismatches=5, max_mantissa_error_mean=1.0, max_mantissa_error_median=1.0)
+
+
+def test_thresholds_without_a_budget_leave_the_calibrated_budget_in_force() -> None:
+    tight = DrawnGaps(share=5e-4, mean=1e-6, deviation=1e-4, largest=0.05)
+    bare = PROOF_PROFILE.model_copy(update={"thresholds": ProofThresholds()})
+    calibrated = PROOF_PROFILE.model_copy(update={"thresholds": ProofThresholds(drawn_gaps=tight)})
+    own = DrawnGaps(share=0.01, mean=1e-4, deviation=1e-3, largest=0.2)
+    assert drawn_gaps_in_force(ProofThresholds(max_mantissa_error_mean=1.0), calibrated, "bfloat16") == tight
+    assert drawn_gaps_in_force(ProofThresholds(drawn_gaps=own), calibrated, "bfloat16") == own
+    assert (
+        drawn_gaps_in_force(None, bare, "bfloat16")
+        == drawn_gaps_in_force(None, None, "bfloat16")
+        == DRAWN_GAPS["bfloat16"]
+    )
 
 
 def written(folder: Path, data: bytes) -> Path:

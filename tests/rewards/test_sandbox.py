@@ -213,7 +213,7 @@ def test_sets_print_in_the_same_order_every_time(pool: SandboxPool) -> None:
 
 
 CLOCKED = """
-import datetime, os, random, secrets, tempfile, time, uuid
+import datetime, os, random, secrets, tempfile, time, uuid, zoneinfo
 began = time.time()
 print(began, time.strftime("%F %T"), time.ctime(), datetime.datetime.now(), datetime.date.today(), time.perf_counter())
 time.sleep(0.01)

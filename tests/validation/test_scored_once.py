@@ -121,7 +121,7 @@ def test_a_program_that_our_own_runs_disagree_about_is_left_out_and_nobody_is_re
 def test_a_wrong_claim_about_a_program_changes_nothing_and_is_looked_at_three_times() -> None:
     scorer = Flaky()
     assert rewards_of(scorer, ["42", "7", "7"], claims=0.0) == [1.0, 0.0, 0.0]
-    assert [text for _, text in scorer.asked] == ["42"] * (1 + AGAIN) + ["7"]
+    assert [text for _, text in scorer.asked] == ["42", "7"] + ["42"] * AGAIN
 
 
 def test_a_file_of_wrong_claims_is_looked_at_a_bounded_number_of_times() -> None:
@@ -135,6 +135,23 @@ def test_the_programs_of_a_file_share_one_budget_of_cpu_time() -> None:
     texts = [f"program {number}" for number in range(48)]
     assert rewards_of(scorer, texts) == [0.0] * 4 + [None] * 44
     assert len(scorer.asked) == 4
+
+
+def test_a_false_claim_takes_no_time_from_other_rows() -> None:
+    """40 seconds a program of 100 in all: the third row has its run, and what was found first stands where no time is left to look again."""
+    assert rewards_of(Flaky(seconds=40.0), ["42", "7", "8"], claims=1.0) == [1.0, 0.0, 0.0]
+    assert rewards_of(Flaky(seconds=70.0), ["42", "7"], claims=0.0) == [1.0, 0.0]
+    assert rewards_of(Flaky(seconds=120.0), ["42"], claims=0.0) == [1.0]
+
+
+def test_a_spent_budget_leaves_out_programs_alone() -> None:
+    class Both(Flaky):
+        def part_of(self, task: Task) -> Scorer:
+            return self if task.problem_id == "p0" else Scorer()
+
+    scores = ScoredOnce(cast(Any, Both(seconds=60.0)), 100.0)
+    assert [scores.reward(TASKS[0], text) for text in ("a", "b", "c")] == [0.0, 0.0, None]
+    assert scores.reward(TASKS[1], "42") == 1.0
 
 
 def test_texts_are_not_kept_however_long_a_token_is() -> None:

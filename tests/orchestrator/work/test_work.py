@@ -193,6 +193,9 @@ def test_a_job_says_what_draws_tokens_by_the_terms_of_the_nodes_pool(run: Orches
     unchecked = PoolTerms(name="pool", sampler="none")
     assert (sampler(pools=[cpu, other]), sampler(pools=[gpu]), sampler(pools=[unchecked])) == (SAMPLER, SAMPLER, None)
     assert sampler(noted, pools=[unchecked]) == SAMPLER, "as it was drawn"
+    assert sampler(pools=[other]) == SAMPLER, (
+        "whose pool was removed draws by the rule: no pool of its own says otherwise"
+    )
     run.lose_redis()  # and with it, which pool the node is in
     assert (sampler(pools=[cpu]), sampler(pools=[cpu, other]), sampler(pools=[])) == (SAMPLER, None, None)
 

@@ -147,9 +147,12 @@ margin. bfloat16: logits between 16 and 32 are a multiple of 1/8, so that roundi
 uniform); two such errors a logit. float16 has three bits more."""
 
 
-def drawn_gaps_in_force(thresholds: ProofThresholds, dtype: str) -> DrawnGaps:
-    """The thresholds' budget; where they have none, that of the dtype of the weights."""
-    return thresholds.drawn_gaps or DRAWN_GAPS[dtype]
+def drawn_gaps_in_force(given: ProofThresholds | None, profile: ProofProfile | None, dtype: str) -> DrawnGaps:
+    """The manifest's budget, else the calibrated one, else that of the dtype of the weights. Thresholds without a budget leave the calibrated one in
+    force: whoever sets a bound for proofs does not mean to give away tokens."""
+    own = given.drawn_gaps if given is not None else None
+    calibrated = profile.thresholds.drawn_gaps if profile is not None else None
+    return own or calibrated or DRAWN_GAPS[dtype]
 
 
 class ProofTerms(Contract):

@@ -9,7 +9,7 @@ import math
 import time
 
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Score
+from shoal.environments.base import Environment, Score, runs_programs
 
 SECOND_TRIES = 16
 """In a file, of answers that could not be scored: the machine may have been short of memory or processes for a moment. A file whose texts are to
@@ -24,7 +24,7 @@ SLOW_SECONDS = 4.0
 class ScoredOnce:
     """Task rewards of a file's answers, by task and text.
 
-    `program_seconds`: CPU seconds that the programs of a file may take in all; answers after that are not scored. None: no limit.
+    `program_seconds`: CPU seconds that the programs of a file may take in all; programs after that are not run. None: no limit.
     """
 
     def __init__(self, environment: Environment, program_seconds: float | None = None) -> None:
@@ -43,18 +43,26 @@ class ScoredOnce:
     def settle(self, task: Task, text: str) -> float | None:
         """The same after further runs, for an answer that another machine scored differently; None where our own runs disagree.
 
-        It counts as a second try: where a file has had all of them, what was found first stands.
+        It counts as a second try. Where a file has had all of them, or all of its programs' time, what was found first stands.
         """
         key = _key(task, text)
         first = self.reward(task, text)
         if first is not None and self._second_tries > 0:
             self._second_tries -= 1
-            if any(self._once(task, text) != first for _ in range(AGAIN)):
-                self._known[key] = None
+            for _ in range(AGAIN):
+                if self._spent(task):
+                    break
+                if self._once(task, text) != first:
+                    self._known[key] = None
+                    break
         return self._known[key]
 
+    def _spent(self, task: Task) -> bool:
+        """Whether the file's programs have had their time, and this task would need more of it."""
+        return self._seconds_left <= 0 and runs_programs(self._environment, task)
+
     def _once(self, task: Task, text: str) -> float | None:
-        if self._seconds_left <= 0:
+        if self._spent(task):
             return None
         found = self._environment.score(task, text)
         self._seconds_left -= found.program_seconds
@@ -65,7 +73,7 @@ class ScoredOnce:
         while True:
             began = time.monotonic()
             found = self._once(task, text)
-            if found is not None or self._seconds_left <= 0:
+            if found is not None or self._spent(task):
                 return found
             if again or self._second_tries == 0 or time.monotonic() - began >= SLOW_SECONDS:
                 return None

@@ -164,8 +164,9 @@ def _restore_answers(state: RunState) -> None:
                 groups += file.groups
     wanted.reverse()
     found = in_parallel(lambda file: state.store.get(keys.verdict(file.node, file.file)), wanted)
-    for file, data in zip(wanted, found, strict=True):
-        state.answers.add(Signed[Verdict].from_json(data).document, file.counted_groups)
+    with state.settle_lock:  # verdicts are served meanwhile
+        for file, data in zip(wanted, found, strict=True):
+            state.answers.add(Signed[Verdict].from_json(data).document, file.counted_groups)
 
 
 def _restore_last_step(state: RunState) -> None:

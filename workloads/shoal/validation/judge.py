@@ -15,7 +15,7 @@ from shoal.contracts.answers import FileAnswers
 from shoal.contracts.compute import Compute, compute_of
 from shoal.contracts.proof_profile import drawn_gaps_in_force, thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
@@ -189,11 +189,16 @@ def _expensive_finding_among(
     for until in looks:
         drawn = {number: file.rows[number] for number in order[len(seen) : until]}
         finding = _row_by_row(file, facts, policy, thresholds, drawn, copied, seen, watch, progress) or _all_together(
-            file, facts, thresholds, policy.dtype, chance, seen, watch
+            file, facts, thresholds, budget_of(facts, policy), chance, seen, watch
         )
         if finding is not None or not sequential.undecided(seen.values(), len(rows), facts.validation):
             return finding
     return None
+
+
+def budget_of(facts: Facts, policy: LoadedPolicy) -> DrawnGaps:
+    """How far a file's tokens may be from those that their seeds draw."""
+    return drawn_gaps_in_force(facts.validation.thresholds, policy.profile, policy.dtype)
 
 
 def _row_by_row(
@@ -219,7 +224,7 @@ def _row_by_row(
             errors = computation.measure(file, batch, facts, policy.profile)
             finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
-            finding = finding or redraw.check(file, batch, drawn_gaps_in_force(thresholds, policy.dtype))
+            finding = finding or redraw.check(file, batch, budget_of(facts, policy))
         if copied:
             with watch("replay"):  # once more by our own log-probabilities, which nobody can choose
                 finding = finding or copies.find(copied, {number: ours.logprobs for number, ours in batch.items()})
@@ -234,7 +239,7 @@ def _all_together(
     file: File,
     facts: Facts,
     thresholds: ProofThresholds,
-    dtype: str,
+    budget: DrawnGaps,
     chance: float,
     looked_at: Mapping[int, Prefill],
     watch: Stopwatch,
@@ -243,7 +248,6 @@ def _all_together(
     with watch("computation"):
         finding = computation.check_mean(file, looked_at, thresholds, chance)
     with watch("redraw"):
-        budget = drawn_gaps_in_force(thresholds, dtype)
         finding = finding or redraw.check_budget(file, looked_at, budget, chance)
     with watch("token_sampling"):
         finding = finding or token_sampling.check(file, looked_at, facts, chance)

@@ -8,6 +8,7 @@ A node is admitted once its invite's nonce is in the ledger, which also makes in
 import math
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, silence_event
+from shoal.contracts.pools import SAMPLER
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     RELAY_TOKEN_SECONDS,
@@ -49,9 +50,7 @@ def must_register(state: RunState, record: NodeRecord) -> bool:
     """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, or its place at its address."""
     if record.pool or record.state not in MEMBERS:
         return False
-    pools = state.config.pools
-    mixed = len({terms.sampler for terms in pools}) > 1
-    return mixed or any(terms.admission.nodes_per_address for terms in pools)
+    return any(terms.sampler != SAMPLER or terms.admission.nodes_per_address for terms in state.config.pools)
 
 
 def require_pool(state: RunState, record: NodeRecord) -> None:

@@ -205,8 +205,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     work = known(state, verdict.step)
     if verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
-        if isinstance(work, TrainingStep):
-            state.answers.add(verdict, counted)
+        if isinstance(work, TrainingStep) and (verdict.node, verdict.sha256) not in state.view.settled:
+            state.answers.add(verdict, counted)  # once: an old file that comes again is not among the newest
         state.ledger.append(
             Accepted(
                 node=verdict.node,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from shoal.contracts.node_states import MEMBERS
-from shoal.contracts.pools import Sampler, terms_of
+from shoal.contracts.pools import SAMPLER, Sampler, terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
@@ -259,7 +259,9 @@ def sampler_of(state: RunState, record: SubmissionRecord) -> Sampler | None:
 
 def _sampler_of_pool(state: RunState, record: NodeRecord | None) -> Sampler | None:
     """The engine that draws a node's tokens now, by the terms of its pool. A loss of Redis loses the pool; then it is the engine that all pools
-    agree on."""
+    agree on. A pool that the run has no more gave no leave to draw without a seed."""
     terms = terms_of(state.config.pools, record.pool) if record is not None else None
+    if terms is None and record is not None and record.pool:
+        return SAMPLER
     samplers = {each.drawn_by for each in ([terms] if terms is not None else state.config.pools)}
     return samplers.pop() if len(samplers) == 1 else None

@@ -24,24 +24,32 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
     A continuation is scored as the whole answer: with the tokens that it continues, as its length counts with them.
     Equal answers to a task are scored once. `progress` is called after every row.
 
-    Rewards of programs are measured. Where a claim differs, the program runs again here: what our own runs agree on counts, and a row on which
-    they disagree is left out. All programs of a file share `validation.programSeconds`: half an hour of CPU time by default, where 48 rows of 100
-    slow tests would come to 5 hours.
+    Rewards of programs are measured. Once every row has been scored, programs whose claim differs run again: what our own runs agree on counts, and a
+    row on which they disagree is left out. So a false claim takes no time from other rows. All programs of a file share `validation.programSeconds`:
+    half an hour of CPU time by default, where 48 rows of 100 slow tests would come to 5 hours.
     """
-    rewards: list[RowReward] = []
     differing: list[str] = []
     scored = ScoredOnce(facts.environment, facts.validation.program_seconds)
-    for number, (row, prefix) in enumerate(zip(file.rows, facts.prefixes(file.rows), strict=True)):
-        answer = [*row.prompt_tokens[len(row.prompt_tokens) - prefix :], *row.completion_tokens]
-        text = completion_text(facts.tokenizer, answer, facts.eos_token_ids)
-        task = facts.tasks[row.prompt_index]
-        task_reward = scored.reward(task, text)
-        if _differ(row.task_reward, task_reward) and runs_programs(facts.environment, task):
-            task_reward = scored.settle(task, text)
-            PROGRAM_DISAGREEMENTS.labels("claim" if task_reward is not None else "own runs").inc()
-            differing.append(f"{task.problem_id} (row {number}, {'left out' if task_reward is None else task_reward})")
-        rewards.append(total_reward(task_reward, len(answer), row.target_length, facts.length_reward))
+    prefixes = facts.prefixes(file.rows)
+
+    def answer(number: int) -> list[int]:
+        row = file.rows[number]
+        return [*row.prompt_tokens[len(row.prompt_tokens) - prefixes[number] :], *row.completion_tokens]
+
+    def text(number: int) -> str:
+        return completion_text(facts.tokenizer, answer(number), facts.eos_token_ids)
+
+    found: list[float | None] = []
+    for number, row in enumerate(file.rows):
+        found.append(scored.reward(facts.tasks[row.prompt_index], text(number)))
         progress()
+    for number, row in enumerate(file.rows):
+        task = facts.tasks[row.prompt_index]
+        if _differ(row.task_reward, found[number]) and runs_programs(facts.environment, task):
+            ours = found[number] = scored.settle(task, text(number))
+            PROGRAM_DISAGREEMENTS.labels("claim" if ours is not None else "own runs").inc()
+            differing.append(f"{task.problem_id} (row {number}, {'left out' if ours is None else ours})")
+            progress()
     if differing:
         get_logger().warning(
             "programs scored differently than claimed",
@@ -49,7 +57,10 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
             tasks=differing[:20],
             rows=len(differing),
         )
-    return rewards
+    return [
+        total_reward(found[number], len(answer(number)), row.target_length, facts.length_reward)
+        for number, row in enumerate(file.rows)
+    ]
 
 
 def check(file: File, facts: Facts, rewards: Sequence[RowReward]) -> Finding | None:

@@ -61,7 +61,11 @@ def _fix_clock() -> None:
     time.strftime = lambda form, moment=None: functions["strftime"](
         form, time.localtime() if moment is None else moment
     )
-    sys.modules["_datetime"] = None  # type: ignore[assignment]  # `datetime` then asks `time`, and not the kernel
+    for name in (
+        "_datetime",
+        "_zoneinfo",
+    ):  # `datetime` then asks `time`, and not the kernel; the second is built on the first
+        sys.modules[name] = None  # type: ignore[assignment]  # how an import is made to fail
 
 
 def _fix_random() -> None:
