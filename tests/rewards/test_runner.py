@@ -14,8 +14,7 @@ import pytest
 from servers import ROOT, Loopback, Server, wait_until
 from shoal.contracts.programs import MAX_PROGRAM_BYTES
 from shoal.environments import Score, Unscorable, load
-from shoal.rewards.runner.service import slots_here
-from shoal.rewards.sandbox import Call, Limits, Program, SandboxFailed, shared_pool, use_runners
+from shoal.rewards.sandbox import Call, Limits, Program, SandboxFailed, shared_pool, slots_here, use_runners
 from shoal.rewards.sandbox.remote import RunnerPool, request_of
 
 PORT = 9107

@@ -257,6 +257,18 @@ def test_programs_at_once_get_their_own_answers(pool: SandboxPool) -> None:
     assert [int(one.stdout) for one in done] == [n * n for n in range(20)]
 
 
+def test_a_pool_has_no_more_slots_than_its_users_suffice_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "POOLS_APART", 4)
+    monkeypatch.setattr(pool_module, "START_SECONDS", 10.0)
+    pool = SandboxPool(choose(trial), slots=6)
+    try:
+        outcomes = pool.run_all([Program(f"print({number})") for number in range(12)])
+    finally:
+        pool.close()
+    assert pool.slots == 2
+    assert [outcome.stdout for outcome in outcomes] == [f"{number}\n".encode() for number in range(12)]
+
+
 def test_sandboxes_outlive_the_thread_that_asked_first(pool: SandboxPool) -> None:
     thread = threading.Thread(target=run, args=(pool, "print(1)"))
     thread.start()

@@ -7,7 +7,6 @@ tasks an object, so that a prepare that was stopped does not begin again. Called
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from shoal.contracts import keys
 from shoal.contracts.tasks import JudgedTasks, Task, tasks_digest
 from shoal.environments.base import Environment, Unscorable, digest
 from shoal.environments.datasets import BadDataset, Refusals
+from shoal.rewards.sandbox import slots_here
 from shoal.storage import NotFound, Store
 
 AT_ONCE = 4096
@@ -117,7 +117,7 @@ def _judged(tasks: Sequence[Task], environment: Environment, found_before: Store
         except RuntimeError as error:
             return f"with a gold answer that no judge could be asked about: {str(error)[:200]}", False, False
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="prove") as threads:
+    with ThreadPoolExecutor(slots_here(), thread_name_prefix="prove") as threads:
         for task, (flaw, right, again) in zip(tasks, threads.map(one, tasks), strict=True):
             if flaw is not None:
                 flaws[task.problem_id] = flaw

@@ -7,7 +7,7 @@ unless the admin says so (`SHOAL_SANDBOX`).
 import sys
 
 from shoal import telemetry
-from shoal.rewards.runner.service import make_app, slots_here
+from shoal.rewards.runner.service import make_app
 from shoal.rewards.sandbox import NoIsolation
 from shoal.rewards.sandbox.pool import open_pool
 from shoal.transport.server import serve
@@ -18,7 +18,7 @@ PORT = 9107
 def main() -> None:
     log = telemetry.start("runner")
     try:
-        pool = open_pool(slots_here())
+        pool = open_pool()
     except NoIsolation as error:
         log.error("no isolation", reason=str(error))
         sys.exit(str(error))

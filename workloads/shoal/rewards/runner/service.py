@@ -6,11 +6,8 @@ configuration and no state: whoever asked asks again, here or elsewhere, when th
 
 import asyncio
 import json
-import math
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -25,34 +22,6 @@ from shoal.telemetry import get_logger
 from shoal.telemetry.health import render_metrics
 from shoal.transport.problems import add_problem_answers, mistakes
 from shoal.transport.server import BodyLimit
-
-OWN_BYTES = 256 << 20
-"""Of the runner itself."""
-PROGRAM_BYTES = Limits().memory_bytes + (32 << 20)
-"""A program's limit, and the sandboxes that wait."""
-GROUP = Path("/sys/fs/cgroup")
-
-
-def slots_here(group: Path = GROUP) -> int:
-    """Programs at once in this container, at least one."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _numbers(group / "cpu.max")  # microseconds of CPU time, and in which time
-    if len(quota) == 2:
-        cores = min(cores, math.ceil(quota[0] / quota[1]))
-    memory = _numbers(group / "memory.max")
-    if memory:
-        cores = min(cores, (memory[0] - OWN_BYTES) // PROGRAM_BYTES)
-    return max(1, cores)
-
-
-def _numbers(path: Path) -> list[int]:
-    """The numbers of a file of the control group; none where there is no limit (`max`) or no such file."""
-    try:
-        words = path.read_text().split()
-    except OSError:
-        return []
-    return [int(word) for word in words] if all(word.isdigit() for word in words) else []
-
 
 WAITING_FOR_A_SLOT = 2
 """Programs that may wait for each slot: enough that no slot is idle, few enough that whoever waits is better off with another runner."""

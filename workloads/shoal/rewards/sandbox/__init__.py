@@ -3,6 +3,7 @@
 from shoal.rewards.sandbox.isolation import Isolation, choose
 from shoal.rewards.sandbox.pool import SandboxPool, shared_pool, trial, use_runners
 from shoal.rewards.sandbox.program import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed
+from shoal.rewards.sandbox.slots import slots_here
 
 __all__ = [
     "Call",
@@ -15,6 +16,7 @@ __all__ = [
     "SandboxPool",
     "choose",
     "shared_pool",
+    "slots_here",
     "trial",
     "use_runners",
 ]

@@ -24,6 +24,7 @@ from shoal import telemetry
 from shoal.rewards.sandbox.isolation import FIRST_UID, Isolation, SandboxPlace, choose, copy_guest
 from shoal.rewards.sandbox.process import START_SECONDS, Box
 from shoal.rewards.sandbox.program import Limits, Outcome, Program, SandboxFailed
+from shoal.rewards.sandbox.slots import slots_here
 
 TRIES = 3
 """A sandbox that fails to start is followed by another; three in a row are no accident."""
@@ -34,11 +35,12 @@ START_PAUSE_SECONDS = 0.5
 
 
 class SandboxPool:
-    """`slots` programs run at once (default: the cores this process may use); as many sandboxes again wait."""
+    """`slots` programs run at once (default: what this container has room for); as many sandboxes again wait. Each has a user of its own, so that
+    `POOLS_APART` users are the limit of both."""
 
     def __init__(self, isolation: Isolation, slots: int | None = None) -> None:
         self.isolation = isolation
-        self.slots = slots or len(os.sched_getaffinity(0))
+        self.slots = min(slots or slots_here(), POOLS_APART // 2)
         self._running = threading.BoundedSemaphore(self.slots)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-sandbox-"))
         self._folder.chmod(
