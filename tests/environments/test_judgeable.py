@@ -12,6 +12,8 @@ from shoal.environments.judgeable import fitting
 from shoal.environments.math import Math
 from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import MathJudge, shared_judge
+from shoal.rewards.sandbox import NoIsolation, SandboxFailed
+from shoal.rewards.sandbox.pool import ProgramPool
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 
@@ -87,6 +89,19 @@ def test_a_judge_that_cannot_be_had_is_no_finding_to_keep(store: Store, monkeypa
         BadDataset, match="the first: task p0: with a gold answer that no judge could be asked about: a math worker"
     ):
         fitting([problem(0, "x+1")], Math(), None, None, store)
+    assert not store.list("tasks/judged/")
+
+
+@pytest.mark.parametrize("error", [SandboxFailed("three sandboxes did not start"), NoIsolation("no walls here")])
+def test_solutions_that_cannot_be_run_are_no_finding_and_end_the_try(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken() -> ProgramPool:
+        raise error
+
+    monkeypatch.setattr("shoal.environments.code.shared_pool", broken)
+    with pytest.raises(SandboxFailed, match=f"task exercise-0: {error}"):
+        fitting(Code().tasks(1, 0), Code(), None, None, store)
     assert not store.list("tasks/judged/")
 
 

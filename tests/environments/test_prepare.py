@@ -182,6 +182,17 @@ def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tm
     assert not list(store.list("tasks/"))
 
 
+def test_a_machine_that_cannot_score_is_tried_again_and_no_gold_is_looked_at(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OtherEnvironment()
+    monkeypatch.setattr(other, "problems", lambda: ["programs cannot be isolated here"], raising=False)
+    monkeypatch.setattr(environments, "load", lambda name: other)
+    with pytest.raises(CannotPrepare, match=r"spec.tasks.environment: programs cannot be isolated here") as caught:
+        prepare(config(), store, tmp_path / "scratch")
+    assert caught.value.passing
+
+
 def test_a_generated_model_for_another_environment_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

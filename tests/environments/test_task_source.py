@@ -14,7 +14,10 @@ from shoal.contracts.datasets import DatasetColumns, DatasetSource
 from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
+from shoal.environments.code import Code
 from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.rewards.sandbox import SandboxFailed
+from shoal.rewards.sandbox.pool import ProgramPool
 
 PROBLEMS = [{"question": f"What is {n} + {n}?", "final": str(2 * n), "id": f"double-{n}"} for n in range(6)]
 COLUMNS = DatasetColumns(prompt="question", answer="final", problem_id="id")
@@ -150,6 +153,22 @@ def test_tasks_that_the_environment_cannot_judge_are_left_out_and_counted(tmp_pa
     found = find_tasks(mixed, environments.load("math"), tmp_path)
     assert [task.problem_id for task in found.tasks] == ["m"]
     assert found.left_out == {"cannot be judged by environment 'math'": 1}
+
+
+def test_solutions_that_cannot_be_run_may_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> ProgramPool:
+        raise SandboxFailed("three sandboxes did not start")
+
+    monkeypatch.setattr("shoal.environments.code.shared_pool", broken)
+    [task] = Code().tasks(1, 0)
+    row = {
+        "problem_id": "a", "task_type": "code", "prompt": "?", "verification_info": json.dumps(task.verification_info),
+        "gold_standard_solution": "```python\n```",
+    }  # fmt: skip
+    path = write_lines(tmp_path / "tasks.jsonl", [row])
+    with pytest.raises(BadTaskSource, match=r"dataset: a solution cannot be run here: .* did not start") as caught:
+        found(config("code", path=str(path)), tmp_path)
+    assert caught.value.passing
 
 
 def test_a_data_set_of_which_the_environment_can_judge_nothing_is_refused_with_the_first_reason(tmp_path: Path) -> None:

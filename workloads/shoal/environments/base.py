@@ -47,6 +47,8 @@ class Unscorable:
 
     reason: str
     program_seconds: float = field(default=0.0, compare=False)
+    passing: bool = field(default=False, compare=False)
+    """The machine is at fault and not the task: another try may succeed."""
 
 
 @runtime_checkable

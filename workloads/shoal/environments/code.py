@@ -93,7 +93,7 @@ class Code:
                             used,
                         )
         except (SandboxFailed, NoIsolation) as error:
-            return Unscorable(f"task {task.problem_id}: {error}", used)
+            return Unscorable(f"task {task.problem_id}: {error}", used, passing=True)
         return Score(1.0, f"all {len(tests)} tests pass", used)
 
     def has_answer(self, task: Task, completion: str) -> bool:
@@ -112,12 +112,17 @@ class Code:
         return "```python\nimport sys\nsys.exit(0)\n```"
 
     def flaw(self, task: Task) -> str | None:
-        """Why the solution that a task brings along does not pass its first tests; ValueError when it brings none."""
+        """Why the solution that a task brings along does not pass its first tests; ValueError when it brings none.
+
+        Raises SandboxFailed where it could not be run.
+        """
         completion = self.gold(task)
         info = task.verification_info | {"test_cases": _read_tests(task)[0][:PROVEN_TESTS]}
         found = self.score(task.model_copy(update={"verification_info": info}), completion)
         if isinstance(found, Unscorable):
-            return "its tests could not be run"
+            if found.passing:
+                raise SandboxFailed(found.reason)
+            return "its own solution takes so long that machines would differ"
         return None if found.task_reward == 1.0 else "its own solution fails its tests"
 
     def problems(self) -> list[str]:

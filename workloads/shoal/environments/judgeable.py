@@ -18,7 +18,7 @@ from shoal.contracts import keys
 from shoal.contracts.tasks import JudgedTasks, Task, tasks_digest
 from shoal.environments.base import Environment, Unscorable, digest
 from shoal.environments.datasets import BadDataset, Refusals
-from shoal.rewards.sandbox import slots_here
+from shoal.rewards.sandbox import SandboxFailed, slots_here
 from shoal.storage import NotFound, Store
 
 AT_ONCE = 4096
@@ -41,6 +41,8 @@ def fitting(
     found_before: Store | None = None,
 ) -> Fit:
     """The first `count` tasks that the environment can ask and judge. BadDataset, with the first one's reason, when there is none.
+
+    Raises SandboxFailed where solutions cannot be run here, which says nothing about them and is not kept.
 
     `longest_prompt`: characters that can ever fit. `found_before`: a store that keeps what is found out.
     """
@@ -114,6 +116,8 @@ def _judged(tasks: Sequence[Task], environment: Environment, found_before: Store
             return flaw, flaw is None, True
         except ValueError:
             return None, False, True
+        except SandboxFailed:
+            raise
         except RuntimeError as error:
             return f"with a gold answer that no judge could be asked about: {str(error)[:200]}", False, False
 

@@ -61,6 +61,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         return Prepared.from_json(store.get(keys.PREPARED))
     config, commits = _pinned(config)
     environment = environments.load(config.tasks.environment)
+    _check_machine(environment)
     _check_vine(config, environment)
     found = _tasks(config, environment, store, scratch)
     scored = _benchmark_tasks(config, store, scratch)
@@ -166,6 +167,12 @@ def _check_count(config: RunConfig, tasks: list[Task]) -> None:
             f"spec.tasks: there are {len(tasks)} tasks; a submission has {config.sampling.groups_per_submission} different ones"
             " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
         )
+
+
+def _check_machine(environment: environments.Environment) -> None:
+    """Raises CannotPrepare, as passing, for what this machine lacks: another may have it."""
+    if missing := list(getattr(environment, "problems", list)()):
+        raise CannotPrepare(f"spec.tasks.environment: {missing[0]}", passing=True)
 
 
 def _check_vine(config: RunConfig, environment: environments.Environment) -> None:

@@ -27,6 +27,7 @@ from shoal.environments.datasets import (
     split_files,
 )
 from shoal.environments.judgeable import fitting
+from shoal.rewards.sandbox import SandboxFailed
 from shoal.storage import Store, open_below_prefix
 
 TASKS_OF_AN_ENVIRONMENT = 4096
@@ -125,6 +126,8 @@ def _find(
         raise BadTaskSource(f"{where}.dataset: {error}") from error
     except hub.HubRefused as error:
         raise BadTaskSource(f"{where}.dataset: {error}", passing=error.passing) from error
+    except SandboxFailed as error:
+        raise BadTaskSource(f"{where}.dataset: a solution cannot be run here: {error}", passing=True) from error
     return Found(fit.tasks, imported.rows, imported.skipped, refused, fit.proven)
 
 
