@@ -15,6 +15,7 @@ from shoal.environments.code import Code
 from shoal.environments.datasets import BadDataset, Selection, from_store, import_files, split_files
 from shoal.environments.layouts import detect
 from shoal.environments.math import Math
+from shoal.environments.rows import NO_DIGEST, Skipped, make_task
 from shoal.storage.store import open_folder
 
 STDIN_TESTS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
@@ -230,6 +231,23 @@ MBPP = {
     "test_setup_code": "",
     "challenge_test_list": [],
 }
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53)])
+def test_a_row_whose_values_no_digest_can_hold_is_refused_and_counted(tmp_path: Path, value: int) -> None:
+    rows = [
+        {"task_id": number, "text": f"Power {number}.", "code": "def f(n): return n", "test_list": [f"assert f(1) == {wanted}"]}
+        for number, wanted in enumerate([value, 7, 2**53 - 1])
+    ]  # fmt: skip
+    done = import_files([jsonl(tmp_path / "mbpp.jsonl", rows)])
+    assert done.refused.first == {NO_DIGEST: ["mbpp.jsonl, row 0"]}
+    assert [task.problem_id for task in done.tasks] == ["mbpp-1", "mbpp-2"]
+    assert len(done.digest) == 64
+
+
+@pytest.mark.parametrize("value", [2**60, float("nan"), float("inf"), "\ud800", [{"a": -(2**53)}]])
+def test_metadata_that_no_digest_can_hold_is_refused(value: object) -> None:
+    assert make_task("a", "math", "?", {"answer": "1"}, {"m": value}) == Skipped(NO_DIGEST, fault=True)
 
 
 def test_assertions_of_mbpp_become_calls_that_the_code_environment_judges(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Called by `layouts` and `benchmark_layouts`.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from pydantic import ValidationError
 from shoal.contracts.tasks import Task
 
 Row = Mapping[str, Any]
+MOST_INTEGER = 2**53 - 1
+"""Of RFC 8785, whose numbers are those of IEEE 754."""
+NO_DIGEST = (
+    f"has a value that no digest can hold: an integer beyond {MOST_INTEGER}, no finite number, or no Unicode text"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,13 @@ def read_test(test: dict[str, Any]) -> dict[str, Any]:
 
 def make_task(
     identity: object, kind: str, prompt: str | list[dict[str, Any]], info: dict[str, Any], metadata: dict[str, Any]
-) -> Task:
+) -> Task | Skipped:
+    """The task, or Skipped where the task table's digest (RFC 8785) could not hold its values."""
+    try:
+        if not (has_digest(info) and has_digest(metadata)):
+            return Skipped(NO_DIGEST, fault=True)
+    except RecursionError:
+        return Skipped(NO_DIGEST, fault=True)
     if identity is None or not str(identity):
         seen = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
         identity = f"{kind}-{hashlib.sha256(seen.encode(errors='replace')).hexdigest()[:20]}"
@@ -66,6 +78,19 @@ def make_task(
         worst = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))  # of a union the nearest member
         place = ".".join(str(part) for part in worst["loc"] if "[" not in str(part))
         raise BadRow(f"{place} is {str(worst['input'])[:60]!r}: {worst['msg'][:200]}") from error
+
+
+def has_digest(value: object) -> bool:
+    """Whether RFC 8785 has a text for a value: some microseconds a value, a tenth of what the text takes."""
+    if isinstance(value, str):
+        return value.isascii() or value.encode(errors="replace").decode() == value
+    if isinstance(value, int):
+        return abs(value) <= MOST_INTEGER
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and has_digest(key) and has_digest(each) for key, each in value.items())
+    return all(map(has_digest, value)) if isinstance(value, list | tuple) else True
 
 
 def column(row: Row, name: str) -> Any:
