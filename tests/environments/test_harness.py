@@ -19,7 +19,7 @@ from shoal.environments.harness_import import FILE_BUILDERS, _leaves, documents
 from shoal.environments.harness_names import BadHarnessTask, HarnessTask, near
 from shoal.environments.math import Math
 from shoal.environments.probe import HOSTILE
-from shoal.environments.task_source import benchmark_tasks
+from shoal.environments.task_source import BadTaskSource, benchmark_tasks
 from shoal.inference.evaluation.record import evaluate_all
 from shoal.inference.evaluation.sampling import CannotEvaluate, Settings
 from shoal.rewards.harness import HarnessJudge, NoValue, shared_harness_judge
@@ -283,6 +283,17 @@ def test_a_folder_of_the_working_directory_is_not_taken_for_a_data_set_of_a_hub(
     name = write_harness_task(tmp_path / "task", {"dataset_path": "openai/gsm8k", "dataset_kwargs": None})
     with pytest.raises(BadHarnessTask, match="files of this machine, which have no revision"):
         Harness(f"{name.removeprefix('lm-eval:')}@{REVISION}").tasks(1, 0)
+
+
+def test_a_hub_that_is_away_is_no_fault_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_harness_task(tmp_path / "task", {"dataset_path": "openai/gsm8k", "dataset_kwargs": None})
+    made = Harness(f"{name.removeprefix('lm-eval:')}@{REVISION}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_CACHE_HOME", tmp_path)
+    benchmark = Benchmark(name="b", tasks=BenchmarkTasks(environment=made.name))
+    with pytest.raises(BadTaskSource, match="its documents are not available: ConnectionError") as caught:
+        benchmark_tasks(run_config(), benchmark, made, tmp_path)
+    assert caught.value.passing
 
 
 def test_every_file_builder_of_the_data_sets_library_is_known() -> None:

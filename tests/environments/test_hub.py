@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_server import COMMIT, Hub, serving
+from huggingface_hub.errors import HfHubHTTPError
 
 from samples import run_config
 from shoal import environments
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.recipe import TaskSource
+from shoal.environments.hub import is_away
 from shoal.environments.task_source import BadTaskSource, Found, find_tasks
 
 README = b"""---
@@ -159,3 +162,22 @@ def test_a_hub_that_does_not_answer_may_be_tried_again(
     said, passing = refused(tmp_path / "b")
     assert said.startswith("spec.tasks.dataset: cannot get the data set openai/gsm8k at revision main: ")
     assert passing
+
+
+@pytest.mark.parametrize(
+    ("status", "away"), [(503, True), (429, True), (401, False), (404, False), (None, True), (0, False)]
+)
+def test_a_hub_that_is_away_is_told_from_a_mistake_whatever_an_error_is_wrapped_in(
+    status: int | None, away: bool
+) -> None:
+    request = httpx2.Request("GET", "https://hub.example.org")
+    inner: Exception = ValueError("a mistake") if status == 0 else httpx2.ConnectTimeout("slow", request=request)
+    if status:
+        inner = HfHubHTTPError("no", response=httpx2.Response(status, request=request))
+    try:
+        try:
+            raise inner
+        except Exception as error:
+            raise FileNotFoundError("it is nowhere") from error
+    except FileNotFoundError as error:
+        assert is_away(error) == away

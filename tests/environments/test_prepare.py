@@ -19,7 +19,6 @@ from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.environments import digest, generated_model, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.generated_model import WarmStartFailed
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prepare import CannotPrepare, prepare
 from shoal.environments.prompts import prompt_tokens
@@ -247,9 +246,11 @@ def test_a_generated_model_is_a_checkpoint_that_answers_and_the_same_one_again(
 def test_a_warm_start_that_does_not_get_there_says_what_to_change(store: Store, tmp_path: Path) -> None:
     hopeless = GeneratedModel(hidden_size=128, layers=1, warm_start_pass_rate=0.9, warm_start_max_steps=3)
     with pytest.raises(
-        WarmStartFailed, match=r"after 3 updates 0% .* but the target is 90%; raise model.generated.warmStart"
-    ):
+        CannotPrepare,
+        match=r"spec.model.generated: after 3 updates 0% .* but the target is 90%; raise model.generated.w",
+    ) as caught:
         prepare(config(model=ModelSource(generated=hopeless)), store, tmp_path / "scratch")
+    assert not caught.value.passing
     assert not store.exists(keys.PREPARED)
 
 

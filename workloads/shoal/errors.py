@@ -15,5 +15,13 @@ class InputWrong(Exception):
         self.lines = lines
 
 
+class MayPass(ValueError):
+    """Something needed is wrong or not available. `passing`: a machine, a network or a service is at fault, and another try may succeed."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
+
+
 class RunFailed(Exception):
     """The run, not the input, went wrong. Exit code 1."""

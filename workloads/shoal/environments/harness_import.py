@@ -20,6 +20,7 @@ from typing import Any
 
 from shoal.contracts.tasks import Task
 from shoal.environments.harness_names import BadHarnessTask, HarnessTask, is_commit, near
+from shoal.environments.hub import is_away
 from shoal.rewards.harness import HarnessJudge, NoValue
 from shoal.rewards.harness.scoring import FUNCTION
 
@@ -224,7 +225,9 @@ def _documents(name: str, config: Config, wanted: HarnessTask) -> Iterator[Task]
         except BadHarnessTask:
             raise
         except Exception as error:  # the data sets library, templates and functions of tasks raise anything
-            raise BadHarnessTask(f"lm-eval:{name}: its documents are not available: {_said(error)}") from error
+            raise BadHarnessTask(
+                f"lm-eval:{name}: its documents are not available: {_said(error)}", passing=is_away(error)
+            ) from error
 
 
 def _terms(name: str, config: Config, wanted: HarnessTask) -> dict[str, Any]:

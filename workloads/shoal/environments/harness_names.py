@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal.errors import MayPass
+
 FORM = "allowed: TASK[,METRIC[,FILTER]][@REVISION], with REVISION the 40 hex digits of a commit of the data set"
 _PART = re.compile(r"[^\s,@]{1,200}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -22,7 +24,7 @@ def is_commit(text: str) -> bool:
     return _COMMIT.fullmatch(text) is not None
 
 
-class BadHarnessTask(ValueError):
+class BadHarnessTask(MayPass):
     """The task cannot be named, loaded or scored so; the message says why and what is allowed."""
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from shoal.environments.datasets import BadDataset, split_names
+from shoal.errors import MayPass
 
 RepositoryKind = Literal["model", "dataset"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -27,12 +28,8 @@ BUSY = (408, 425, 429)
 """Statuses below 500 that a hub gives to right requests: it is busy."""
 
 
-class HubRefused(ValueError):
-    """A repository is not available from the hub. `passing`: the hub or the network is at fault, and another try may succeed."""
-
-    def __init__(self, text: str, *, passing: bool = False) -> None:
-        super().__init__(text)
-        self.passing = passing
+class HubRefused(MayPass):
+    """A repository is not available from the hub."""
 
 
 @contextmanager
@@ -76,6 +73,20 @@ def explained(repository: str, revision: str, kind: str) -> Iterator[None]:
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
     except (LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise HubRefused(f"{cannot}: {_one_line(error)}", passing=True) from error
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether the hub or the network is at fault for an error, whatever a library wrapped it in."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error is not None:
+        if isinstance(error, HfHubHTTPError):
+            return error.response.status_code >= 500 or error.response.status_code in BUSY
+        if isinstance(error, ConnectionError | TimeoutError | httpx2.HTTPError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def commit_of(kind: RepositoryKind, repository: str, revision: str) -> str:

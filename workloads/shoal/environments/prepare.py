@@ -33,7 +33,7 @@ from shoal.environments.prompts import BadPrompt, load_tokenizer
 from shoal.environments.revisions import Revisions
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
 from shoal.environments.tokens import eos_token_ids
-from shoal.errors import EXIT_INPUT_WRONG
+from shoal.errors import EXIT_INPUT_WRONG, MayPass
 from shoal.proofs import CannotCalibrate
 from shoal.storage import NotFound, Store, open_store, open_store_of
 from shoal.transport.authorities import trust_also
@@ -45,12 +45,8 @@ EXAMPLES, EXAMPLE_CHARACTERS = 3, 2000
 """Prompts that are shown in the log, and how much of each."""
 
 
-class CannotPrepare(ValueError):
-    """The run's model or tasks are not available; the message says which field of the manifest to change. `passing`: another try may succeed."""
-
-    def __init__(self, text: str, *, passing: bool = False) -> None:
-        super().__init__(text)
-        self.passing = passing
+class CannotPrepare(MayPass):
+    """The run's model or tasks are not available; the message says which field of the manifest to change."""
 
 
 def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
@@ -291,7 +287,7 @@ def checked_checkpoint(folder: Path) -> Path:
 
 def _generate(config: RunConfig, environment: environments.Environment, folder: Path) -> float:
     # torch takes seconds to import, and a run that is prepared, or brings its model, needs none.
-    from shoal.environments.generated_model import make_model
+    from shoal.environments.generated_model import WarmStartFailed, make_model
 
     if not isinstance(environment, Arithmetic):
         raise CannotPrepare(
@@ -301,15 +297,18 @@ def _generate(config: RunConfig, environment: environments.Environment, folder: 
     log = telemetry.get_logger()
     assert config.model.generated is not None
     targets = config.length_reward.targets if config.length_reward is not None else [None]
-    return make_model(
-        folder,
-        environment,
-        targets,
-        config.model.generated,
-        config.sft.max_sequence_length if config.sft is not None else config.recipe.max_sequence_length,
-        config.seed,
-        lambda step, loss, rate: log.info("warm start", step=step, loss=round(loss, 4), pass_rate=round(rate, 3)),
-    )
+    try:
+        return make_model(
+            folder,
+            environment,
+            targets,
+            config.model.generated,
+            config.sft.max_sequence_length if config.sft is not None else config.recipe.max_sequence_length,
+            config.seed,
+            lambda step, loss, rate: log.info("warm start", step=step, loss=round(loss, 4), pass_rate=round(rate, 3)),
+        )
+    except WarmStartFailed as error:  # the same seed fails again
+        raise CannotPrepare(f"spec.model.generated: {error}") from error
 
 
 def _proof_profile(

@@ -27,6 +27,7 @@ from shoal.environments.datasets import (
     split_files,
 )
 from shoal.environments.judgeable import fitting
+from shoal.errors import MayPass
 from shoal.rewards.sandbox import SandboxFailed
 from shoal.storage import Store, open_below_prefix
 
@@ -38,12 +39,8 @@ CHARACTERS_PER_TOKEN = 8
 """More than any tokenizer makes of a text on average: a prompt longer than this times the sequence cannot fit."""
 
 
-class BadTaskSource(ValueError):
-    """The run's tasks are not available; the message begins with the field of the manifest to change. `passing`: another try may succeed."""
-
-    def __init__(self, text: str, *, passing: bool = False) -> None:
-        super().__init__(text)
-        self.passing = passing
+class BadTaskSource(MayPass):
+    """The run's tasks are not available; the message begins with the field of the manifest to change."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,8 @@ def _find(
         try:
             return Found(environment.tasks(wanted.count or known_count(environment) or usual, seed))
         except ValueError as error:
-            raise BadTaskSource(f"{where}: {error}") from error
+            passing = isinstance(error, MayPass) and error.passing
+            raise BadTaskSource(f"{where}: {error}", passing=passing) from error
     rule = wanted.offline_filter if isinstance(wanted, TaskSource) else None
     try:
         imported = _import(wanted.dataset, rule.solve_rate if rule is not None else None, config, scratch)
