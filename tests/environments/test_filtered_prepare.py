@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from samples import DIGEST, run_config
 from shoal.contracts import keys
-from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings
+from shoal.contracts.datasets import FILTER_DATASET, DatasetSource, GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
 from shoal.contracts.run import Prepared
@@ -17,7 +17,10 @@ from shoal.contracts.sft_data import DatasetCard, DatasetFile, write_problem_cou
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.environments.math import Math
 from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.task_source import find_tasks
+from shoal.rewards.math import MathJudge
 from shoal.storage.store import Store, open_folder
 
 TASKS = Arithmetic().tasks(12, 0)
@@ -83,3 +86,24 @@ def test_a_filter_that_leaves_less_than_a_submission_is_refused(store: Store, tm
     sampled(tmp_path, CONFIG.run, [4] + [0] * 11)
     with pytest.raises(CannotPrepare, match=r"there are 1 tasks; a submission has \d+ different ones"):
         prepare(CONFIG, store, tmp_path / "scratch")
+
+
+def test_golds_that_the_run_that_sampled_has_proven_are_not_proven_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"problem": "{n}?", "answer": "x+{n}"}}\n' for n in range(1, 13)))
+    source = TaskSource(environment="math", dataset=DatasetSource(path=str(rows)), offline_filter=OfflineFilter())
+    config = CONFIG.model_copy(update={"tasks": source})
+    sampled(tmp_path, config.run, [4] * 12)
+    counted = open_folder(
+        tmp_path / "others" / f"{config.run}-filter", f"shoal/{config.run}-filter", deadline_seconds=2
+    )
+    find_tasks(config, Math(), tmp_path, [counted])
+
+    def again(judge: MathJudge, gold: str) -> str | None:
+        raise AssertionError(f"{gold} is proven again")
+
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", again)
+    with pytest.raises(CannotPrepare, match=r"sampled a task table with digest .* the data set was changed"):
+        prepare(config, store, tmp_path / "scratch")  # the counts above are of other tasks

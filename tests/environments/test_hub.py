@@ -174,10 +174,6 @@ def test_a_hub_that_is_away_is_told_from_a_mistake_whatever_an_error_is_wrapped_
     inner: Exception = ValueError("a mistake") if status == 0 else httpx2.ConnectTimeout("slow", request=request)
     if status:
         inner = HfHubHTTPError("no", response=httpx2.Response(status, request=request))
-    try:
-        try:
-            raise inner
-        except Exception as error:
-            raise FileNotFoundError("it is nowhere") from error
-    except FileNotFoundError as error:
-        assert is_away(error) == away
+    outer = FileNotFoundError("it is nowhere")
+    outer.__cause__ = inner
+    assert is_away(outer) == away

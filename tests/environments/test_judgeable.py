@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_what_cannot_be_judged_is_counted_by_reason_and_named(store: Store) -> None:
     tasks = [problem(number, gold) for number, gold in enumerate(["1", "???", "x+1", "{", "2", "1/0"])]
-    found = fitting([*tasks, problem(9, "3").model_copy(update={"prompt": "?" * 101})], Math(), None, 100, store)
+    found = fitting([*tasks, problem(9, "3").model_copy(update={"prompt": "?" * 101})], Math(), None, 100, [store])
     assert [task.problem_id for task in found.tasks] == ["p0", "p2", "p4"]
     assert found.proven == 3
     assert found.refused.first == {
@@ -69,15 +69,32 @@ def test_what_was_found_out_is_kept_by_digest(store: Store, monkeypatch: pytest.
         return real(judge, gold)
 
     monkeypatch.setattr("shoal.environments.math.gold_flaw", counted)
-    first = fitting(tasks, Math(), None, None, store)
-    again = fitting(tasks, Math(), None, None, store)
+    first = fitting(tasks, Math(), None, None, [store])
+    again = fitting(tasks, Math(), None, None, [store])
     assert sorted(asked) == ["???", "x+1"]
     assert (again.tasks, again.refused, again.proven) == (first.tasks, first.refused, first.proven)
-    fitting([*tasks, problem(3, "y")], Math(), None, None, store)
+    fitting([*tasks, problem(3, "y")], Math(), None, None, [store])
     assert len(asked) == 5, "of other tasks nothing is known"
     [info] = [info for info in store.list("tasks/judged/") if b"???" not in store.get(info.key)][:1]
     store.put(info.key, b"damaged")
-    assert fitting(tasks, Math(), None, None, store).proven == 1
+    assert fitting(tasks, Math(), None, None, [store]).proven == 1
+
+
+def test_what_another_run_found_out_counts_and_is_not_written(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = open_folder(tmp_path / "other", "shoal/run-filter", deadline_seconds=5.0)
+    tasks = [problem(number, gold) for number, gold in enumerate(["x+1", "???"])]
+    first = fitting(tasks, Math(), None, None, [other])
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", lambda judge, gold: "another finding")
+    again = fitting(tasks, Math(), None, None, [store, other])
+    assert (again.tasks, again.refused) == (first.tasks, first.refused)
+    assert not store.list("tasks/judged/")
+    more = [*tasks, problem(3, "2")]
+    with pytest.raises(BadDataset, match="another finding"):
+        fitting(more, Math(), None, None, [store, other])
+    assert (len(store.list("tasks/judged/")), len(other.list("tasks/judged/"))) == (1, 1)
 
 
 def test_a_judge_that_cannot_be_had_is_no_finding_to_keep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +105,7 @@ def test_a_judge_that_cannot_be_had_is_no_finding_to_keep(store: Store, monkeypa
     with pytest.raises(
         BadDataset, match="the first: task p0: with a gold answer that no judge could be asked about: a math worker"
     ):
-        fitting([problem(0, "x+1")], Math(), None, None, store)
+        fitting([problem(0, "x+1")], Math(), None, None, [store])
     assert not store.list("tasks/judged/")
 
 
@@ -101,7 +118,7 @@ def test_solutions_that_cannot_be_run_are_no_finding_and_end_the_try(
 
     monkeypatch.setattr("shoal.environments.code.shared_pool", broken)
     with pytest.raises(SandboxFailed, match=f"task exercise-0: {error}"):
-        fitting(Code().tasks(1, 0), Code(), None, None, store)
+        fitting(Code().tasks(1, 0), Code(), None, None, [store])
     assert not store.list("tasks/judged/")
 
 

@@ -38,13 +38,13 @@ def fitting(
     environment: Environment,
     count: int | None,
     longest_prompt: int | None = None,
-    found_before: Store | None = None,
+    found_before: Sequence[Store] = (),
 ) -> Fit:
     """The first `count` tasks that the environment can ask and judge. BadDataset, with the first one's reason, when there is none.
 
     Raises SandboxFailed where solutions cannot be run here, which says nothing about them and is not kept.
 
-    `longest_prompt`: characters that can ever fit. `found_before`: a store that keeps what is found out.
+    `longest_prompt`: characters that can ever fit. `found_before`: stores that keep what is found out; the first one is written.
     """
     fit = Fit()
     first = ""
@@ -91,15 +91,15 @@ def _unfit(task: Task, environment: Environment) -> str | None:
     return scored.reason if isinstance(scored, Unscorable) else None
 
 
-def _judged(tasks: Sequence[Task], environment: Environment, found_before: Store | None) -> JudgedTasks:
-    """Which gold answers can be judged, from the store or found out now."""
+def _judged(tasks: Sequence[Task], environment: Environment, found_before: Sequence[Store]) -> JudgedTasks:
+    """Which gold answers can be judged, from a store, the last one first, or found out now."""
     prove = getattr(environment, "flaw", None)
     if prove is None or not tasks:
         return JudgedTasks(proven=0)
     key = keys.judged_tasks(hashlib.sha256(f"{digest(environment)} {tasks_digest(tasks)}".encode()).hexdigest())
-    if found_before is not None:
+    for store in reversed(found_before):
         try:
-            return JudgedTasks.from_json(found_before.get(key))
+            return JudgedTasks.from_json(store.get(key))
         except NotFound:
             pass
         except ValidationError as error:
@@ -128,6 +128,6 @@ def _judged(tasks: Sequence[Task], environment: Environment, found_before: Store
             proven += right
             sure &= again
     judged = JudgedTasks(flaws=flaws, proven=proven)
-    if found_before is not None and sure:
-        found_before.put(key, judged.to_json())
+    if found_before and sure:
+        found_before[0].put(key, judged.to_json())
     return judged

@@ -133,7 +133,7 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
     """The run's tasks, filtered if it says so; the filter's report goes into the store."""
     log = telemetry.get_logger()
     try:
-        found = find_tasks(config, environment, scratch, store)
+        found = find_tasks(config, environment, scratch, _found_before(config, store))
         tasks = found.tasks
         for reason, count in sorted(found.skipped.items()):
             log.info("rows that are no tasks", count=count, reason=reason)
@@ -155,6 +155,11 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
     except CannotFilter as error:
         raise CannotPrepare(str(error)) from error
     return tasks
+
+
+def _found_before(config: RunConfig, store: Store) -> list[Store]:
+    """Where golds that are judged already are kept. Those of the run that sampled for the filter count: two proofs need not agree."""
+    return [store] if config.tasks.sampled_filter is None else [store, open_store_of(filter_run(config.run), config)]
 
 
 def _check_count(config: RunConfig, tasks: list[Task]) -> None:
@@ -188,7 +193,7 @@ def _benchmark_tasks(
     for each in config.evaluation.benchmarks if config.evaluation is not None else []:
         environment = environments.load(each.tasks.environment)
         try:
-            chosen = benchmark_tasks(config, each, environment, scratch / each.name, store)
+            chosen = benchmark_tasks(config, each, environment, scratch / each.name, [store])
         except BadTaskSource as error:
             raise CannotPrepare(str(error), passing=error.passing) from error
         telemetry.get_logger().info("benchmark", name=each.name, tasks=len(chosen.tasks), left_out=chosen.left_out)

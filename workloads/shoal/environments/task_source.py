@@ -6,6 +6,7 @@ Called by `prepare`, which writes them as the run's task table.
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,15 +74,19 @@ class Found:
         )
 
 
-def find_tasks(config: RunConfig, environment: Environment, scratch: Path, found_before: Store | None = None) -> Found:
-    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` keeps which golds can be judged. Raises BadTaskSource."""
+def find_tasks(config: RunConfig, environment: Environment, scratch: Path, found_before: Sequence[Store] = ()) -> Found:
+    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` is as in `fitting`. Raises BadTaskSource."""
     return _find(
         config, config.tasks, environment, scratch, "spec.tasks", TASKS_OF_AN_ENVIRONMENT, config.seed, found_before
     )
 
 
 def benchmark_tasks(
-    config: RunConfig, benchmark: Benchmark, environment: Environment, scratch: Path, found_before: Store | None = None
+    config: RunConfig,
+    benchmark: Benchmark,
+    environment: Environment,
+    scratch: Path,
+    found_before: Sequence[Store] = (),
 ) -> Found:
     """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
     field_ = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
@@ -99,7 +104,7 @@ def _find(
     where: str,
     usual: int,
     seed: int,
-    found_before: Store | None,
+    found_before: Sequence[Store],
 ) -> Found:
     """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `where` begins the message of BadTaskSource."""
     if wanted.dataset is None:
