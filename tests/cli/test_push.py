@@ -19,6 +19,8 @@ from shoal.contracts.recipe import ModelSource, TaskSource
 from shoal.errors import InputWrong, RunFailed
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.ledger.writer import LedgerWriter
+from shoal.report.access import RunAccess
+from shoal.report.model_card import CardFacts, read_facts
 
 TOKEN = "hf_planted-token-of-nobody"
 FILES = {
@@ -153,6 +155,33 @@ def test_a_later_version_replaces_the_earlier_one_and_its_shards(hub: Hub, run: 
     run.add_version(2, {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"one file now" * 100})
     pushed(run)
     assert {name for name in hub.files("me/demo") if name.endswith(".safetensors")} == {"model.safetensors"}
+
+
+def test_weights_of_somebody_else_in_the_repository_stay(hub: Hub, run: RunFolder) -> None:
+    others = {"adapter_model.safetensors": b"a", "onnx/model.safetensors": b"b", "model.fp32.safetensors": b"c"}
+    hub.add("me/demo", others | {"model.safetensors": b"old", "model.safetensors.index.json": b"{}"})
+    pushed(run)
+    there = hub.files("me/demo")
+    assert {name for name in there if name not in FILES and "safetensors" in name} == set(others)
+
+
+def test_a_public_repository_is_refused_where_a_private_one_is_wanted(hub: Hub, run: RunFolder) -> None:
+    hub.add("me/demo", {"README.md": b"mine"})
+    assert refused(run, "--to", "me/demo", "--private").startswith(
+        "InputWrong: --private: me/demo is there already, and"
+    )
+    assert hub.files("me/demo") == {"README.md": b"mine"}
+
+
+def test_the_card_is_of_the_version_that_is_pushed(hub: Hub, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(access: RunAccess, run_key: str) -> CardFacts | None:
+        facts = read_facts(access, run_key)
+        run.add_version(2, FILES)
+        return facts
+
+    monkeypatch.setattr("shoal.cli.push.read_facts", later)
+    assert "version 2 goes to me/demo" in pushed(run)
+    assert b"Policy version 2 of the run" in hub.files("me/demo")["README.md"]
 
 
 def test_a_token_from_a_file_is_used_in_place_of_the_environments(

@@ -303,7 +303,9 @@ def push(
     licence: Annotated[
         str | None, typer.Option("--licence", metavar="ID", help="For the card, such as apache-2.0; else unknown.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private; refuse one that is public.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the card and send nothing.")] = False,
     runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
     folder: Annotated[

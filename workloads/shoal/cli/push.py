@@ -6,7 +6,9 @@ A 65 GB model is read twice, for its digests and for the upload.
 """
 
 import os
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,7 +23,7 @@ from shoal.storage.checkpoint_files import WrongWeights
 from shoal.text import count, plain, secret_values, size, without_secrets
 
 CARD = "README.md"
-WEIGHTS = (".safetensors", ".safetensors.index.json")
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """What an earlier push may have left of another number of files: taken out of the repository by the same commit."""
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - its name
 PROGRESS_VARIABLE = "HF_HUB_DISABLE_PROGRESS_BARS"
@@ -51,7 +53,10 @@ def push(
         if dry_run:
             say(card.rstrip("\n"))
             return
-        export_model(access, folder)
+        place = export_model(access, folder)
+        if place is not None and place.version != facts.version:  # trained since the facts were read
+            facts = replace(facts, version=place.version)
+            card = model_card(facts, repository, licence or UNKNOWN_LICENCE)
     except (WrongWeights, BadSignature, NotFound, ValidationError) as error:
         raise RunFailed(f"the model cannot be taken out of the run's store: {plain(error, 400)}") from None
     except StoreUnavailable as error:
@@ -89,9 +94,17 @@ def _upload(
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
-        there = api.list_repo_files(repository)
+        there = api.model_info(repository)
+        if private and not there.private:
+            raise InputWrong(
+                f"--private: {repository} is there already, and public: make it private on its page, or leave --private out"
+            )
         names = {path.name for path in files}
-        left = [name for name in there if name.endswith(WEIGHTS) and name not in names]
+        left = [
+            each.rfilename
+            for each in there.siblings or []
+            if WEIGHTS.fullmatch(each.rfilename) and each.rfilename not in names
+        ]
         total = sum(path.stat().st_size for path in files)
         say(f"{count(len(files) + 1)} files, {size(total)}; what the hub has already is not sent again")
         operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
