@@ -12,6 +12,7 @@ from samples import PROOF_PROFILE, run_config
 from shoal import environments
 from shoal.contracts import keys
 from shoal.contracts.algorithm import Algorithm, VinePpo
+from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.final_model import ORIGIN_FILE
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
@@ -151,6 +152,25 @@ def test_a_folder_that_is_no_checkpoint_is_refused(
     with pytest.raises(CannotPrepare, match=r"spec.model.path: .* (lacks|has no) (\*.safetensors|\w+.json)"):
         prepare(mounted(checkpoint), store, tmp_path / "scratch")
     assert not store.exists(keys.PREPARED)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (ModelSource(path="/nowhere"), "spec.model.path: /nowhere is not a folder"),
+        (
+            ModelSource(hugging_face="them/base", revision="0" * 40),
+            "spec.model.huggingFace: cannot get the model them/base",
+        ),
+    ],
+)
+def test_the_model_is_looked_at_before_the_tasks(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelSource, said: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wrong = TaskSource(environment="math", dataset=DatasetSource(path="/no/tasks"))
+    with pytest.raises(CannotPrepare, match=said):
+        prepare(config(model=model, tasks=wrong), store, tmp_path / "scratch")
 
 
 def test_a_folder_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:

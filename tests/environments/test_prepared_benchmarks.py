@@ -9,7 +9,7 @@ from test_prepare import config, train_tokenizer
 from samples import PROOF_PROFILE
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, EvaluationSettings
-from shoal.contracts.recipe import ModelSource, Sampling
+from shoal.contracts.recipe import ModelSource, Sampling, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.environments import digest
@@ -75,6 +75,32 @@ def test_a_benchmark_that_cannot_be_had_is_said_by_its_name(store: Store, tmp_pa
     with pytest.raises(CannotPrepare, match=r"spec\.evaluation\.benchmarks, gone: tasks\.dataset: path: /nowhere/aime"):
         prepare(scored(base, gone), store, tmp_path / "scratch")
     assert not store.exists(keys.PREPARED)
+
+
+@pytest.mark.parametrize("which", ["run", "benchmark"])
+def test_more_tasks_that_cannot_be_asked_than_allowed_are_refused(
+    store: Store, tmp_path: Path, base: ModelSource, which: str
+) -> None:
+    (tmp_path / "own.jsonl").write_text(
+        "".join(f'{{"problem": "{n}+1{" " * 100 * (n % 2)}?", "answer": "{n + 1}"}}\n' for n in range(8))
+    )
+    columns = {"prompt": "problem", "answer": "answer"}
+    mine = {"environment": "math", "dataset": {"path": str(tmp_path / "own.jsonl"), "columns": columns}}
+    if which == "run":
+        asked = config(model=base, tasks=TaskSource.model_validate(mine), length_reward=None)
+    else:
+        asked = scored(base, {"name": "mine", "tasks": mine})
+    with pytest.raises(
+        CannotPrepare, match=r"4 of 8 tasks cannot be asked; at most a share of 0\.2 may be: 4 the prompt le"
+    ):
+        prepare(asked, store, tmp_path / "scratch")
+    mine["dataset"]["maxRefusedShare"] = 0.5
+    if which == "run":
+        asked = config(model=base, tasks=TaskSource.model_validate(mine), length_reward=None)
+    else:
+        asked = scored(base, {"name": "mine", "tasks": mine})
+    done = prepare(asked, store, tmp_path / "scratch")
+    assert (done.task_count if which == "run" else done.benchmarks[0].task_count) == 4
 
 
 def test_more_files_than_the_numbers_have_room_for_are_refused(store: Store, tmp_path: Path, base: ModelSource) -> None:

@@ -103,12 +103,14 @@ def commit_of(kind: RepositoryKind, repository: str, revision: str) -> str:
     return found
 
 
-def model_config(repository: str, revision: str) -> dict[str, Any]:
-    """`config.json` of a model on a hub. Raises HubRefused."""
+def model_config(repository: str, revision: str, folder: Path | None = None) -> dict[str, Any]:
+    """`config.json` of a model on a hub, fetched into `folder` or the user's cache. Raises HubRefused."""
     from huggingface_hub import hf_hub_download
 
     with explained(repository, revision, "model"):
-        path = hf_hub_download(repository, "config.json", revision=revision, etag_timeout=ANSWER_SECONDS)
+        path = hf_hub_download(
+            repository, "config.json", revision=revision, local_dir=folder, etag_timeout=ANSWER_SECONDS
+        )
     try:
         found = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:

@@ -11,11 +11,12 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from shoal import environments, telemetry
 from shoal.contracts import keys
-from shoal.contracts.datasets import filter_run
+from shoal.contracts.datasets import DatasetSource, filter_run
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.hub import HubCommit
@@ -59,6 +60,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     environment = environments.load(config.tasks.environment)
     _check_machine(environment)
     _check_vine(config, environment)
+    _look_at_model(config, scratch / "looked-at")
     found = _tasks(config, environment, store, scratch)
     scored = _benchmark_tasks(config, store, scratch)
     folder, rate = scratch / "base", None
@@ -75,7 +77,9 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     else:
         folder = _download(config, folder)
     asked = PromptMaker(config, folder)
-    terms, tasks = asked.of("spec.tasks", config.tasks.prompt, found, environment, config.length_reward)
+    terms, tasks = asked.of(
+        "spec.tasks", config.tasks.prompt, config.tasks.dataset, found, environment, config.length_reward
+    )
     _check_count(config, tasks)
     pinned = [asked.benchmark(*each) for each in scored]
     benchmarks = [each for each, _ in pinned]
@@ -217,6 +221,7 @@ class PromptMaker:
         self,
         field: str,
         settings: PromptSettings | None,
+        dataset: DatasetSource | None,
         tasks: list[Task],
         environment: environments.Environment,
         lengths: LengthReward | None,
@@ -227,7 +232,14 @@ class PromptMaker:
         try:
             terms = decided(settings, self._folder, self._tokenizer)
             if self._config.mode != "SFT":  # which asks nothing
+                given = len(tasks)
                 tasks, reasons = askable(tasks, environment, self._tokenizer, terms, targets, longest, self._folder)
+                if dataset is not None and reasons.total() > dataset.max_refused_share * given:
+                    raise CannotPrepare(
+                        f"{field}: {reasons.total()} of {given} tasks cannot be asked; at most a share of {dataset.max_refused_share:g} may be:"
+                        f" {'; '.join(f'{count} {reason}' for reason, count in reasons.most_common())}. Raise recipe.maxSequenceLength, leave such"
+                        " rows out by dataset.where, or raise dataset.maxRefusedShare"
+                    )
                 for reason, count in sorted(reasons.items()):
                     log.warning("tasks that cannot be asked are left out", of=field, count=count, reason=reason)
             shown = [example(task, environment, self._tokenizer, terms, targets) for task in tasks[:EXAMPLES]]
@@ -253,7 +265,8 @@ class PromptMaker:
         config = self._config
         lengths = LengthReward(targets=[each.target_length]) if each.target_length is not None else None
         field = f"spec.evaluation.benchmarks, {each.name}"
-        terms, tasks = self.of(field, each.prompt or config.tasks.prompt, tasks, environment, lengths)
+        settings = each.prompt or config.tasks.prompt
+        terms, tasks = self.of(field, settings, each.tasks.dataset, tasks, environment, lengths)
         pinned = BenchmarkTerms(
             name=each.name,
             environment=environment.name,
@@ -276,6 +289,27 @@ def _check_slices(benchmarks: list[BenchmarkTerms]) -> None:
             f"spec.evaluation.benchmarks: they are {slices} files for each version; allowed: {MOST_SLICES}: lower samples or count,"
             " or raise spec.sampling.groupsPerSubmission"
         )
+
+
+def _look_at_model(config: RunConfig, folder: Path) -> None:
+    """Raises CannotPrepare for a base model that is not there, before golds are proven, which takes half an hour."""
+    model, rule = config.model, config.tasks.sampled_filter
+    if rule is not None and rule.model is None:
+        return  # the run that sampled has it
+    if model.path is not None:
+        checked_checkpoint(Path(model.path))
+    elif model.hugging_face is not None:
+        with _of_hub():
+            hub.model_config(model.hugging_face, str(model.revision), folder)
+
+
+@contextlib.contextmanager
+def _of_hub() -> Iterator[None]:
+    """Turn what is wrong with the hub's model into CannotPrepare."""
+    try:
+        yield
+    except hub.HubRefused as error:
+        raise CannotPrepare(f"spec.model.huggingFace: {error}", passing=error.passing) from error
 
 
 def checked_checkpoint(folder: Path) -> Path:
@@ -376,16 +410,13 @@ def _download(config: RunConfig, folder: Path) -> Path:
     name, revision = config.model.hugging_face, config.model.revision
     if name is None:
         raise CannotPrepare("spec.model: no source is given; allowed: one of huggingFace, path, generated, run")
-    try:
-        with hub.explained(name, str(revision), "model"):
-            snapshot_download(
-                name,
-                revision=revision,
-                local_dir=folder,
-                allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
-            )
-    except hub.HubRefused as error:
-        raise CannotPrepare(f"spec.model.huggingFace: {error}", passing=error.passing) from error
+    with _of_hub(), hub.explained(name, str(revision), "model"):
+        snapshot_download(
+            name,
+            revision=revision,
+            local_dir=folder,
+            allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
+        )
     return checked_checkpoint(folder)
 
 
