@@ -81,6 +81,28 @@ def test_an_answer_that_cannot_be_judged_and_a_prompt_without_room_are_told(tmp_
     assert "raise recipe.maxSequenceLength" in str(result.exception)
 
 
+def test_no_more_golds_are_proven_than_a_look_needs(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proven: list[str] = []
+    monkeypatch.setattr("shoal.environments.math.gold_flaw", lambda judge, gold: proven.append(gold))
+    monkeypatch.setattr("shoal.environments.judgeable.AT_ONCE", 40)
+    rows = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(100)]
+    found = preview(config_of(read_manifest(manifest(tmp_path, rows))), tokenizer)
+    assert (len(proven), found.proven, found.tasks) == (64, 64, 100)
+    assert "64 gold answers can be judged of the first 64; prepare looks at all" in list(preview_lines(found))
+
+
+def test_a_model_that_is_not_here_matters_only_without_a_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
+    environment = "lm-eval:/nowhere/model.yaml"
+    path = manifest(tmp_path, [], model={"path": "/nowhere/base"}, tasks={"environment": environment})
+    result = CliRunner().invoke(app, ["env", "preview", "-f", str(path), "--tokenizer", str(tokenizer)])
+    assert isinstance(result.exception, InputWrong)
+    assert str(result.exception).endswith(
+        f"spec.tasks.environment: {environment}: there is no such file on this machine; allowed: the absolute path of a task's YAML"
+    )
+
+
 def test_text_of_a_data_set_cannot_move_a_cursor(tmp_path: Path, tokenizer: Path) -> None:
     rows = [{"problem": "red \x1b[31m \u202e", "answer": "2"}]
     found = preview(config_of(read_manifest(manifest(tmp_path, rows))), tokenizer)

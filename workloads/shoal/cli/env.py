@@ -103,7 +103,8 @@ def preview(
     from shoal.environments.preview import preview as look
 
     manifest = read_manifest(file)
-    if lines := [line for line in lacking(manifest.run.spec) if tokenizer is None or "model" not in line]:
+    unused = () if tokenizer is None else ("spec.model.", "spec.tasks.offlineFilter.model.")
+    if lines := [line for line in lacking(manifest.run.spec) if not line.startswith(unused)]:
         raise InputWrong(*(f"{file}: {line}" for line in lines))
     try:
         found = look(config_of(manifest), tokenizer)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from shoal.environments.preview import Preview, ScoredText, ShownTask
+from shoal.environments.preview import MOST_PROOFS, Preview, ScoredText, ShownTask
 from shoal.text import count, number, plain
 
 SHOWN_TOKENS = 200
@@ -18,6 +18,8 @@ def preview_lines(found: Preview) -> Iterator[str]:
     yield f"an answer may have {found.longest_completion} tokens, prompt and answer together {found.longest_sequence}"
     for reason, rows in sorted(found.left_out.items()):
         yield f"{count(rows)} rows are left out: {plain(reason, 200)}"
+    if found.proven:
+        yield f"{found.proven} gold answers can be judged of the first {MOST_PROOFS}; prepare looks at all"
     for each in found.shown:
         yield ""
         yield from _task_lines(each)

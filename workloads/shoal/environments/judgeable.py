@@ -39,12 +39,14 @@ def fitting(
     count: int | None,
     longest_prompt: int | None = None,
     found_before: Sequence[Store] = (),
+    most_proofs: int | None = None,
 ) -> Fit:
     """The first `count` tasks that the environment can ask and judge. BadDataset, with the first one's reason, when there is none.
 
     Raises SandboxFailed where solutions cannot be run here, which says nothing about them and is not kept.
 
     `longest_prompt`: characters that can ever fit. `found_before`: stores that keep what is found out; the first one is written.
+    `most_proofs`: golds that are looked at; the tasks after them are taken as they are.
     """
     fit = Fit()
     first = ""
@@ -58,7 +60,8 @@ def fitting(
                 first = first or problem
             else:
                 asked.append(task)
-        judged = _judged(asked, environment, found_before)
+        judged = _judged(asked[:most_proofs], environment, found_before)
+        most_proofs = None if most_proofs is None else max(0, most_proofs - len(asked))
         fit.proven += judged.proven
         for task in asked:
             if (flaw := judged.flaws.get(task.problem_id)) is not None:

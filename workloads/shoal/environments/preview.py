@@ -21,6 +21,8 @@ from shoal.environments.prompts import TOKENIZER_FILES, BadPrompt, load_tokenize
 from shoal.environments.task_source import BadTaskSource, find_tasks
 
 SHOWN_TASKS = 3
+MOST_PROOFS = 64
+"""Gold answers that are proven: seconds, where prepare needs half an hour for all of a large data set."""
 
 
 class CannotPreview(ValueError):
@@ -56,13 +58,14 @@ class Preview:
     tasks: int
     shown: list[ShownTask]
     left_out: dict[str, int]
+    proven: int
     longest_completion: int
     longest_sequence: int
     problems: tuple[str, ...]
 
 
 def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
-    """The first, a middle and the last task of the run. Reads its whole data set, samples nothing. Raises CannotPreview."""
+    """The first, a middle and the last task of the run. Reads its whole data set, proves `MOST_PROOFS` golds. Raises CannotPreview."""
     source = config.tasks
     if source.dataset is not None and source.dataset.object is not None:
         raise CannotPreview(
@@ -73,7 +76,7 @@ def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
         if missing := list(getattr(environment, "problems", list)()):
             raise CannotPreview(f"spec.tasks.environment: {missing[0]}")
         with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
-            found = find_tasks(config, environment, Path(scratch))
+            found = find_tasks(config, environment, Path(scratch), most_proofs=MOST_PROOFS)
     except BadEnvironment as error:
         raise CannotPreview(f"spec.tasks.environment: {error}") from None
     except BadTaskSource as error:
@@ -87,7 +90,9 @@ def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
         for number, place in enumerate(picked)
     ]
     longest, room = config.sampling.max_completion_tokens, config.recipe.max_sequence_length
-    return Preview(len(tasks), shown, found.left_out, longest, room, tuple(_problems(shown, longest, room)))
+    return Preview(
+        len(tasks), shown, found.left_out, found.proven, longest, room, tuple(_problems(shown, longest, room))
+    )
 
 
 def _shown(environment: Environment, tokenizer: Any, terms: PromptTerms, task: Task, target: int | None) -> ShownTask:

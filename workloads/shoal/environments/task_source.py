@@ -74,11 +74,16 @@ class Found:
         )
 
 
-def find_tasks(config: RunConfig, environment: Environment, scratch: Path, found_before: Sequence[Store] = ()) -> Found:
-    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` is as in `fitting`. Raises BadTaskSource."""
-    return _find(
-        config, config.tasks, environment, scratch, "spec.tasks", TASKS_OF_AN_ENVIRONMENT, config.seed, found_before
-    )
+def find_tasks(
+    config: RunConfig,
+    environment: Environment,
+    scratch: Path,
+    found_before: Sequence[Store] = (),
+    most_proofs: int | None = None,
+) -> Found:
+    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` and `most_proofs` are as in `fitting`. Raises BadTaskSource."""
+    source, usual = config.tasks, TASKS_OF_AN_ENVIRONMENT
+    return _find(config, source, environment, scratch, "spec.tasks", usual, config.seed, found_before, most_proofs)
 
 
 def benchmark_tasks(
@@ -105,6 +110,7 @@ def _find(
     usual: int,
     seed: int,
     found_before: Sequence[Store],
+    most_proofs: int | None = None,
 ) -> Found:
     """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `where` begins the message of BadTaskSource."""
     if wanted.dataset is None:
@@ -122,6 +128,7 @@ def _find(
             wanted.count,
             CHARACTERS_PER_TOKEN * config.recipe.max_sequence_length,
             found_before,
+            most_proofs,
         )
         refused = imported.refused + fit.refused
         _check_share(refused, len(fit.tasks), wanted.dataset.max_refused_share)
