@@ -159,6 +159,7 @@ def test_turns_go_on_after_failures_until_the_process_is_asked_to_stop(monkeypat
         ("Sat, 21 Nov 2026 12:00:05 GMT", 5.0),
         ("Sat, 21 Nov 2026 11:00:00 GMT", MIN_RETRY_AFTER_SECONDS),
         ("Mon, 21 Nov 2033 12:00:00 GMT", MAX_RETRY_AFTER_SECONDS),
+        ("Mon, 21 Nov 20330000000 12:00:00 GMT", None),  # a year that no integer of the platform holds
     ],
 )
 def test_retry_after_is_seconds_or_a_date_and_never_longer_than_the_bound(

@@ -103,6 +103,6 @@ def retry_after_seconds(header: str | None, now: datetime | None = None) -> floa
         else:
             when = parsedate_to_datetime(text)
             seconds = (when.replace(tzinfo=when.tzinfo or UTC) - (now or datetime.now(UTC))).total_seconds()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return min(max(seconds, MIN_RETRY_AFTER_SECONDS), MAX_RETRY_AFTER_SECONDS)
