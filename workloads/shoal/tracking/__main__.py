@@ -46,7 +46,7 @@ def main() -> None:
     while True:
         last = telemetry.STOP.is_set()
         try:
-            if sent := follower.follow():
+            if sent := follower.follow(patient=not last):
                 log.info("steps sent", points=sent)
             liveness.progress()
         except StoreUnavailable as error:

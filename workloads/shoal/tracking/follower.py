@@ -1,82 +1,114 @@
 """Follows a run's step reports in the store and gives each tracker what it lacks."""
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
+from shoal.retries import Backoff
 from shoal.storage import NotFound, Store, StoreUnavailable
 from shoal.telemetry import get_logger
 from shoal.tracking.points import TrackedStep, point
-from shoal.tracking.sinks import Sink, TrackerFailed
+from shoal.tracking.sinks import Sink
 
 MOST_AT_ONCE = 256
 """Points in one batch: a run that is followed from its middle has thousands."""
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 600.0
+"""Before a tracker that failed is opened again, which leaves a folder in some: at the longest wait, some hundred and fifty a day."""
+
+
+class _NotReadable(RuntimeError):
+    """A step's report is no such document; the message says which and why."""
+
+
+@dataclass
+class _Followed:
+    """One tracker: how it is opened, the step that it gets next, and when it is tried again after a failure."""
+
+    opener: Callable[[], Sink]
+    sink: Sink | None = None
+    next_step: int = 0
+    not_before: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS))
 
 
 class StepFollower:
     """Steps come in order, one document each: a look costs one request where there is nothing new, and one a new step.
 
-    A tracker that fails is closed and opened again at the next look; the others go on meanwhile.
+    A tracker that fails is closed, and opened again after a pause that grows until it has written something; the others go on meanwhile.
     """
 
-    def __init__(self, store: Store, openers: Sequence[Callable[[], Sink]]) -> None:
+    def __init__(
+        self, store: Store, openers: Sequence[Callable[[], Sink]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
-        self._openers = openers
-        self._sinks: list[Sink | None] = [None] * len(openers)
-        self._next = [0] * len(openers)
+        self._clock = clock
+        self._followed = [_Followed(opener) for opener in openers]
 
-    def follow(self) -> int:
-        """Send what is new; returns how many points were. Raises StoreUnavailable."""
-        return sum(self._one(number) for number in range(len(self._openers)))
+    def follow(self, *, patient: bool = True) -> int:
+        """Send what is new; returns how many points were. `patient`: leave trackers alone whose pause is not over. Raises StoreUnavailable."""
+        now = self._clock()
+        return sum(self._one(each) for each in self._followed if not patient or now >= each.not_before)
 
     def close(self) -> None:
         """Close every tracker."""
-        for number, sink in enumerate(self._sinks):
-            self._sinks[number] = None
-            if sink is not None:
-                self._guarded(sink.name, sink.close)
+        for each in self._followed:
+            self._close(each)
 
-    def _one(self, number: int) -> int:
+    def _one(self, each: _Followed) -> int:
+        sent = 0
         try:
-            sink = self._sinks[number]
-            if sink is None:
-                sink = self._sinks[number] = self._openers[number]()
-                self._next[number] = sink.last_step() + 1
-                get_logger().info("tracker opened", tracker=sink.name, from_step=self._next[number])
-            sent = 0
-            while points := self._points(self._next[number]):
-                sink.write(points)
-                self._next[number] = points[-1].step + 1
+            # An opening costs a folder or a session: none before there is something to send.
+            if each.sink is None and self._points(each.next_step, 1):
+                each.sink = each.opener()
+                each.next_step = each.sink.last_step() + 1
+                get_logger().info("tracker opened", tracker=each.sink.name, from_step=each.next_step)
+            while each.sink is not None and (points := self._points(each.next_step, MOST_AT_ONCE)):
+                each.sink.write(points)
+                each.next_step = points[-1].step + 1
+                each.not_before = 0.0
+                each.backoff.reset()
                 sent += len(points)
-            return sent
         except StoreUnavailable:
             raise
+        except _NotReadable as error:
+            self._wait(each, "a step's report is not readable and is tried again", error)
         except Exception as error:  # each library has its own, and none of them may end the others
-            get_logger().warning("a tracker failed and is tried again", error=f"{type(error).__name__}: {error}"[:500])
-            failed, self._sinks[number] = self._sinks[number], None
-            if failed is not None:
-                self._guarded(failed.name, failed.close)
-            return 0
+            self._wait(each, "a tracker failed and is tried again", error)
+            self._close(each)
+        return sent
 
-    def _guarded(self, name: str, close: Callable[[], None]) -> None:
+    def _wait(self, each: _Followed, event: str, error: Exception) -> None:
+        seconds = each.backoff.next()
+        each.not_before = self._clock() + seconds
+        said = f"{type(error).__name__}: {error}"[:500]
+        get_logger().warning(event, error=said, failures=each.backoff.failures, seconds=round(seconds))
+
+    @staticmethod
+    def _close(each: _Followed) -> None:
+        sink, each.sink = each.sink, None
+        if sink is None:
+            return
         try:
-            close()
+            sink.close()
         except Exception as error:
-            get_logger().warning(
-                "a tracker was not closed", tracker=name, error=f"{type(error).__name__}: {error}"[:500]
-            )
+            said = f"{type(error).__name__}: {error}"[:500]
+            get_logger().warning("a tracker was not closed", tracker=sink.name, error=said)
 
-    def _points(self, begin: int) -> list[TrackedStep]:
-        """Points of steps from `begin` on, in order, without a gap."""
+    def _points(self, begin: int, most: int) -> list[TrackedStep]:
+        """At most so many points of steps from `begin` on, in order, without a gap. Raises _NotReadable where the first of them is."""
         found: list[TrackedStep] = []
-        while len(found) < MOST_AT_ONCE:
-            key = keys.step_metrics(begin + len(found))
-            try:
-                found.append(point(StepMetrics.from_json(self._store.get(key))))
-            except NotFound:
-                break
-            except ValidationError as error:
-                raise TrackerFailed(f"{key} is not readable: {error.error_count()} mistakes") from None
+        with suppress(NotFound):
+            while len(found) < most:
+                key = keys.step_metrics(begin + len(found))
+                try:
+                    found.append(point(StepMetrics.from_json(self._store.get(key))))
+                except ValidationError as error:
+                    if found:
+                        break  # what comes before it is sent; the next look begins with it
+                    raise _NotReadable(f"{key}: {error.error_count()} mistakes") from None
         return found
