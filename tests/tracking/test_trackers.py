@@ -42,6 +42,10 @@ class Tracked(RunFolder):
         self.log = self.path / "tracker.log"
         self.process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def identity(self) -> str:
+        return f"demo-{self.config.run_key[:8]}"
+
     def train(self, *steps: int) -> None:
         for step in steps:
             self.add_step(step_metrics(step, task_reward=reward(step)))
@@ -84,14 +88,14 @@ def run(tmp_path: Path, loopback: Loopback) -> Iterator[Tracked]:
 
 
 def of_wandb(run: Tracked) -> list[int]:
-    return list(offline_steps(run.tracks / "wandb", "demo"))
+    return list(offline_steps(run.tracks / "wandb", run.identity))
 
 
 def of_trackio(run: Tracked) -> list[int]:
     """From SQLite itself, past the library."""
     [path] = (run.tracks / "trackio").glob("shoal*.db")
     with sqlite3.connect(path) as database:
-        rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = 'demo'").fetchall()
+        rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = ?", (run.identity,)).fetchall()
     assert all(json.loads(values)["train/task_reward"] == reward(step) for step, values in rows)
     return [step for step, _ in rows]
 
@@ -147,3 +151,26 @@ def test_a_tracker_that_cannot_be_opened_does_not_stop_another(run: Tracked) -> 
     run.stop()
     assert of_tensorboard(run) == [0, 1]
     assert any("a tracker failed and is tried again" in str(line["event"]) for line in run.said())
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_run_that_was_made_anew_under_its_name_is_sent_from_its_beginning(
+    tmp_path: Path, run: Tracked, name: str
+) -> None:
+    run.train(0, 1, 2)
+    run.start(OFFLINE[name])
+    wait_until("the first run", lambda: run.sent() == 3, START_SECONDS)
+    run.stop()
+    (tmp_path / "again").mkdir()
+    again = Tracked(tmp_path / "again", run.address)
+    again.tracks.rmdir()
+    again.tracks.symlink_to(run.tracks)  # what a server keeps when the run and its volume are gone
+    again.train(0, 1)
+    again.start(OFFLINE[name])
+    try:
+        wait_until("the second run", lambda: again.sent() == 2, START_SECONDS)
+        again.stop()
+    finally:
+        if again.process is not None and again.process.poll() is None:
+            again.kill()
+    assert [READERS[name](each) for each in (run, again)] == [[0, 1, 2], [0, 1]]

@@ -14,7 +14,7 @@ from shoal.contracts.run import home, load_run_config
 from shoal.contracts.trackers import Trackers
 from shoal.storage import StoreUnavailable, open_store
 from shoal.tracking.follower import StepFollower
-from shoal.tracking.sinks import open_sink
+from shoal.tracking.sinks import RunLabel, open_sink
 from shoal.transport.authorities import trust_also
 
 PORT = 9109
@@ -39,8 +39,9 @@ def main() -> None:
     liveness = telemetry.Liveness(SILENT_SECONDS)
     telemetry.serve_health(PORT, liveness, lambda: None)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
+    label = RunLabel.of(config)
     follower = StepFollower(
-        store, [partial(open_sink, trackers, name, config.run, home() / "tracks") for name in trackers.named]
+        store, [partial(open_sink, trackers, name, label, home() / "tracks") for name in trackers.named]
     )
     log.info("tracker started", trackers=trackers.named)
     while True:

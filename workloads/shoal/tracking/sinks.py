@@ -7,13 +7,27 @@ at any point loses no step and writes none twice.
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.contracts.run import RunConfig
 from shoal.contracts.trackers import Trackers, TrackioTracker, WandbTracker
 from shoal.tracking.points import TrackedStep
 
 NONE_YET = -1
+
+
+@dataclass(frozen=True)
+class RunLabel:
+    """How trackers know a run. `name` is shown. `identity` also tells it from an earlier run of that name, whose steps a server may still have."""
+
+    name: str
+    identity: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RunLabel":
+        return cls(config.run, f"{config.run}-{config.run_key[:8]}")
 
 
 class TrackerFailed(RuntimeError):
@@ -35,14 +49,14 @@ class Sink(Protocol):
         """Everything that was written is kept when this returns."""
 
 
-def open_sink(trackers: Trackers, name: str, run: str, folder: Path) -> Sink:
+def open_sink(trackers: Trackers, name: str, run: RunLabel, folder: Path) -> Sink:
     """The tracker of this name, with its files in `folder`. Raises TrackerFailed where its package is not installed, and what the package raises."""
     try:
         if name == "wandb" and trackers.wandb is not None:
             return WandbSink(trackers.wandb, run, folder / name)
         if name == "trackio" and trackers.trackio is not None:
             return TrackioSink(trackers.trackio, run, folder / name)
-        return TensorBoardSink(folder / name / run)
+        return TensorBoardSink(folder / name / run.name)
     except ImportError as error:
         raise TrackerFailed(f"{name} is not installed: pip install 'shoal[{name}]' ({error})") from error
 
@@ -92,7 +106,7 @@ class TrackioSink:
 
     name = "trackio"
 
-    def __init__(self, settings: TrackioTracker, run: str, folder: Path) -> None:
+    def __init__(self, settings: TrackioTracker, run: RunLabel, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TRACKIO_DIR", str(folder))
         import trackio
@@ -117,7 +131,7 @@ class TrackioSink:
     def _open(self) -> Any:
         return self._trackio.init(
             project=self._settings.project,
-            name=self._run,
+            name=self._run.identity,
             space_id=self._settings.space,
             resume="allow",
             embed=False,
@@ -127,24 +141,24 @@ class TrackioSink:
 
 
 class WandbSink:
-    """One run of W&B with the run's name as its id, whichever process writes it. Costs 62 MB of packages and a helper process (`wandb-core`).
+    """One run of W&B, whichever process writes it. Costs 62 MB of packages and a helper process (`wandb-core`).
 
     Online the server says which step it has. Offline every opening makes a folder of its own, and all of them together say it.
     """
 
     name = "wandb"
 
-    def __init__(self, settings: WandbTracker, run: str, folder: Path) -> None:
+    def __init__(self, settings: WandbTracker, run: RunLabel, folder: Path) -> None:
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
         offline = settings.mode == "Offline"
-        found = max(offline_steps(folder, run), default=NONE_YET) if offline else NONE_YET
+        found = max(offline_steps(folder, run.identity), default=NONE_YET) if offline else NONE_YET
         self._run = wandb.init(
             project=settings.project,
             entity=settings.entity,
-            id=run,
-            name=run,
+            id=run.identity,
+            name=run.name,
             dir=str(folder),
             mode="offline" if offline else "online",
             resume="allow",
@@ -176,14 +190,14 @@ BLOCK = 32768
 FILE_HEADER, RECORD_HEADER = 7, 7
 
 
-def offline_steps(folder: Path, run: str) -> Iterator[int]:
+def offline_steps(folder: Path, identity: str) -> Iterator[int]:
     """Steps in the files of W&B's offline mode, of every process that wrote this run. A file that ends in the middle of a record ends before it.
 
     Its format is that of LevelDB's log (github.com/google/leveldb, doc/log_format.md) behind a header of 7 bytes, with protobuf records.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for path in sorted(folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")):
+    for path in sorted(folder.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb")):
         for data in _records(path.read_bytes()):
             record = Record()
             record.ParseFromString(data)
