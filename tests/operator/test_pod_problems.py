@@ -167,6 +167,22 @@ def test_a_crashing_trainer_is_reported(cluster: MemoryCluster) -> None:
     assert found["message"].endswith("container worker: ended 3 times, last: OOMKilled, exit code 137")
 
 
+def test_a_tracker_whose_pod_waits_is_reported_and_the_run_continues(cluster: MemoryCluster) -> None:
+    put(cluster, trackers={"tensorboard": {}})
+    running(cluster)
+    assert said(cluster, "TrackerReady")["status"] == "True"
+    no_secret = pod(containers=[container(waiting("CreateContainerConfigError", 'secret "wandb" not found'))])
+    put_pod(cluster, "sums-tracker-0", no_secret, component="tracker")
+    cluster.objects.set_status(
+        "StatefulSet", "sums-tracker", {"replicas": 1, "readyReplicas": 0, "observedGeneration": 1}
+    )
+    cluster.settle()
+    found = said(cluster, "TrackerReady")
+    assert (found["status"], found["reason"]) == ("False", "CreateContainerConfigError")
+    assert found["message"].endswith('secret "wandb" not found')
+    assert "Ready" in holds(cluster)
+
+
 def test_a_prepare_job_that_cannot_start_is_reported(cluster: MemoryCluster) -> None:
     put_pod(cluster, "sums-prepare-0", pod(conditions=[NO_NODE]), component="prepare")
     cluster.settle()

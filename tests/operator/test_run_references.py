@@ -7,6 +7,8 @@ from run_story import put, replicas, running, said, status
 
 from shoal.contracts.pools import pool_ticket
 from shoal.contracts.run import RunConfig
+from shoal_operator.engine.api_server import ApiError
+from shoal_operator.reconcile import reconcile
 
 BOTH = [{"name": "fast", "replicas": 3}, {"name": "slow", "replicas": 1}]
 
@@ -241,27 +243,43 @@ def test_a_removed_exposure_removes_its_objects_and_address(cluster: MemoryClust
 # Volumes.
 
 
-def test_claims_grow_with_their_template_and_never_shrink(cluster: MemoryCluster) -> None:
-    running(cluster)
-    relay = cluster.get("StatefulSet", "sums-relay")
-    assert relay is not None
-    template = relay["spec"]["volumeClaimTemplates"][0]
-    labels = template["metadata"]["labels"] | relay["spec"]["selector"]["matchLabels"]
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "www-sums-relay-0", "labels": labels},
-    }
+def claim_made(cluster: MemoryCluster, of_set: str) -> None:
+    """The first claim of a StatefulSet's first pod, as its controller makes it."""
+    made = cluster.get("StatefulSet", of_set)
+    assert made is not None
+    template = made["spec"]["volumeClaimTemplates"][0]
+    labels = template["metadata"]["labels"] | made["spec"]["selector"]["matchLabels"]
+    name = f"{template['metadata']['name']}-{of_set}-0"
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "labels": labels}}
     cluster.objects.apply(claim | {"spec": template["spec"]})
 
-    def sizes() -> dict[str, str]:
-        found = cluster.objects.find("PersistentVolumeClaim")
-        return {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in found}
 
+def claim_sizes(cluster: MemoryCluster) -> dict[str, str]:
+    found = cluster.objects.find("PersistentVolumeClaim")
+    return {each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"] for each in found}
+
+
+def test_claims_grow_with_their_template_and_never_shrink(cluster: MemoryCluster) -> None:
+    running(cluster)
+    claim_made(cluster, "sums-relay")
     put(cluster, relayServer={"cacheSize": "40Gi"}, trainer={"scratchSize": "40Gi"})
     cluster.settle()
     cluster.settle()
-    assert (sizes()["www-sums-relay-0"], sizes()["sums-outbox"]) == ("40Gi", "40Gi")
+    sizes = claim_sizes(cluster)
+    assert (sizes["www-sums-relay-0"], sizes["sums-outbox"]) == ("40Gi", "40Gi")
     put(cluster, relayServer={"cacheSize": "1Gi"}, trainer={"scratchSize": "1Gi"})
     cluster.settle()
-    assert sizes()["sums-outbox"] == "40Gi"
+    assert claim_sizes(cluster)["sums-outbox"] == "40Gi"
+
+
+def test_the_claim_of_trackers_grows_and_its_refusal_is_told(cluster: MemoryCluster) -> None:
+    put(cluster, trackers={"tensorboard": {}})
+    running(cluster)
+    claim_made(cluster, "sums-tracker")
+    put(cluster, trackers={"tensorboard": {}, "volumeSize": "8Gi"})
+    cluster.refuses["PersistentVolumeClaim/tracks-sums-tracker-0"] = ApiError("no resizing", 403)
+    reconcile(cluster, "TrainingRun", "sums")
+    assert said(cluster, "Progressing")["message"] == "claim tracks-sums-tracker-0 cannot grow: no resizing"
+    cluster.refuses.clear()
+    cluster.settle()
+    assert claim_sizes(cluster)["tracks-sums-tracker-0"] == "8Gi"

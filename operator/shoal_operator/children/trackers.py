@@ -58,5 +58,10 @@ def tracker_children(run: TrainingRun, replicas: int, config_hash: str) -> list[
     )
     return [
         headless_service(names.tracker(owner), owner, COMPONENT, {COMPONENT: port}),
-        stateful_set(names.tracker(owner), owner, COMPONENT, replicas, template, claims={FOLDER: spec.volume_size}),
+        stateful_set(names.tracker(owner), owner, COMPONENT, replicas, template, claims=tracker_claims(run)),
     ]
+
+
+def tracker_claims(run: TrainingRun) -> dict[str, str | int]:
+    """Size of the pod's volume, by name; none without `spec.trackers`."""
+    return {} if run.spec.trackers is None else {FOLDER: run.spec.trackers.volume_size}

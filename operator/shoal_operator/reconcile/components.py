@@ -23,14 +23,15 @@ COMPONENTS = (
     "RelayServer",
     "Validator",
     "InferencePool",
+    "Tracker",
     "Ui",
 )
 """Components with a condition `<name>Ready`, in the order in which they start."""
-OPTIONAL = frozenset({"Runner", "Lighthouse", "Island", "Ui"})
+OPTIONAL = frozenset({"Runner", "Lighthouse", "Island", "Tracker", "Ui"})
 """Components that many runs do not have; those have no condition for them."""
 SEVERAL = frozenset({"InferencePool", "Island"})
 """Components that may have several parts in a run."""
-BESIDE = frozenset({"Ui"})
+BESIDE = frozenset({"Tracker", "Ui"})
 """Components that a run continues without: they have a condition, but do not affect the run's readiness."""
 
 

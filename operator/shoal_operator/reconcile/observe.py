@@ -20,7 +20,7 @@ from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_sta
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 
-WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Ui")
+WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Tracker", "Ui")
 """Components whose pods are looked at here when they are not ready; our own kinds say it themselves."""
 
 

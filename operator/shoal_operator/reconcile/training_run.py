@@ -16,12 +16,13 @@ from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.scale import Scale, decide_scale
+from shoal_operator.children.trackers import tracker_claims
 from shoal_operator.children.trainer import trainer_job
 from shoal_operator.children.training_run import Stage
 from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
-from shoal_operator.reconcile.common import apply_children, owned, parse, prune, write_status
+from shoal_operator.reconcile.common import apply_children, grow_claims, owned, parse, prune, write_status
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
@@ -115,6 +116,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         if error.passing:
             raise
         failed = error
+    if children and (claims := tracker_claims(run)):
+        refused = refused or grow_claims(cluster, names.tracker(name), name, claims)
     parts = workloads(cluster, run, trainer.remember.number)
     problem = None if seen.prepared else pods_problem(cluster, name, "prepare")
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
