@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from shoal_operator.api.pods import PodWithVariables
+from shoal_operator.children.pods import Container
 from shoal_operator.engine.apply import Action, contains, decide, hash_of, template_hash, with_hash
 
 WANTED: dict[str, Any] = {
@@ -43,6 +45,13 @@ def test_an_object_in_the_desired_state_is_left_alone() -> None:
 
 def test_fields_that_others_added_are_left_alone() -> None:
     assert decide(WANTED, live(updateStrategy={"type": "RollingUpdate"})) is Action.NOTHING
+
+
+def test_a_variable_without_text_is_written_as_an_api_server_keeps_it() -> None:
+    settings = PodWithVariables.model_validate({"env": [{"name": "NCCL_DEBUG", "value": ""}]})
+    container = Container("trainer", "shoal/trainer", ["python"], "trainer", variables=settings).to_object()
+    # From k8s.io/api/core/v1 types.go: `Value string json:"value,omitempty"`.
+    assert container["env"][0] == {"name": "NCCL_DEBUG"}
 
 
 def test_a_changed_template_is_applied() -> None:

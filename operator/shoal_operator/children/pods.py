@@ -304,8 +304,9 @@ def _placed(placement: PodTemplate, gpu: Gpus | None) -> Object:
 
 
 def _said(fields: Iterable[SpecModel]) -> list[Object]:
-    """Fields that are Kubernetes' own, as they are there."""
-    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in fields]
+    """Fields that are Kubernetes' own, as they are there. An API server leaves out what is empty: with it a pod would never be as it was applied."""
+    said = (each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in fields)
+    return [{name: value for name, value in each.items() if value != ""} for each in said]
 
 
 def _expression(requirement: NodeRequirement) -> Object:
