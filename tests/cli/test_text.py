@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.text import count, duration, number, percent, plain, secret_values, size, sparkline, without_secrets
+from shoal.text import (
+    count,
+    duration,
+    number,
+    percent,
+    plain,
+    secret_values,
+    size,
+    sparkline,
+    without_cut_secrets,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +88,60 @@ def test_secrets_are_the_values_of_variables_whose_names_say_so() -> None:
         "WANDB_API_KEY": "0123456789",
         "AWS_SECRET_ACCESS_KEY": "aws-secret",
         "DB_PASSWORD": "hunter22",
+        "PROXY_AUTH": "proxy-word",
+        "SSH_PASSPHRASE": "pass-phrase",
+        "GITHUB_PAT": "ghp_abcdef",
+        "ORACLE_PWD": "oracle-word",
         "HF_TOKEN_SHORT": "abc",
+        "PWD": "/home/somebody",
+        "OLDPWD": "/home/somebody",
+        "GIT_AUTHOR_NAME": "Some Body",
+        "PATH": "/usr/bin:/bin",
         "MONKEY_HOUSE": "public-word",
         "HF_ENDPOINT": "https://hub.example",
     }
-    assert sorted(secret_values(variables)) == ["0123456789", "aws-secret", "hf_abcdef", "hunter22"]
+    assert sorted(secret_values(variables)) == [
+        "0123456789", "aws-secret", "ghp_abcdef", "hf_abcdef", "hunter22", "oracle-word", "pass-phrase", "proxy-word",
+    ]  # fmt: skip
 
 
 def test_a_text_loses_secrets_and_logins_of_urls() -> None:
     said = "hf_abcdef was refused by https://me:pw@hub.example/x; ask me@hub.example"
     assert without_secrets(said, ["hf_abcdef"]) == "*** was refused by https://***@hub.example/x; ask me@hub.example"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("https://me:p/w@hub.example/x", "https://***@hub.example/x"),
+        ("https://me:p@w@hub.example/x", "https://***@hub.example/x"),
+        ("https://me@corp.example:pw@hub.example", "https://***@hub.example"),
+        ("https://hf_abcdef@hub.example/x and s3://b/@scope", "https://***@hub.example/x and s3://b/@scope"),
+        ("https://hf_abcdef@hub.example/npm/@scope", "https://***@hub.example/npm/@scope"),
+        ("https://hub.example/npm/@scope", "https://hub.example/npm/@scope"),
+        ("http://a:b@one,http://c:d@two", "http://***@one,http://***@two"),
+        ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+    ],
+)
+def test_a_login_goes_whatever_its_password_holds_and_a_path_stays(said: str, shown: str) -> None:
+    assert without_secrets(said, []) == shown
+
+
+TOKEN = "hf_hf_hf_0123456789"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        *((f"no access with {TOKEN[:length]}", "no access with ***") for length in range(8, len(TOKEN) + 1)),
+        *((f"{TOKEN[-length:]} has none", "*** has none") for length in range(8, len(TOKEN) + 1)),
+        (f"no access with {TOKEN[:12]}...", "no access with ***..."),
+        (TOKEN[:9], "***"),
+        (TOKEN[-9:], "***"),
+        (f"hf_hf_{TOKEN[:10]}", "hf_hf_***"),
+        (f"no access with {TOKEN[:7]}", f"no access with {TOKEN[:7]}"),
+        ("", ""),
+    ],
+)
+def test_a_secret_that_was_cut_is_hidden_at_either_end_from_eight_characters_on(said: str, shown: str) -> None:
+    assert without_cut_secrets(said, [TOKEN]) == shown

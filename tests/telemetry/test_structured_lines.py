@@ -120,6 +120,34 @@ def test_a_long_text_is_told_in_pieces_and_a_deep_traceback_by_its_end(tmp_path:
     assert list(event.items())[-1] == ("error", "in short")
 
 
+CUTS = f"""
+token = "hf_" + "abcdefghij" * 3
+print("x" * {MAX_TEXT - 10} + token + " and more", file=sys.stderr)
+print("y" * {MAX_TEXT - 10} + token + "z" * {MAX_TEXT}, end="", file=sys.stderr)
+print(file=sys.stderr)
+log.info("cut by a caller", error=("w" * 480 + token)[:500], deep={{"list": [token, ("v " + token)[:20]]}}, other=ValueError(token))
+for before in ({MAX_TRACEBACK} - 20, 480):
+    try:
+        raise ValueError("u" * (before if before == 480 else 0) + token + "u" * (before if before != 480 else 0))
+    except ValueError:
+        log.exception("fails")
+"""
+
+
+def test_no_part_of_a_secret_is_in_a_line_wherever_a_text_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "abcdefghij" * 3)
+    lines, output = lines_of(CUTS, tmp_path)
+    assert len(lines) >= 7
+    assert "hf_" not in output
+    assert "fghij" not in output
+    [said] = [line for line in lines if line["event"] == "cut by a caller"]
+    assert said["error"] == "w" * 480 + "***"
+    assert said["deep"] == {"list": ["***", "v ***"]}
+    assert said["other"] == "ValueError('***')"
+
+
 def test_records_of_a_process_that_a_library_started_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.telemetry.logs._of_process", {})
     monkeypatch.setenv("SHOAL_ROLE", "worker")

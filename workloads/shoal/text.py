@@ -35,23 +35,61 @@ def plain(value: object, limit: int = 120) -> str:
 
 
 HIDDEN = "***"
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY(_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|PWD|CREDENTIAL|AUTH(?!OR(S|_|$))|(^|_)(PAT|(API_?)?KEY)(_|$)", re.IGNORECASE
+)
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+"""A shell's own variables: what they hold is in every path."""
 _SHORTEST_SECRET = 6
 """Characters; a shorter value is a setting, and hiding it would make holes in every line."""
-_LOGIN = re.compile(r"(?<=://)[^/\s@\"']+(?=@)")
+_SHORTEST_PART = 8
+"""Characters of a secret that was cut off; fewer may well be something else."""
+_AFTER_SCHEME = re.compile(r"(?<=://)(?:(?!://)[^\s\"'])+")
 
 
 def secret_values(variables: Mapping[str, str]) -> list[str]:
     """The values of environment variables whose names say that they are secret, the longest first."""
-    found = {value for name, value in variables.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET}
-    return sorted(found, key=len, reverse=True)
+    named = (value for name, value in variables.items() if _SECRET_NAME.search(name) and name not in _FOLDERS)
+    return sorted({value for value in named if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
     """The text without these values, and without user and password of any URL."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
-    return _LOGIN.sub(HIDDEN, text) if "@" in text else text
+    return _AFTER_SCHEME.sub(_without_login, text) if "@" in text else text
+
+
+def _without_login(found: re.Match[str]) -> str:
+    """What follows `://`. A password may hold `/` and `@`: where it might be one, all before the last `@` goes, which may take a host along."""
+    text = found[0]
+    authority, slash, path = text.partition("/")
+    if slash and ":" not in authority:
+        _, at, host = authority.rpartition("@")
+        return f"{HIDDEN}@{host}/{path}" if at else text
+    _, at, rest = text.rpartition("@")
+    return f"{HIDDEN}@{rest}" if at else text
+
+
+def without_cut_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The same for a text that was cut: also without the first characters of a secret at its end or before `...`, and the last at its beginning."""
+    text = without_secrets(text, secrets := list(secrets))
+    for secret in secrets:
+        body = text.removesuffix("...")
+        at = body.find(secret[:_SHORTEST_PART], max(0, len(body) - len(secret)))
+        while 0 <= at <= len(body) - _SHORTEST_PART:
+            if secret.startswith(body[at:]):
+                text = body[:at] + HIDDEN + text[len(body) :]
+                break
+            at = body.find(secret[:_SHORTEST_PART], at + 1)
+        at = text.rfind(secret[-_SHORTEST_PART:], 0, len(secret))
+        while at >= 0:
+            end = at + _SHORTEST_PART
+            if secret.endswith(text[:end]):
+                text = HIDDEN + text[end:]
+                break
+            at = text.rfind(secret[-_SHORTEST_PART:], 0, end - 1)
+    return text
 
 
 def _escape(character: str) -> str:

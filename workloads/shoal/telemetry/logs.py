@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -24,10 +25,16 @@ from structlog.typing import EventDict, Processor
 
 from shoal.contracts.run import pod_name
 from shoal.telemetry.disk import watch_disks
-from shoal.text import secret_values, without_secrets
+from shoal.text import secret_values, without_cut_secrets, without_secrets
 
 MAX_TEXT = 4_000
 """Characters of one event; a longer line is told in pieces."""
+
+
+def secrets_here() -> list[str]:
+    """Secrets of this process's environment, as they are and as JSON or `repr` writes them."""
+    values = secret_values(os.environ)
+    return [*values, *(said for value in values if (said := json.dumps(value)[1:-1]) != value)]
 
 
 class TextLines(io.TextIOBase):
@@ -37,10 +44,13 @@ class TextLines(io.TextIOBase):
         self._raw = raw
         self._rest = ""
         self._lock = threading.Lock()
+        self._secrets = secrets_here()
 
     def write(self, text: str) -> int:
         with self._lock:
             *lines, self._rest = re.split(r"[\r\n]+", self._rest + text)
+            if len(self._rest) > MAX_TEXT:
+                self._rest = without_secrets(self._rest, self._secrets)
             while len(self._rest) > MAX_TEXT:
                 lines.append(self._rest[:MAX_TEXT])
                 self._rest = self._rest[MAX_TEXT:]
@@ -55,6 +65,7 @@ class TextLines(io.TextIOBase):
         self._tell(rest)
 
     def _tell(self, line: str) -> None:
+        line = without_secrets(line, self._secrets)  # before a cut that could fall into one
         for begin in range(0, len(line), MAX_TEXT):
             # The reader of our output may be gone; whoever wrote to standard error must not fail for that.
             with contextlib.suppress(OSError, ValueError):
@@ -136,9 +147,11 @@ def with_traceback(_logger: object, _method: str, event: EventDict) -> EventDict
         given = sys.exc_info()
     if given and given[0] is not None:
         kind, error, _ = given
-        event["exception"] = "".join(traceback.format_exception(*given)).rstrip()[-MAX_TRACEBACK:]
+        secrets = secrets_here()
+        text = without_secrets("".join(traceback.format_exception(*given)).rstrip(), secrets)
+        event["exception"] = text[-MAX_TRACEBACK:]
         # Last, so that it is in what a pod's status keeps of a long line, which is its end.
-        event["error"] = event.pop("error", f"{kind.__name__}: {error}"[:MAX_ERROR])
+        event["error"] = event.pop("error", without_secrets(f"{kind.__name__}: {error}", secrets)[:MAX_ERROR])
     return event
 
 
@@ -153,16 +166,23 @@ STEPS: list[Processor] = [
 
 
 class JsonLine:
-    """Renders an event as its JSON line, without the secrets that the environment of the process holds."""
+    """Renders an event as its JSON line, without the secrets that the environment of the process holds: also where a caller cut one in two."""
 
     def __init__(self) -> None:
         self._json = structlog.processors.JSONRenderer()
-        values = secret_values(os.environ)
-        # In a line a value stands as JSON writes it.
-        self._secrets = [*values, *(said for value in values if (said := json.dumps(value)[1:-1]) != value)]
+        self._secrets = secrets_here()
 
     def __call__(self, logger: Any, method: str, event: EventDict) -> str:
-        return without_secrets(str(self._json(logger, method, event)), self._secrets)
+        return str(self._json(logger, method, {self._shown(name): self._shown(each) for name, each in event.items()}))
+
+    def _shown(self, value: Any) -> Any:
+        if value is None or isinstance(value, int | float):
+            return value
+        if isinstance(value, Mapping):
+            return {self._shown(name): self._shown(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._shown(each) for each in value]
+        return without_cut_secrets(value if isinstance(value, str) else repr(value), self._secrets)
 
 
 def library_formatter() -> logging.Formatter:
