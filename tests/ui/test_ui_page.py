@@ -1,6 +1,7 @@
 """The page in a real browser: every view, light and dark, narrow and wide, by keyboard, with hostile text, live, and with nothing to show yet."""
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,10 @@ from run_documents import step_metrics
 from ui_browser import NARROW, WIDE, Browser
 from ui_run import CHEAT, HONEST, EmptyRun, UiRun
 
+from shoal.contracts.verdicts import Verdict
+from shoal.storage import StoreUnavailable
 from shoal.ui.access import Access
+from shoal.ui.rollouts import RolloutFiles
 
 VIEWS = ("overview", "timeline", "curves", "nodes", "rollouts", "ledger")
 READY = "document.querySelector('main').getAttribute('aria-busy') === 'false'"
@@ -104,6 +108,7 @@ def test_the_overview_of_a_finished_run_has_its_curves_and_answers_of_its_last_s
     browser: Browser, page: Any
 ) -> None:
     show(browser, page, "overview")
+    browser.until("document.querySelector('.plots figure') !== null && document.querySelector('.samples li') !== null")
     shown = text(browser)
     assert "Curves" in shown
     assert browser.run("document.querySelectorAll('.plots figure').length") >= 1
@@ -112,6 +117,30 @@ def test_the_overview_of_a_finished_run_has_its_curves_and_answers_of_its_last_s
     assert browser.run("document.querySelectorAll('.samples li').length") == 1
     browser.run("document.querySelector('.samples a').click()")
     browser.until(f"{READY} && document.getElementById('completion') !== null")
+
+
+def test_the_overview_waits_for_no_answers_and_says_in_their_place_why_they_do_not_come(
+    browser: Browser, ui_run: UiRun, serve_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = list[str](), threading.Event()
+
+    def slow(self: RolloutFiles, verdict: Verdict, *, keep: bool = True) -> None:
+        asked.append(verdict.sha256)
+        go_on.wait(60)
+        raise StoreUnavailable("no answer in 5 s")
+
+    monkeypatch.setattr(RolloutFiles, "open", slow)
+    page = serve_page(ui_run)
+    show(browser, page, "overview")
+    assert {"Now", "Parts"} <= set(
+        browser.run("[...document.querySelectorAll('main h2')].map((each) => each.textContent)")
+    )
+    page.snapshot = replace(page.snapshot, unix=2001.0, message="goes on")
+    browser.until("document.querySelector('.plots figure') !== null")
+    assert len(asked) == 1
+    go_on.set()
+    browser.until("document.body.innerText.includes('Answers cannot be read: no answer in 5 s')")
+    assert "Parts" in text(browser)
 
 
 def test_a_filter_is_part_of_the_address(browser: Browser, page: Any) -> None:

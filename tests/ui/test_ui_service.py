@@ -1,5 +1,6 @@
 """The service of the page: what it answers, to whom, and that nothing of it writes or can be tricked. In process, with real documents."""
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +26,8 @@ from shoal.report.times import StoreTimes
 from shoal.ui import app as service
 from shoal.ui.access import Access, BadPageToken, access_for, host_name, is_loopback
 from shoal.ui.app import make_app
-from shoal.ui.rollouts import TOKENIZER_FILE, TokenText
+from shoal.ui.newest import NewestAnswers
+from shoal.ui.rollouts import TOKENIZER_FILE, RolloutFiles, TokenText
 from shoal.ui.timeline import intervals, step_rows
 from shoal.ui.watch import RunWatch
 
@@ -177,6 +179,35 @@ def test_the_newest_accepted_answers_are_shown_with_the_ends_of_prompt_and_answe
     assert sample["answer"].startswith("<2+4+0=6>46")
     assert sample["given"][0] == 1.0
     assert found["problem"] == ""
+
+
+def test_the_newest_answers_are_chosen_at_most_once_a_minute_and_leave_a_persons_files_open(
+    ui_run: UiRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, now = list[str](), [0.0]
+    parse = RolloutFiles._parse
+    monkeypatch.setattr(RolloutFiles, "_parse", lambda *args: (parsed.append(args[2]), parse(*args))[1])
+    files = RolloutFiles(ui_run.store)
+    newest = NewestAnswers(files, lambda: now[0])
+    watch = RunWatch(ui_run.source, lambda: ui_run.snapshot)
+    assert newest.document(watch.seen)["verdict"] is None
+    watch.read_once()
+    first = newest.document(watch.seen)
+    assert len(first["samples"]) == 1
+    for seconds in range(0, 59, 3):
+        now[0] = seconds
+        assert newest.document(replace(watch.seen, facts=copy.copy(watch.seen.facts))) is first
+    now[0] = 61.0
+    assert newest.document(watch.seen) is first, "the facts are those that it was chosen by"
+    assert parsed == [ui_run.accepted.sha256]
+    assert newest.document(replace(watch.seen, facts=copy.copy(watch.seen.facts))) == first
+    assert parsed == [ui_run.accepted.sha256] * 2
+    monkeypatch.setattr("shoal.ui.rollouts.KEPT_FILES", 1)
+    for _ in range(2):  # a person's file stays open while the newest one is read again
+        files.open(ui_run.rejected)
+        now[0] += 61.0
+        newest.document(replace(watch.seen, facts=copy.copy(watch.seen.facts)))
+    assert parsed == [*[ui_run.accepted.sha256] * 2, ui_run.rejected.sha256, *[ui_run.accepted.sha256] * 2]
 
 
 def test_a_rejected_file_says_why_and_can_be_read_all_the_same(client: TestClient, ui_run: UiRun) -> None:

@@ -27,7 +27,8 @@ from shoal.transport.patience import within
 from shoal.transport.problems import problem_response
 from shoal.ui import documents
 from shoal.ui.access import COOKIE, HEADERS, LONGEST_TOKEN, Access
-from shoal.ui.rollouts import NotShown, RolloutFiles, file_document, row_document, sample_documents
+from shoal.ui.newest import NewestAnswers
+from shoal.ui.rollouts import NotShown, RolloutFiles, file_document, row_document
 from shoal.ui.watch import RunWatch
 
 STATIC = Path(__file__).parent / "static"
@@ -65,6 +66,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
 
     app = FastAPI(title="Shoal run", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     files = RolloutFiles(watch.source.store)
+    newest = NewestAnswers(files)
     static = _static_files()
     streams = _Streams()
 
@@ -139,15 +141,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     @app.get("/api/samples")
     def samples() -> dict[str, Any]:
         """Three answers of the newest accepted file, as the model saw their prompts and gave them."""
-        verdict = documents.newest_answered(watch.seen)
-        if verdict is None:
-            return {"verdict": None, "samples": [], "problem": ""}
-        unix = watch.seen.facts.verdict_unix.get(keys.verdict(verdict.node, verdict.sha256))
-        told = {"verdict": documents.verdict_document(verdict, unix, watch.seen.vine), "samples": [], "problem": ""}
-        try:
-            return told | {"samples": sample_documents(files.open(verdict), verdict, files.text(), watch.seen.vine)}
-        except NotShown as error:
-            return told | {"problem": str(error)}
+        return newest.document(watch.seen)
 
     @app.get("/api/timeline")
     def timeline(steps: Annotated[int, Query(ge=1, le=200)] = 8) -> dict[str, Any]:

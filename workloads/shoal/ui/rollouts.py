@@ -91,10 +91,12 @@ class RolloutFiles:
         self._kept: OrderedDict[str, Parsed] = OrderedDict()
         self._text: TokenText | None = None
 
-    def open(self, verdict: Verdict) -> Parsed:
-        """Rows and metadata; raises `NotShown`, or `storage.StoreUnavailable`."""
+    def open(self, verdict: Verdict, *, keep: bool = True) -> Parsed:
+        """Rows and metadata; raises `NotShown`, or `storage.StoreUnavailable`. `keep`: a person reads it, and will ask for it again."""
         key = keys.upload(verdict.node, verdict.sha256)
         with self._lock:
+            if not keep:
+                return self._kept.get(key) or self._parse(key, verdict.sha256)
             if key not in self._kept:
                 self._kept[key] = self._parse(key, verdict.sha256)
                 while len(self._kept) > KEPT_FILES:

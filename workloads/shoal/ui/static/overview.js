@@ -1,6 +1,6 @@
 // What goes on now: figures, the map of parts with their states, what is waited for.
 
-import { ask } from "./api.js";
+import { ask, Refused } from "./api.js";
 import { chip, count, el, empty, note, number, shownText, table } from "./dom.js";
 import { plotsOf } from "./progress.js";
 
@@ -35,7 +35,6 @@ function scores(news) {
 
 const CURVES = ["Reward", "Completion length", "Loss", "Held-out loss"];
 const REFRESH_MS = 10000;
-let extras = [], asked = 0;
 
 function sample(each, file) {
   const open = `#rollouts?${new URLSearchParams({ file, row: each.row })}`;
@@ -46,19 +45,44 @@ function sample(each, file) {
     el("div", { class: "text", role: "group", "aria-label": "The end of the answer" }, shownText(each.answer)));
 }
 
-/** Curves and samples: of a finished run they are what there is to see. They are read from the store, so not with every news. */
-async function curvesAndSamples() {
-  asked = Date.now();
-  const [plots, found] = await Promise.all([plotsOf(CURVES), ask("samples")]);
-  const file = found.verdict ? `${found.verdict.node}/${found.verdict.sha256}` : "";
-  return [
-    plots.length ? el("h2", {}, "Curves") : null,
-    plots.length ? el("div", { class: "plots" }, plots) : null,
-    found.verdict ? el("h2", {}, `Answers of step ${found.verdict.step}`) : null,
-    found.problem ? note("bad", found.problem) : null,
-    found.samples.length ? el("ul", { class: "samples" }, found.samples.map((each) => sample(each, file))) : null,
-  ].filter(Boolean);
+/** A place of its own for what is read from the store: not with every news, one reading at a time, and what failed is told there. */
+function later(what, read) {
+  const said = el("div"), body = el("div");
+  let asked = 0, underWay = false;
+  const refresh = async () => {
+    if (underWay || Date.now() - asked < REFRESH_MS) return;
+    underWay = true;
+    try {
+      body.replaceChildren(...(await read()).filter(Boolean));
+      said.replaceChildren();
+    } catch (error) {
+      said.replaceChildren(note("bad", `${what} cannot be read: ${error instanceof Refused ? error.message : "the service does not answer"}`));
+    } finally {
+      asked = Date.now();
+      underWay = false;
+    }
+  };
+  return { place: el("div", {}, said, body), refresh };
 }
+
+// Of a finished run these are what there is to see.
+const LATER = [
+  later("Curves", async () => {
+    const plots = await plotsOf(CURVES);
+    return plots.length ? [el("h2", {}, "Curves"), el("div", { class: "plots" }, plots)] : [];
+  }),
+  later("Answers", async () => {
+    const found = await ask("samples");
+    const file = found.verdict ? `${found.verdict.node}/${found.verdict.sha256}` : "";
+    return [
+      found.verdict ? el("h2", {}, `Answers of step ${found.verdict.step}`) : null,
+      found.problem ? note("bad", found.problem) : null,
+      found.samples.length ? el("ul", { class: "samples" }, found.samples.map((each) => sample(each, file))) : null,
+    ];
+  }),
+];
+
+function refresh() { for (const each of LATER) each.refresh(); }
 
 function content(news) {
   const figures = news.figures.filter(([, value]) => value !== "-");
@@ -71,7 +95,7 @@ function content(news) {
     news.problem ? note("bad", news.problem) : null,
     figures.length ? el("dl", { class: "cards" }, figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : empty("No figures yet: the first step has not been trained."),
     rejects.length ? el("p", {}, `Rejected files by reason: ${rejects.map(([reason, times]) => `${reason} ${times}`).join(", ")}`) : null,
-    ...scores(news), ...extras,
+    ...scores(news), ...LATER.map((each) => each.place),
     el("h2", {}, "Parts"), parts(news),
     news.notes.length ? el("details", { id: "notes" }, el("summary", {}, `${news.notes.length} notes on the store`), el("ul", {}, news.notes.map((each) => el("li", {}, each)))) : null,
   ];
@@ -79,9 +103,9 @@ function content(news) {
 
 export const overview = {
   title: "Overview",
-  show: async (frame) => { extras = await curvesAndSamples(); return content(frame.live); },
+  show: (frame) => { refresh(); return content(frame.live); },
   live: (frame, news) => {
-    if (Date.now() - asked > REFRESH_MS) { frame.redraw(); return; }
+    refresh();
     const open = frame.main.querySelector("#notes")?.open;
     frame.main.replaceChildren(...content(news).filter(Boolean));
     if (open && frame.main.querySelector("#notes")) frame.main.querySelector("#notes").open = true;
