@@ -174,3 +174,17 @@ def test_a_run_that_was_made_anew_under_its_name_is_sent_from_its_beginning(
         if again.process is not None and again.process.poll() is None:
             again.kill()
     assert [READERS[name](each) for each in (run, again)] == [[0, 1, 2], [0, 1]]
+
+
+def test_trackio_begins_after_what_it_was_given_though_its_database_does_not_answer(run: Tracked) -> None:
+    run.train(0, 1, 2)
+    run.start(OFFLINE["trackio"])
+    wait_until("three steps", lambda: run.sent() == 3, START_SECONDS)
+    run.stop()
+    for path in (run.tracks / "trackio").glob("shoal*.db*"):
+        path.unlink()  # what a Space that sleeps says of a run: there is none
+    run.train(3)
+    run.start(OFFLINE["trackio"])
+    wait_until("one more step", lambda: run.sent() > 3, START_SECONDS)
+    run.stop()
+    assert of_trackio(run) == [3]

@@ -1,7 +1,7 @@
 """The three trackers behind one interface. Each library is imported when its tracker is opened, and no image but the tracker's has any.
 
-A tracker says itself which step it has last, by what is in its files or on its server. The follower begins after that, so a process that was killed
-at any point loses no step and writes none twice.
+A tracker says itself which step it has last, by what is in its files or on its server (trackio also by a note, since a Space may sleep). The follower
+begins after that, so a process that was killed at any point loses no step and writes none twice.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from shoal.contracts.run import RunConfig
 from shoal.contracts.trackers import Trackers, TrackioTracker, WandbTracker
 from shoal.tracking.points import TrackedStep
+from shoal.transport.whole_file import replace_file
 
 NONE_YET = -1
 
@@ -102,7 +103,10 @@ class TensorBoardSink:
 
 
 class TrackioSink:
-    """Opened for a batch of points and finished after it, which is what makes it write them out. Costs 9 MB of packages, and Pillow below 13."""
+    """Opened for a batch of points and finished after it, which is what makes it write them out. Costs 9 MB of packages, and Pillow below 13.
+
+    A Space that sleeps says of no run which step it has, so what was given to it is also noted in the volume.
+    """
 
     name = "trackio"
 
@@ -112,18 +116,26 @@ class TrackioSink:
         import trackio
 
         self._trackio, self._settings, self._run = trackio, settings, run
+        self._given = folder / f"{run.identity}.last-step"
 
     def last_step(self) -> int:
         opened = self._open()
         last = opened._safe_get_max_step_for_run()
         opened.finish()
-        return NONE_YET if last is None else int(last)
+        return max(NONE_YET if last is None else int(last), self._noted())
+
+    def _noted(self) -> int:
+        try:
+            return int(self._given.read_text())
+        except (FileNotFoundError, ValueError):
+            return NONE_YET
 
     def write(self, points: Sequence[TrackedStep]) -> None:
         opened = self._open()
         for point in points:
             opened.log(point.values, step=point.step)
         opened.finish()
+        replace_file(self._given, str(points[-1].step).encode())
 
     def close(self) -> None:
         """Nothing is open between batches."""
