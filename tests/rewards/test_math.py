@@ -262,7 +262,7 @@ def test_what_takes_too_long_is_undecided_and_the_worker_is_replaced() -> None:
 
 
 def test_a_worker_that_was_killed_is_replaced(judge: MathJudge) -> None:
-    for worker in list(judge._judges._all):
+    for worker in list(judge.judges._all):
         worker._process.kill()
     deadline = time.monotonic() + 120
     while not isinstance(found := judge.equal(r"\sqrt{8}", r"2\sqrt{2}"), MathVerdict):

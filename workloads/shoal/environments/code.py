@@ -122,7 +122,7 @@ class Code:
         if isinstance(found, Unscorable):
             if found.passing:
                 raise SandboxFailed(found.reason)
-            return "its own solution takes so long that machines would differ"
+            return "its own solution takes longer than machines can agree on"
         return None if found.task_reward == 1.0 else "its own solution fails its tests"
 
     def problems(self) -> list[str]:

@@ -100,7 +100,7 @@ class StepFollower:
             get_logger().warning("a tracker was not closed", tracker=sink.name, error=said)
 
     def _points(self, begin: int, most: int) -> list[TrackedStep]:
-        """At most so many points of steps from `begin` on, in order, without a gap. Raises _NotReadable where the first of them is."""
+        """At most `most` points of steps from `begin` on, in order, without a gap. Raises _NotReadable where the first of them is."""
         found: list[TrackedStep] = []
         with suppress(NotFound):
             while len(found) < most:
