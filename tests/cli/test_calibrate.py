@@ -1,6 +1,7 @@
 """`shoal calibrate`: a profile beside the weights, a table for people, and mistakes in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_the_workers_own_engine_bounds_whole_files(model: Path) -> None:
     assert "mean over a file of many chunks: " in "\n".join(said)
 
 
+def test_prompts_may_leave_no_more_room_than_their_completions_need(model: Path) -> None:
+    effort = replace(EFFORT, max_tokens=2)
+    calibrate(model, "arithmetic", "float32", 9, effort, None, lambda line: None)  # prompts have 7 tokens
+    assert read_profile(model, 128) is not None
+    with pytest.raises(InputWrong, match=r"none of 512 prompts takes at most 6 of a sequence's 8 tokens"):
+        calibrate(model, "arithmetic", "float32", 8, effort, None, lambda line: None)
+
+
 def test_a_model_that_never_ends_is_refused(model: Path) -> None:
     for name in ("generation_config.json", "config.json"):
         (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | {"eos_token_id": None}))
@@ -81,5 +90,5 @@ def test_wrong_options_are_named(model: Path, tmp_path: Path) -> None:
         return "\n".join(caught.value.lines)
 
     assert "is not a folder" in refusal(tmp_path / "nowhere")
-    assert "none of 512 prompts takes at most 75% of a sequence of 2 tokens" in refusal(model, max_length=2)
+    assert "none of 512 prompts takes at most 1 of a sequence's 2 tokens" in refusal(model, max_length=2)
     assert "nonesuch" in refusal(model, environment="nonesuch")

@@ -31,7 +31,7 @@ RUN_TOKENS = 256
 RUN_BYTES = 4 << 30
 """Weights up to which prepare calibrates by itself: a larger model would take a processor hours, and needs `shoal calibrate` on an accelerator."""
 LONGEST_PROMPT = 0.75
-"""Share of the longest sequence that a prompt may take: the rest is to be generated."""
+"""Share of the longest sequence that a prompt may take where completions are longer than the rest; else completions need their length only."""
 REPORT_EVERY = 128
 
 
@@ -129,10 +129,11 @@ def measure(
         prompt_tokens(tokenizer, environment, task, targets[number % len(targets)], terms)
         for number, task in enumerate(tasks[:PROMPTS])
     ]
-    fitting = [prompt for prompt in prompts if prompt and len(prompt) <= LONGEST_PROMPT * max_length]
+    longest = max(int(LONGEST_PROMPT * max_length), max_length - effort.max_tokens)
+    fitting = [prompt for prompt in prompts if prompt and len(prompt) <= longest]
     if not fitting:
         raise CannotCalibrate(
-            f"none of {len(prompts)} prompts takes at most {LONGEST_PROMPT:.0%} of a sequence of {max_length} tokens:"
+            f"none of {len(prompts)} prompts takes at most {longest} of a sequence's {max_length} tokens:"
             " allow longer sequences"
         )
     room = max_length - max(len(prompt) for prompt in fitting)
