@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from shoal.cli.local_run import config_of, read_manifest
+from shoal.contracts.evaluation import Truncation
 from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.inference.evaluation.record import of_benchmarks
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 
 POSITIONS = 96
@@ -46,7 +50,7 @@ def test_a_model_is_scored_with_a_table_and_a_record_of_every_problem(model: Pat
     assert "arithmetic: 12 of 12 completions" in lines
     head, first, *rest = lines[lines.index("arithmetic: 12 of 12 completions") + 1 :]
     assert head.split() == [
-        "ENVIRONMENT",
+        "NAME",
         "TASKS",
         "SCORE",
         "VALUE",
@@ -78,6 +82,7 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path:
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     (broken / "config.json").write_text(json.dumps({"dtype": "int3"}))
+    manifest = Path(__file__).parents[2] / "examples" / "arithmetic" / "trainingrun.yaml"
     for arguments, words in (
         ((tmp_path, "--env", "arithmetic"), "no config.json; give a folder with a Hugging Face checkpoint"),
         ((broken, "--env", "arithmetic"), "dtype is 'int3'; allowed: float32, bfloat16, float16"),
@@ -86,7 +91,11 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path:
         ((model, "--env", "arithmetic", "--temperature", 0), "allowed with --samples 1"),
         ((model, "--env", "arithmetic", "--json", tmp_path / "none" / "x.json"), "there is no folder"),
         ((model, "--env", "arithmetic", "--count", 1_000_000), "--count 1000000"),
-        ((model,), "--env"),
+        ((model,), "give either --env ENV, once or more, or -f FILE"),
+        ((model, "--env", "arithmetic", "-f", manifest), "give either --env ENV, once or more, or -f FILE"),
+        ((model, "-f", manifest, "--top-k", 5), "--top-k: with -f the manifest's benchmarks say it"),
+        ((model, "-f", manifest), "spec.evaluation: absent; give --env, or the benchmarks there"),
+        ((model, "-f", tmp_path / "none.yaml"), "none.yaml"),
     ):
         done = shoal_eval(*arguments)
         assert done.returncode == 2, (arguments, done.stderr[-2000:])
@@ -102,3 +111,38 @@ def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
     environment = Arithmetic()
     with pytest.raises(CannotEvaluate, match=r"it exceeds the model's 96: allowed: --max-tokens up to \d+$"):
         ask(model, environment, environment.tasks(2, 0), EvaluationRequest(1, 1.0, max_tokens=POSITIONS), print)
+
+
+def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is 1 + {n}?", "answer": str(n + 1)} for n in range(7)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = yaml.safe_load((Path(__file__).parents[2] / "examples" / "arithmetic" / "trainingrun.yaml").read_text())
+    dataset = {"path": str(tmp_path / "held.jsonl")}
+    manifest["spec"]["tasks"]["prompt"] = {"template": "Raw", "assistantPrefix": "so "}
+    held = {
+        "name": "held",
+        "tasks": {"environment": "math", "dataset": dataset},
+        "samples": 3,
+        "temperature": 0.7,
+        "topK": 5,
+    }
+    drawn = {"name": "drawn", "tasks": {"environment": "arithmetic", "count": 4}, "maxCompletionTokens": 16}
+    manifest["spec"]["evaluation"] = {"benchmarks": [held, drawn]}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(manifest))
+    first, second = of_benchmarks(config_of(read_manifest(tmp_path / "run.yaml")), seed=9)
+    assert (first.name, first.environment.name, len(first.tasks)) == ("held", "math", 7)
+    assert [first.wanted.samples, first.wanted.temperature, first.wanted.max_tokens, first.wanted.seed] == [
+        3,
+        0.7,
+        32,
+        9,
+    ]
+    assert first.wanted.truncation == Truncation.of(None, 5, None)
+    assert first.wanted.prompt is not None
+    assert first.wanted.prompt.assistant_prefix == "so "
+    assert (second.name, len(second.tasks), second.wanted.max_tokens) == ("drawn", 4, 16)
+
+    manifest["spec"]["evaluation"]["benchmarks"][0]["tasks"]["dataset"] = {"object": "held.jsonl"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(manifest))
+    with pytest.raises(CannotEvaluate, match=r"benchmarks, held: tasks.dataset.object lies in the run's store"):
+        of_benchmarks(config_of(read_manifest(tmp_path / "run.yaml")), seed=9)

@@ -10,20 +10,35 @@ from shoal.errors import InputWrong, RunFailed
 
 if TYPE_CHECKING:
     from shoal.contracts.prompts import PromptSettings
+    from shoal.contracts.run import RunConfig
+
+
+BESIDE_A_MANIFEST = ("model", "file", "seed", "output")
+"""Parameters that a manifest's benchmarks do not answer themselves."""
 
 
 def evaluate(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder with a Hugging Face checkpoint, such as runs/NAME/model.")
     ],
     env: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--env",
             metavar="ENV",
             help="Environment whose tasks the model answers, or lm-eval:TASK@REVISION of lm-evaluation-harness; repeatable.",
         ),
-    ],
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="Manifest whose spec.evaluation.benchmarks the model answers, sampled as it says; in place of --env.",
+        ),
+    ] = None,
     count: Annotated[
         int | None,
         typer.Option(
@@ -74,27 +89,56 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="File for the record, with every problem.")
     ] = None,
 ) -> None:
-    """Score a model on environments, on this machine: avg@k, pass@k, confidence intervals, lengths, and the share of truncated answers.
+    """Score a model on environments or a manifest's benchmarks, on this machine: avg@k, pass@k, intervals, lengths, share of truncated answers.
 
-    Example: shoal eval runs/arithmetic/model --env arithmetic --samples 8 --json scores.json
+    Examples: shoal eval runs/arithmetic/model --env arithmetic --samples 8 --json scores.json;
+    shoal eval runs/largest/model -f largest.yaml
 
     Exit codes: 0 done, 1 no answer could be scored, 2 model, environment or options are wrong.
     """
     from shoal.contracts.evaluation import Truncation
-    from shoal.inference.evaluation.record import NothingScored, evaluate_all
+    from shoal.inference.evaluation.record import (
+        NothingScored,
+        check_paths,
+        evaluate_all,
+        of_benchmarks,
+        of_environments,
+    )
     from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest
 
-    if top_p == 0.0:
-        raise InputWrong("--top-p 0: allowed are more than 0, to 1; the likeliest token alone is --temperature 0")
-    truncation = Truncation.of(min_p, top_k, top_p)
-    prompt = prompt_settings(template, system, assistant_prefix, template_arguments)
-    wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length, truncation, prompt)
+    if (not env) == (file is None):
+        raise InputWrong("give either --env ENV, once or more, or -f FILE")
     try:
-        evaluate_all(model, env, count, wanted, output, typer.echo)
+        if file is not None:
+            check_paths(model, output)
+            asked = of_benchmarks(benchmarks_of(context, file), seed)
+        else:
+            if top_p == 0.0:
+                raise InputWrong(
+                    "--top-p 0: allowed are more than 0, to 1; the likeliest token alone is --temperature 0"
+                )
+            truncation = Truncation.of(min_p, top_k, top_p)
+            prompt = prompt_settings(template, system, assistant_prefix, template_arguments)
+            check_paths(model, output)
+            wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length, truncation, prompt)
+            asked = of_environments(env or [], count, wanted)
+        evaluate_all(model, asked, output, typer.echo)
     except CannotEvaluate as error:
-        raise InputWrong(str(error)) from None
+        raise InputWrong(str(error) if file is None else f"{file}: {error}") from None
     except NothingScored as error:
         raise RunFailed(str(error)) from None
+
+
+def benchmarks_of(context: typer.Context, file: Path) -> "RunConfig":
+    """The manifest's run; raises InputWrong for an option that it answers itself."""
+    from shoal.cli.local_run import config_of, read_manifest
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in BESIDE_A_MANIFEST and source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise InputWrong(f"--{option}: with -f the manifest's benchmarks say it; allowed beside -f: --seed, --json")
+    return config_of(read_manifest(file))
 
 
 def prompt_settings(

@@ -1,7 +1,7 @@
 """The three trackers behind one interface. Each library is imported when its tracker is opened, and no image but the tracker's has any.
 
-A tracker says itself which step it has last, by what is in its files or on its server. Trackio also keeps a note, since a Space may sleep. The follower
-begins after that, so a process that was killed at any point loses no step and writes none twice.
+A tracker says itself which step it has last, by what is in its files or on its server. Trackio also keeps a note, since a Space may sleep.
+The follower begins after that, so a process that was killed at any point loses no step and writes none twice.
 """
 
 import os

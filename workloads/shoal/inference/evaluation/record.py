@@ -1,11 +1,13 @@
-"""A model scored once on environments: the record of it, and a table for people.
+"""A model scored once on environments or on a run's benchmarks: the record of it, and a table for people.
 
-In: a checkpoint's folder, environments, how to sample. Out: lines of a table, and a JSON file with every problem's score. Called by `cli/eval.py`.
+In: a checkpoint's folder, what it is asked and how. Out: lines of a table, and a JSON file with every problem's score. Called by `cli/eval.py`.
 """
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,8 +15,12 @@ from pydantic import Field
 
 from shoal import environments
 from shoal.contracts.base import Contract, Sha256Hex, unset
-from shoal.contracts.evaluation import Truncation
+from shoal.contracts.evaluation import Benchmark, Truncation
+from shoal.contracts.run import RunConfig
+from shoal.contracts.tasks import Task
 from shoal.environments import BadEnvironment
+from shoal.environments.base import Environment
+from shoal.environments.task_source import BadTaskSource, benchmark_tasks
 from shoal.evaluation.scores import Estimate, Scores, scores
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 
@@ -27,11 +33,12 @@ class NothingScored(RuntimeError):
 
 
 class Evaluation(Contract):
-    """One environment's part of the record: what was asked, how, of what, and the figures."""
+    """One part of the record: what was asked, how, of what, and the figures."""
 
     environment: str
     environment_version: str
     environment_digest: Sha256Hex
+    benchmark: str | None = Field(default=None, exclude_if=unset, description="name in the run's manifest; none: --env")
     tasks: int = Field(ge=1)
     samples: int = Field(ge=1)
     temperature: float = Field(ge=0.0)
@@ -46,27 +53,95 @@ class Evaluation(Contract):
     seconds: float = Field(ge=0.0)
     scores: Scores
 
+    @property
+    def name(self) -> str:
+        return self.benchmark or self.environment
 
-def evaluate_all(
-    model: Path,
-    names: Sequence[str],
-    count: int | None,
-    wanted: EvaluationRequest,
-    output: Path | None,
-    write: Callable[[str], None],
-) -> None:
-    """Score the model on each environment, one after the other; `write` is told a line at a time. Raises CannotEvaluate, NothingScored."""
+
+@dataclass(frozen=True)
+class Asked:
+    """Tasks that the model is asked, and how; `benchmark` is their name in a manifest."""
+
+    environment: Environment
+    tasks: Sequence[Task]
+    wanted: EvaluationRequest
+    benchmark: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.benchmark or self.environment.name
+
+
+def of_environments(names: Sequence[str], count: int | None, wanted: EvaluationRequest) -> list[Asked]:
+    """Tasks that environments make or read themselves. Raises CannotEvaluate."""
     if wanted.temperature == 0.0 and wanted.samples > 1:
         raise CannotEvaluate("--temperature 0 gives the same answer each time; allowed with --samples 1")
     if len(set(names)) < len(names):
         raise CannotEvaluate(f"--env {' --env '.join(names)}: each environment once")
+    return [_of_environment(name, count, wanted) for name in names]
+
+
+def _of_environment(name: str, count: int | None, wanted: EvaluationRequest) -> Asked:
+    try:
+        environment = environments.load(name)
+    except BadEnvironment as error:
+        raise CannotEvaluate(f"--env {name}: {error}") from None
+    try:
+        count = count or environments.known_count(environment) or USUAL_TASKS
+        return Asked(environment, environment.tasks(count, wanted.seed), wanted)
+    except ValueError as error:
+        asked = "" if count is None else f" --count {count}"
+        raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
+
+
+def of_benchmarks(config: RunConfig, seed: int) -> list[Asked]:
+    """What the run's workers would ask for spec.evaluation, sampled with `seed`. Reads the data sets. Raises CannotEvaluate."""
+    if config.evaluation is None:
+        raise CannotEvaluate("spec.evaluation: absent; give --env, or the benchmarks there")
+    found = []
+    for each in config.evaluation.benchmarks:
+        where = f"spec.evaluation.benchmarks, {each.name}"
+        if each.tasks.dataset is not None and each.tasks.dataset.object is not None:
+            raise CannotEvaluate(
+                f"{where}: tasks.dataset.object lies in the run's store; name a copy of it with `path`"
+            )
+        try:
+            environment = environments.load(each.tasks.environment)
+            with tempfile.TemporaryDirectory(prefix="shoal-eval-") as scratch:
+                tasks = benchmark_tasks(config, each, environment, Path(scratch)).tasks
+        except BadEnvironment as error:
+            raise CannotEvaluate(f"{where}: {error}") from None
+        except BadTaskSource as error:
+            raise CannotEvaluate(str(error)) from None
+        found.append(Asked(environment, tasks, _request(config, each, seed), each.name))
+    return found
+
+
+def _request(config: RunConfig, each: Benchmark, seed: int) -> EvaluationRequest:
+    return EvaluationRequest(
+        each.samples,
+        each.temperature,
+        each.max_completion_tokens or config.sampling.max_completion_tokens,
+        seed,
+        each.target_length or 0,
+        Truncation.of(each.min_p, each.top_k, each.top_p),
+        each.prompt or config.tasks.prompt,
+    )
+
+
+def check_paths(model: Path, output: Path | None) -> None:
+    """Before tasks are read, which may take minutes. Raises CannotEvaluate."""
     if not (model / "config.json").is_file():
         raise CannotEvaluate(f"{model}: no config.json; give a folder with a Hugging Face checkpoint")
     if output is not None and not output.parent.is_dir():
         raise CannotEvaluate(f"--json {output}: there is no folder {output.parent}")
+
+
+def evaluate_all(model: Path, asked: Sequence[Asked], output: Path | None, write: Callable[[str], None]) -> None:
+    """Score the model on each, one after the other; `write` is told a line at a time. Raises CannotEvaluate, NothingScored."""
     found = []
-    for name in names:
-        found.append(_one(model, name, count, wanted, write))
+    for each in asked:
+        found.append(_one(model, each, write))
         if output is not None:  # after each, so that what an interrupted evaluation has found is there
             _save(output, model, found)
     for line in table(found):
@@ -79,26 +154,16 @@ def evaluate_all(
         )
 
 
-def _one(
-    model: Path, name: str, count: int | None, wanted: EvaluationRequest, write: Callable[[str], None]
-) -> Evaluation:
+def _one(model: Path, asked: Asked, write: Callable[[str], None]) -> Evaluation:
     started = time.monotonic()
-    try:
-        environment = environments.load(name)
-    except BadEnvironment as error:
-        raise CannotEvaluate(f"--env {name}: {error}") from None
-    try:
-        count = count or environments.known_count(environment) or USUAL_TASKS
-        tasks = environment.tasks(count, wanted.seed)
-    except ValueError as error:
-        asked = "" if count is None else f" --count {count}"
-        raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
-    settings, problems = ask(model, environment, tasks, wanted, lambda line: write(f"{name}: {line}"))
+    environment = asked.environment
+    settings, problems = ask(model, environment, asked.tasks, asked.wanted, lambda line: write(f"{asked.name}: {line}"))
     return Evaluation(
-        environment=name,
+        environment=environment.name,
         environment_version=environment.version,
         environment_digest=environments.digest(environment),
-        tasks=len(tasks),
+        benchmark=asked.benchmark,
+        tasks=len(asked.tasks),
         samples=settings.samples,
         temperature=settings.temperature,
         truncation=settings.truncation,
@@ -111,12 +176,12 @@ def _one(
 
 
 def table(found: Sequence[Evaluation]) -> list[str]:
-    """The figures for people: a row an environment, below it each pass@k."""
-    rows = [("ENVIRONMENT", "TASKS", "SCORE", "VALUE", "95 % INTERVAL", "TOKENS", "CUT", "UNSCORED")]
+    """The figures for people: a row each, below it each pass@k."""
+    rows = [("NAME", "TASKS", "SCORE", "VALUE", "95 % INTERVAL", "TOKENS", "CUT", "UNSCORED")]
     for one in found:
         lengths = one.scores.lengths
         rest = (f"{lengths.mean:.0f}", f"{lengths.cut_share:.1%}", str(one.scores.unscored))
-        rows.append((one.environment, str(one.tasks), f"avg@{one.samples}", *_figures(one.scores.avg_at_k), *rest))
+        rows.append((one.name, str(one.tasks), f"avg@{one.samples}", *_figures(one.scores.avg_at_k), *rest))
         rows += [("", "", f"pass@{found_k.k}", *_figures(found_k), "", "", "") for found_k in one.scores.pass_at_k]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
