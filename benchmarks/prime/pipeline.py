@@ -115,7 +115,8 @@ def reinforce(folder: Path, begun: Start, seed: int, target: float, most_steps: 
         rows = sampled(answers, begun.tasks, chance, seed * 10_000 + step)
         plan = plan_step(rows, RECIPE, seed=seed, step=step, advantages=outcome_advantages)
         clock = time.process_time()
-        old, base = plan_logprobs(policy, plan, _nothing), plan_logprobs(reference, plan, _nothing)
+        old = plan_logprobs(policy, plan, _nothing, begin=1)
+        base = plan_logprobs(reference, plan, _nothing)
         seconds["other"] += time.process_time() - clock
         clock = time.process_time()
         outcomes = outcomes_of(rows)

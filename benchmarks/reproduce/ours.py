@@ -69,15 +69,15 @@ class Learner:
     def learn_rows(self, rows: list[RolloutGroup], step: int) -> Measured:
         """The same of the trainer's own rows."""
         plan = plan_step(rows, self._recipe, seed=self._seed, step=step, advantages=self._advantages)
-        old = plan_logprobs(self.policy, plan, _nothing)
+        old = plan_logprobs(self.policy, plan, _nothing, begin=1)
         reference = plan_logprobs(self._reference, plan, _nothing)
         done = train(self.policy, self._optimizer, plan, old, reference, self._recipe, _nothing)
         last = replace(plan, optimizer_batches=plan.optimizer_batches[-1:])
         new = plan_logprobs(self.policy, last, _nothing)
-        moved = [float((after - before).max()) for after, before in zip(new[0], old[-1], strict=True)]
+        moved = [float((after - before).max()) for after, before in zip(new[0], done.old[-1], strict=True)]
         return Measured(
             loss=done.loss,
-            kl=done.kl,
+            kl=0.0 if done.kl is None else done.kl,
             entropy=done.entropy,
             clip_low=done.clip_low,
             clip_high=done.clip_high,

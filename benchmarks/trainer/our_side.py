@@ -38,7 +38,9 @@ class OurTrainer:
         self._batch, self._old, self._reference = packed
 
     def step(self) -> float:
-        sums = accumulate(self.policy, self._batch, self._old, self._reference, None, OBJECTIVE, WEIGHTS, lambda: None)
+        sums, _ = accumulate(
+            self.policy, self._batch, self._old, self._reference, None, OBJECTIVE, WEIGHTS, lambda: None
+        )
         return float(sums[0]) / self._batch.token_count
 
     def gradients(self) -> dict[str, torch.Tensor]:

@@ -56,12 +56,12 @@ def run_case(base: Path, settings: TrainerSettings, ranks: Ranks) -> dict[str, A
     }
     for step in range(STEPS):
         plan = plan_step(groups(), chosen, seed=0, step=step, rank=ranks.rank, world=ranks.world)
-        old = plan_logprobs(policy, plan, lambda: None)
+        old = plan_logprobs(policy, plan, lambda: None, begin=1)
         behaviour = behaviour_logprobs(lambda version: reference, plan, lambda: None)
         if step == POISONED and ranks.rank == ranks.world - 1:
             plan.optimizer_batches[0].micro_batches[0].advantages.fill_(torch.nan)
         updates = train(policy, optimizer, plan, old, behaviour, chosen, lambda: None, behaviour)
-        found["mismatch"].append(mismatch(plan, old, policy))
+        found["mismatch"].append(mismatch(plan, updates.old, policy))
         found["norms"] += updates.norms
         found["applied"] += [one.applied for one in updates.applied]
         if step != POISONED:
@@ -115,7 +115,8 @@ def run_prime(base: Path, ranks: Ranks) -> dict[str, Any]:
         plan = plan_step(
             given, chosen, seed=0, step=step, rank=ranks.rank, world=ranks.world, advantages=outcome_advantages
         )
-        old, base_logprobs = (plan_logprobs(one, plan, lambda: None) for one in (policy, reference))
+        old = plan_logprobs(policy, plan, lambda: None, begin=1)
+        base_logprobs = plan_logprobs(reference, plan, lambda: None)
         plan = process.complete(plan, base_logprobs, outcomes_of(given), lambda: None)
         learnt = process.learn(plan, base_logprobs, outcomes_of(given), lambda: None)
         updates = train(policy, optimizer, plan, old, base_logprobs, chosen, lambda: None)

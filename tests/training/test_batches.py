@@ -10,9 +10,9 @@ from tiny_run import make_model, recipe, rewards_of, rows_of
 
 from shoal.contracts.recipe import OverlongShaping
 from shoal.training.batches import MicroBatch, StepPlan, plan_step, score
-from shoal.training.loss import SUMS, LossWeights
+from shoal.training.loss import SUMS, LossSums, LossWeights
 from shoal.training.model import Policy
-from shoal.training.objectives import OBJECTIVES
+from shoal.training.objectives import OBJECTIVES, objective_of
 from shoal.training.optimizer import Optimizer
 from shoal.training.rollouts import RolloutGroup, Sample
 from shoal.training.update import accumulate, behaviour_logprobs, behaviour_versions, mismatch, plan_logprobs, train
@@ -86,7 +86,7 @@ def test_gradient_and_loss_do_not_depend_on_the_packing(objective: str, pack_len
         )
         policy.get_parameter("model.lm_head.weight").data *= 1.1  # so that ratios differ from 1
         batch = found.optimizer_batches[0]
-        sums = accumulate(policy, batch, old, reference, behaviour, OBJECTIVES[objective], weights, lambda: None)
+        sums, _ = accumulate(policy, batch, old, reference, behaviour, OBJECTIVES[objective], weights, lambda: None)
         gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
         outcomes.append((sums, gradient))
     torch.testing.assert_close(outcomes[0][0], outcomes[1][0], rtol=1e-5, atol=1e-7)
@@ -122,7 +122,7 @@ def test_a_share_for_each_rank_adds_up_to_the_gradient_of_one_process() -> None:
             old, reference = (plan_logprobs(Policy(make_model(seed)), share, lambda: None)[0] for seed in (1, 2))
             batch = share.optimizer_batches[0]
             fillers += sum(not len(packed.targets) for packed in batch.micro_batches)
-            sums += accumulate(policy, batch, old, reference, None, OBJECTIVES["dapo"], weights, lambda: None)
+            sums += accumulate(policy, batch, old, reference, None, OBJECTIVES["dapo"], weights, lambda: None)[0]
         found.append((sums, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])))
     assert fillers
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0)
@@ -165,11 +165,55 @@ def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> N
         found = plan_step(lying, chosen, seed=0, step=5)
         old, behaviour = (plan_logprobs(Policy(make_model(seed)), found, lambda: None) for seed in (0, 2))
         updates = train(
-            policy, Optimizer(policy.parameters(), chosen), found, old, old, chosen, lambda: None, behaviour
+            policy, Optimizer(policy.parameters(), chosen), found, old[1:], old, chosen, lambda: None, behaviour
         )
         losses.append((updates.loss, updates.norms, updates.importance_capped))
     assert losses[0] == losses[1]
     assert losses[0][2] > 0
+
+
+@pytest.mark.parametrize("optimizer_steps", [1, 2])
+def test_the_first_optimizer_step_finds_the_old_log_probabilities_on_its_way(optimizer_steps: int) -> None:
+    chosen = recipe(
+        pack_length=48, optimizer_steps=optimizer_steps, algorithm={"decoupled_ppo": {"importance_cap": 2.0}}
+    )
+    found = plan_step(groups(), chosen, seed=0, step=5)
+    behaviour = plan_logprobs(Policy(make_model(2)), found, lambda: None)
+    before = plan_logprobs(Policy(make_model()), found, lambda: None)
+    learnt = []
+    for given in (True, False):
+        policy = Policy(make_model())
+        optimizer, sums = Optimizer(policy.parameters(), chosen), torch.zeros(len(SUMS), dtype=torch.float64)
+        if given:
+            for batch, *fixed in zip(found.optimizer_batches, before, before, behaviour, strict=True):
+                sums += accumulate(policy, batch, *fixed, objective_of(chosen), LossWeights.of(chosen), lambda: None)[0]
+                optimizer.step()
+            losses = LossSums(*(sums / found.token_count).tolist())
+            learnt.append((losses.loss, losses.kl, losses.capped, *policy.parameters()))
+        else:
+            updates = train(policy, optimizer, found, before[1:], before, chosen, lambda: None, behaviour)
+            learnt.append((updates.loss, updates.kl, updates.importance_capped, *policy.parameters()))
+            for mine, told in zip(updates.old, before, strict=True):
+                torch.testing.assert_close(mine, told, rtol=0, atol=1e-6)
+    assert learnt[1][:3] == pytest.approx(learnt[0][:3], rel=1e-5)
+    torch.testing.assert_close(learnt[1][3:], learnt[0][3:], rtol=0, atol=1e-6)
+
+
+def test_without_a_kl_penalty_no_reference_is_asked_and_none_is_reported() -> None:
+    chosen = recipe(kl_coefficient=0.0)
+    found = plan_step(groups(), chosen, seed=0, step=5)
+    old = plan_logprobs(Policy(make_model()), found, lambda: None)
+    learnt = []
+    for reference in (old, None):
+        policy = Policy(make_model())
+        updates = train(policy, Optimizer(policy.parameters(), chosen), found, old[1:], reference, chosen, lambda: None)
+        learnt.append((updates.loss, *updates.norms, *(float(one.detach().sum()) for one in policy.parameters())))
+    assert updates.kl is None
+    assert learnt[0] == learnt[1]
+    penalised = recipe(kl_coefficient=0.01)
+    policy = Policy(make_model())
+    with pytest.raises(ValueError, match=r"the KL coefficient is 0\.01, so the loss needs the reference's"):
+        train(policy, Optimizer(policy.parameters(), penalised), found, old[1:], None, penalised, lambda: None)
 
 
 def test_the_objective_says_how_rewards_become_advantages() -> None:

@@ -57,7 +57,9 @@ class StepMetrics(Contract):
     clip_high: float = Field(description="share cut at 1 + epsilon")
     clip_delta: float = Field(description="share cut at delta")
     entropy: float
-    kl: float
+    kl: float | None = Field(
+        description="mean KL estimate to the base model, nats a token; None where recipe.klCoefficient is 0 and no reference model is asked"
+    )
     mismatch_kl: float = Field(description="mean of worker log-prob minus recomputed log-prob on the same tokens")
     policy_lag_mean: float = Field(description="step minus policy version, over rows")
     policy_lag_max: int = Field(ge=0)
@@ -103,7 +105,7 @@ class StepMetrics(Contract):
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"
     )
-    phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs, reference_logprobs, update, save")
+    phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs and reference_logprobs where they are needed, update, save, and those of extensions")
 
     @property
     def trained(self) -> bool:

@@ -3,7 +3,7 @@
 In: log-probabilities of completion tokens under the policies that take part, and advantages. Out: a loss per token to differentiate, and sums for
 the metrics. Per token, with w = min(exp(logp_old - logp_behaviour), cap), or 1 where no importance weight is asked for:
 
-    kl      = exp(logp_ref - logp) - (logp_ref - logp) - 1        (k3, Schulman 2020: unbiased, never negative)
+    kl      = exp(logp_ref - logp) - (logp_ref - logp) - 1        (k3, Schulman 2020: unbiased, never negative; 0 without a reference)
     loss    = sum(w * surrogate + kl_coefficient * kl - entropy_coefficient * entropy) / divisor of the optimizer batch
 
 The surrogate is the objective's (`objectives`). The divisor is the count of completion tokens of the whole optimizer batch, over all
@@ -26,13 +26,14 @@ class LossInputs:
     """Natural logarithms at each row's sampling temperature, float32 (or float64), one entry a completion token.
 
     Gradients flow through `logprobs` and `entropy` only; the others are constants. `behaviour_logprobs` are recomputed here with the
-    weights of the version that sampled the row, never a worker's claim; None when nothing needs them.
+    weights of the version that sampled the row, never a worker's claim; None when nothing needs them. `reference_logprobs` are None where no
+    reference model was asked.
     """
 
     logprobs: Float[Tensor, " tokens"]
     entropy: Float[Tensor, " tokens"]
     old_logprobs: Float[Tensor, " tokens"]
-    reference_logprobs: Float[Tensor, " tokens"]
+    reference_logprobs: Float[Tensor, " tokens"] | None
     advantages: Float[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"] | None = None
 
@@ -122,15 +123,14 @@ def token_losses(
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " sums"]]:
     """Loss of each token, undivided and differentiable, and the `SUMS` over them (float64, detached).
 
-    Raises ValueError when behaviour log-probabilities are needed and missing.
+    Raises ValueError when behaviour or reference log-probabilities are needed and missing.
     """
     surrogate = objective.surrogate(inputs, weights)
     policy, capped = surrogate.loss, torch.zeros_like(surrogate.cut_low)
     if objective.weighs(weights):
         weight, capped = _importance(inputs, weights)
         policy = weight * policy
-    behind = inputs.reference_logprobs - inputs.logprobs
-    kl = torch.exp(behind) - behind - 1
+    kl = _divergence(inputs, weights)
     loss = policy + weights.kl * kl - weights.entropy * inputs.entropy
     summed = (
         loss.detach(),
@@ -142,6 +142,18 @@ def token_losses(
         capped,
     )
     return loss, torch.stack([values.double().sum() for values in summed])
+
+
+def _divergence(inputs: LossInputs, weights: LossWeights) -> Float[Tensor, " tokens"]:
+    """The KL estimate of each token (nats); zeros where nothing was asked of a reference model."""
+    if inputs.reference_logprobs is None:
+        if weights.kl:
+            raise ValueError(
+                f"the KL coefficient is {weights.kl:g}, so the loss needs the reference's log-probabilities"
+            )
+        return torch.zeros_like(inputs.logprobs)
+    behind = inputs.reference_logprobs - inputs.logprobs
+    return torch.exp(behind) - behind - 1
 
 
 def _importance(inputs: LossInputs, weights: LossWeights) -> tuple[Float[Tensor, " tokens"], Bool[Tensor, " tokens"]]:
@@ -157,14 +169,15 @@ def _importance(inputs: LossInputs, weights: LossWeights) -> tuple[Float[Tensor,
 class MicroLoss:
     """The loss of one micro-batch, asked for tile by tile: `logprobs.head_loss` calls it with what it has just computed.
 
-    `constants` are full-length; `sums` has the `SUMS` of all tiles so far.
+    The constants are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that ratios are 1.
+    Afterwards `old` has its log-probabilities.
     """
 
     def __init__(
         self,
         *,
-        old: Float[Tensor, " completion"],
-        reference: Float[Tensor, " completion"],
+        old: Float[Tensor, " completion"] | None,
+        reference: Float[Tensor, " completion"] | None,
         advantages: Float[Tensor, " completion"],
         behaviour: Float[Tensor, " completion"] | None,
         objective: Objective,
@@ -175,19 +188,24 @@ class MicroLoss:
             raise ValueError(
                 f"the divisor of the optimizer batch is {divisor}; it has no completion tokens to train on"
             )
-        self._old, self._reference, self._advantages, self._behaviour = old, reference, advantages, behaviour
+        self.old, self._own = old, old is None
+        self._reference, self._advantages, self._behaviour = reference, advantages, behaviour
         self._objective, self._weights, self._divisor = objective, weights, divisor
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=old.device)
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=advantages.device)
 
     def __call__(
         self, here: slice, logprobs: Float[Tensor, " tile"], entropy: Float[Tensor, " tile"]
     ) -> Float[Tensor, ""]:
         """The share of the optimizer batch's loss that the tokens `here` make."""
+        if self.old is None:
+            self.old = logprobs.new_empty(len(self._advantages))
+        if self._own:
+            self.old[here] = logprobs.detach()
         inputs = LossInputs(
             logprobs=logprobs,
             entropy=entropy,
-            old_logprobs=self._old[here],
-            reference_logprobs=self._reference[here],
+            old_logprobs=self.old[here],
+            reference_logprobs=None if self._reference is None else self._reference[here],
             advantages=self._advantages[here],
             behaviour_logprobs=None if self._behaviour is None else self._behaviour[here],
         )

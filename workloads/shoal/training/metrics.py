@@ -65,7 +65,7 @@ def step_metrics(
         clip_delta=updates.clip_delta,
         importance_capped=updates.importance_capped,
         entropy=finite(updates.entropy),
-        kl=finite(updates.kl),
+        kl=None if updates.kl is None else finite(updates.kl),
         mismatch_kl=finite(mismatch_kl),
         policy_lag_mean=float(lags.mean()),
         policy_lag_max=int(lags.max()),

@@ -220,7 +220,7 @@ class ProgressReporter:
             gradient_norm=round(metrics.gradient_norm, 4),
             clip_ratio=round(metrics.clip_ratio, 5),
             entropy=round(metrics.entropy, 4),
-            kl=round(metrics.kl, 5),
+            kl=metrics.kl if metrics.kl is None else round(metrics.kl, 5),
             policy_lag=round(metrics.policy_lag_mean, 2),
             skipped_updates=metrics.skipped_updates,
             rows_left_out=metrics.rows_left_out,
@@ -238,7 +238,8 @@ class ProgressReporter:
         WARNED.set(len(metrics.warnings))
         for name, gauge in LAST.items():
             measured = metrics.trained and not (metrics.supervised and name in OF_ROLLOUTS)
-            gauge.set(getattr(metrics, name) if measured else math.nan)
+            value = getattr(metrics, name) if measured else None
+            gauge.set(math.nan if value is None else value)
         if not metrics.supervised:
             for name, gauge in REWARDS.items():
                 gauge.labels(self.environment).set(getattr(metrics, name) if metrics.trained else math.nan)

@@ -33,7 +33,9 @@ class Reinforcement:
     def __init__(self, context: TrainerContext, policy: Policy, extensions: Extensions) -> None:
         self._context, self._policy, self._extensions = context, policy, extensions
         config = context.config
-        self._reference = load_reference(context.base, config.trainer, context.ranks, context.liveness.progress)
+        self._reference: Policy | None = None
+        if config.recipe.kl_coefficient or extensions.needs_reference:
+            self._reference = load_reference(context.base, config.trainer, context.ranks, context.liveness.progress)
         self.optimizer = Optimizer(policy.parameters(), config.recipe)
         self._reader = Reader(
             config,
@@ -69,10 +71,13 @@ class Reinforcement:
                 f"no row of the batch could be trained on; version {step + 1} has {weights}", rows.left_out
             )
         behaviour = self.behaviour_logprobs(plan)
-        with progress.phase("old_logprobs"):
-            old = plan_logprobs(policy, plan, beat)
-        with progress.phase("reference_logprobs"):
-            reference = plan_logprobs(self._reference, plan, beat)
+        old, reference = [], None
+        if len(plan.optimizer_batches) > 1:
+            with progress.phase("old_logprobs"):
+                old = plan_logprobs(policy, plan, beat, begin=1)
+        if self._reference is not None:
+            with progress.phase("reference_logprobs"):
+                reference = plan_logprobs(self._reference, plan, beat)
         plan = extensions.before_updates(rows.groups, plan, reference, beat)
         with progress.phase("update"):
             updates = train(
@@ -86,7 +91,7 @@ class Reinforcement:
                 behaviour,
                 lambda: extensions.after_update(step),
             )
-        mismatch_kl = mismatch(plan, old, policy)
+        mismatch_kl = mismatch(plan, updates.old, policy)
         extensions.after_updates(step)
         return lambda times: step_metrics(
             run=context.config.run,

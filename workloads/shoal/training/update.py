@@ -1,9 +1,12 @@
 """The updates of one step: log-probabilities of the fixed policies once, then the optimizer steps (paper section 3.4).
 
 In: policy, reference model, optimizer and the plan of a step. Out: the policy changed in place, and what was measured. The old
-log-probabilities are the trainer's own, with the weights at the start of the step; behaviour log-probabilities, where the objective weighs by
-them, are its own too, with the weights that sampled each row. The workers' are used for the mismatch metric only. Called by `loop`, on
-every rank alike.
+log-probabilities are the trainer's own, with the weights at the start of the step. The first optimizer step trains with these very weights, so it
+finds them itself, and only the later ones need a pass before. Behaviour log-probabilities, where the objective weighs by them, are its own too,
+with the weights that sampled each row. The workers' are used for the mismatch metric only. Called by `loop`, on every rank alike.
+
+Units of a forward pass a token, with recomputed activations: 4 for an update (forward, again, twice backward), 1 for the reference where
+klCoefficient is above 0, and (optimizerSteps - 1) / optimizerSteps for the old policy.
 """
 
 from collections.abc import Callable
@@ -44,15 +47,19 @@ class Steps:
 
 @dataclass(frozen=True)
 class Updates(Steps):
-    """Results of the optimizer steps of a step: means over tokens, and every step's norm and whether it was applied."""
+    """Results of the optimizer steps of a step: means over tokens, and every step's norm and whether it was applied.
+
+    `kl` is None where no reference model was asked; `old` are the log-probabilities with the weights at the start of the step.
+    """
 
     loss: float
-    kl: float
+    kl: float | None
     entropy: float
     clip_low: float
     clip_high: float
     clip_delta: float
     importance_capped: float
+    old: "LogProbs"
 
 
 LogProbs = list[list[Float[Tensor, " _"]]]
@@ -60,10 +67,10 @@ LogProbs = list[list[Float[Tensor, " _"]]]
 
 
 @torch.no_grad()
-def plan_logprobs(policy: Policy, plan: StepPlan, beat: Beat) -> LogProbs:
-    """Log-probabilities of every micro-batch under `policy`, without gradients."""
+def plan_logprobs(policy: Policy, plan: StepPlan, beat: Beat, begin: int = 0) -> LogProbs:
+    """Log-probabilities of every micro-batch under `policy`, without gradients; from the optimizer batch `begin` on."""
     found: LogProbs = []
-    for batch in plan.optimizer_batches:
+    for batch in plan.optimizer_batches[begin:]:
         found.append([])
         for packed in batch.micro_batches:
             found[-1].append(policy(packed.to(policy.device))[1])
@@ -114,7 +121,7 @@ def train(
     optimizer: Optimizer,
     plan: StepPlan,
     old: LogProbs,
-    reference: LogProbs,
+    reference: LogProbs | None,
     recipe: Recipe,
     beat: Beat,
     behaviour: LogProbs | None = None,
@@ -122,26 +129,32 @@ def train(
 ) -> Updates:
     """Make the optimizer steps of the plan. An update whose gradient norm is not finite is left out and counted.
 
-    `behaviour` is needed when `objectives.needs_behaviour(recipe)`.
+    `old` are those of the second optimizer batch on. `reference` is needed when the recipe's KL coefficient is above 0, `behaviour` when
+    `objectives.needs_behaviour(recipe)`.
     """
     objective, weights = objective_of(recipe), LossWeights.of(recipe)
     sums = torch.zeros(len(SUMS), dtype=torch.float64)
     applied: list[Applied] = []
+    known: list[list[Float[Tensor, " _"]] | None] = [None, *old]
+    whole: LogProbs = []
     for index, batch in enumerate(plan.optimizer_batches):
-        fixed = (old[index], reference[index], None if behaviour is None else behaviour[index])
-        sums += accumulate(policy, batch, *fixed, objective, weights, beat).cpu()
+        base, sampled = (None if each is None else each[index] for each in (reference, behaviour))
+        part, olds = accumulate(policy, batch, known[index], base, sampled, objective, weights, beat)
+        sums += part.cpu()
+        whole.append(olds)
         applied.append(optimizer.step())
         after_update()
     means = [total / plan.token_count for total in over_ranks(sums, policy, "the sums of a step")]
     of = LossSums(*means)
     return Updates(
         loss=of.loss,
-        kl=of.kl,
+        kl=None if reference is None else of.kl,
         entropy=of.entropy,
         clip_low=of.clip_low,
         clip_high=of.clip_high,
         clip_delta=of.clip_delta,
         importance_capped=of.capped,
+        old=whole,
         applied=applied,
     )
 
@@ -149,20 +162,24 @@ def train(
 def accumulate(
     policy: Policy,
     batch: OptimizerBatch,
-    old: list[Float[Tensor, " _"]],
-    reference: list[Float[Tensor, " _"]],
+    old: list[Float[Tensor, " _"]] | None,
+    reference: list[Float[Tensor, " _"]] | None,
     behaviour: list[Float[Tensor, " _"]] | None,
     objective: Objective,
     weights: LossWeights,
     beat: Beat,
-) -> Float[Tensor, " sums"]:
-    """Add the gradient of an optimizer batch's loss to the policy's parameters; gives this rank's `SUMS` over tokens (float64)."""
+) -> tuple[Float[Tensor, " sums"], list[Float[Tensor, " _"]]]:
+    """Add the gradient of an optimizer batch's loss to the policy's parameters.
+
+    Gives this rank's `SUMS` over tokens (float64), and the old log-probabilities: `old`, or where that is None the policy's own, found on the way.
+    """
+    olds: list[Float[Tensor, " _"]] = []
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=policy.device)
     for index, packed in enumerate(batch.micro_batches):
         here = packed.to(policy.device)
         micro = MicroLoss(
-            old=old[index],
-            reference=reference[index],
+            old=None if old is None else old[index],
+            reference=None if reference is None else reference[index],
             advantages=here.advantages,
             behaviour=None if behaviour is None else behaviour[index],
             objective=objective,
@@ -172,8 +189,9 @@ def accumulate(
         loss, _, _ = policy(here, micro)
         loss.backward()
         sums += micro.sums
+        olds.append(here.advantages if micro.old is None else micro.old)  # None: a filler, without tokens
         beat()
-    return sums
+    return sums, olds
 
 
 def over_ranks(values: Float[Tensor, " values"], policy: Policy | None, what: str) -> list[float]:

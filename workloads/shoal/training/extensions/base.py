@@ -37,6 +37,8 @@ class Extension:
     """Which part of how many of a data set's rows this trainer learns; part 0 is the first."""
     weights_owner = ""
     """Who else changes the policy's weights, in words; empty: only this trainer's updates do."""
+    needs_reference = False
+    """Whether `before_updates` needs log-probabilities under the base model, also where the recipe has no KL penalty."""
     idle_phases: Collection[str] = ()
     """The extension's phases in which the trainer waits."""
     advantages: AdvantageEstimator | None = None
@@ -70,9 +72,9 @@ class Extension:
         return rows
 
     def before_updates(
-        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs | None, beat: Beat
     ) -> StepPlan:
-        """The plan of a step, perhaps with other advantages. `reference`: log-probabilities under the base model."""
+        """The plan of a step, perhaps with other advantages. `reference`: log-probabilities under the base model; None where nobody needs them."""
         return plan
 
     def after_update(self, step: int) -> None:
@@ -135,6 +137,10 @@ class Extensions:
         return next((each.share for each in self if each.share != WHOLE), WHOLE)
 
     @property
+    def needs_reference(self) -> bool:
+        return any(each.needs_reference for each in self)
+
+    @property
     def weights_owner(self) -> str:
         return next((each.weights_owner for each in self if each.weights_owner), "")
 
@@ -167,7 +173,7 @@ class Extensions:
         return reduce(lambda found, each: each.keep_rows(found), self, rows)
 
     def before_updates(
-        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs | None, beat: Beat
     ) -> StepPlan:
         return reduce(lambda found, each: each.before_updates(groups, found, reference, beat), self, plan)
 

@@ -72,6 +72,7 @@ class PrimeExtension(Extension):
     """The extension of algorithm `prime`. The reward model begins as the base model; states bring it back."""
 
     advantages = staticmethod(outcome_advantages)
+    needs_reference = True
 
     def __init__(self, recipe: Recipe, settings: PrimeSettings) -> None:
         self._recipe, self._settings = recipe, settings
@@ -85,8 +86,9 @@ class PrimeExtension(Extension):
         return {"beside": self.reward_model.learner}
 
     def before_updates(
-        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs, beat: Beat
+        self, groups: Sequence[RolloutGroup], plan: StepPlan, reference: LogProbs | None, beat: Beat
     ) -> StepPlan:
+        assert reference is not None
         with self._progress.phase("process_rewards"):
             outcomes = outcomes_of(groups)
             plan = self.reward_model.complete(plan, reference, outcomes, beat)
