@@ -160,6 +160,76 @@ def verify(
 
 
 @app.command()
+def audit(
+    source: Source = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="STAGES",
+            help="Some of batches,steps,draws,rewards,proofs; default: all. The ledger itself is always checked.",
+        ),
+    ] = None,
+    rows: Annotated[
+        float, typer.Option("--rows", metavar="SHARE", help="Share of a file's rows whose proofs are checked.")
+    ] = 0.05,
+    files: Annotated[
+        float,
+        typer.Option(
+            "--files", metavar="SHARE", help="Share of accepted files that are checked; rejected ones all are."
+        ),
+    ] = 1.0,
+    train_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--train-steps",
+            metavar="A-B",
+            help="Trainer steps to compare; those before are repeated too. Default: all.",
+        ),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option("--seed", metavar="TEXT", help="Draws files and rows; default: by chance, shown, kept in --work."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Files checked at a time.")] = 1,
+    work: Annotated[
+        Path | None,
+        typer.Option("--work", metavar="DIR", help="Folder of this audit, which goes on there; default: audits/RUN."),
+    ] = None,
+    as_json: AsJson = False,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
+) -> None:
+    """Recompute a run from its ledger and store: draws, rewards, proofs, batches, and the trainer's steps bit for bit.
+
+    Example: shoal ledger audit arithmetic --train-steps 0-69 --rows 0.05 --jobs 2
+    """
+    from shoal.cli.ledger_audit import run_audit, stages_of, steps_of
+    from shoal.ledger.reading import read_ledger
+    from shoal.recompute.text import result_lines, result_record
+    from shoal.report.ledger_sources import open_for_audit
+
+    stages, steps = stages_of(only), steps_of(train_steps)
+    for name, share in (("--rows", rows), ("--files", files)):
+        if not 0.0 < share <= 1.0:
+            raise InputWrong(f"{name} is {share:g}; allowed: above 0, to 1")
+    opened, config = open_for_audit(
+        source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials
+    )
+    found = read_ledger(opened, _say, documents=True)
+    result = run_audit(opened, config, found, stages, steps, rows, files, seed, jobs, work, _say)
+    if as_json:
+        print_line(json.dumps(result_record(result, opened.trust)))
+    else:
+        for line in result_lines(result, opened.trust):
+            print_line(line)
+    _fail_if_wrong([f"{each.stage}: {each.where}: {each.what}" for each in result.findings])
+
+
+@app.command()
 def proof(
     source: Source = None,
     entry: Annotated[

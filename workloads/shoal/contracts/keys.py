@@ -20,7 +20,10 @@ LEDGER = "ledger/"
 CHECKPOINTS = "checkpoints/"
 SEGMENTS = "segments/"
 ROSTER = "roster.json"
+SETTINGS = "run.json"
+"""The run's configuration, signed by its orchestrator, for whoever recomputes the run."""
 STEPS = "steps/"
+BEACONS = "beacons/"
 VERSIONS = "versions/"
 TRAINER_STATE = "trainer/state/"
 STAGING = "staging/"
@@ -119,6 +122,11 @@ def opinions(node: str, sha256: str) -> str:
 
 def step_batch(step: int) -> str:
     return f"{STEPS}{step:06d}/batch.json"
+
+
+def beacon(number: int) -> str:
+    """The revealed beacon of a piece of work, for whoever draws its prompts again."""
+    return f"{BEACONS}{number:06d}.json"
 
 
 def step_metrics(step: int) -> str:

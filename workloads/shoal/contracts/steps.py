@@ -27,6 +27,14 @@ class StepBatch(Contract):
     files: list[BatchFile] = Field(min_length=1, max_length=1_000_000)
 
 
+class Beacon(Contract):
+    """`beacons/000007.json`: the beacon of a step, or of a version's evaluation, since it was revealed. The ledger's commitment vouches for it."""
+
+    run: RunName
+    step: int = Field(ge=0)
+    beacon: Sha256Hex
+
+
 class TypeMeans(Contract):
     """Rows of one task type in one step: how many groups, and what came of them."""
 
@@ -67,6 +75,11 @@ class StepMetrics(Contract):
     completion_tokens: int = Field(ge=0)
     completion_length_mean: float = Field(ge=0.0)
     packing_density: float
+    data_digest: Sha256Hex | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="of what was learnt in which order, with advantages (`StepPlan.digest`); None: an earlier release's",
+    )
     learning_rate: float
     rows_left_out: int = Field(default=0, ge=0, description="rows of the batch that could not be trained on")
     importance_capped: float = Field(

@@ -173,6 +173,11 @@ class Audit:
         self._shared: list[int] = []  # numbers of those that the slices of an evaluation share
         self._invited: set[tuple[str, str]] = set()  # (node, nonce)
 
+    @property
+    def roster(self) -> Roster:
+        """The roster that everything was checked with."""
+        return self._roster
+
     def take(self, data: bytes) -> LedgerEntry:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
         number = self._chain.next_number

@@ -7,6 +7,7 @@ that no ledger has are reported; the first entry that cannot be believed ends th
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 from shoal.contracts import keys
@@ -143,19 +144,21 @@ def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
 def read_all(store: Store, names: Sequence[str]) -> Iterator[bytes | None]:
     """The objects in order, a chunk at a time; None for one that is not there or is too large to be ours."""
 
-    def read(name: str) -> bytes | None:
-        try:
-            data = store.get_range(name, 0, LARGEST_DOCUMENT_BYTES)
-        except (NotFound, BadKey):
-            return None
-        except ValueError:  # an object without a byte has no range to read; whoever parses it says that it is nothing
-            return b""
-        return data if len(data) < LARGEST_DOCUMENT_BYTES else None
-
     with ThreadPoolExecutor(READERS) as readers:
         left = iter(names)
         while chunk := list(islice(left, CHUNK)):
-            yield from readers.map(read, chunk)
+            yield from readers.map(partial(read_bounded, store), chunk)
+
+
+def read_bounded(store: Store, name: str) -> bytes | None:
+    """One object; None for one that is not there or is too large to be ours."""
+    try:
+        data = store.get_range(name, 0, LARGEST_DOCUMENT_BYTES)
+    except (NotFound, BadKey):
+        return None
+    except ValueError:  # an object without a byte has no range to read; whoever parses it says that it is nothing
+        return b""
+    return data if len(data) < LARGEST_DOCUMENT_BYTES else None
 
 
 class Progress:

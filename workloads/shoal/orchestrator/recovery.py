@@ -7,7 +7,7 @@ missing and repeats what is idempotent, so it may run at any time, beside reques
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.crypto.canonical import document_digest
@@ -22,6 +22,7 @@ from shoal.orchestrator.work.open_work import openable_steps
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.orchestrator.work.uploads import find_record
+from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
 
@@ -40,6 +41,7 @@ def rebuild(state: RunState) -> None:
     """Bring Redis and the ledger in line with the store."""
     state.ledger.catch_up()
     state.terms.open()
+    _publish_settings(state)
     evaluations.load(state)
     verdicts = _names(state, keys.VERDICTS)
     _conclude_verdicts(state, verdicts)
@@ -70,6 +72,17 @@ def rebuild(state: RunState) -> None:
         files_waiting=state.queue.size(),
         nodes=len(state.view.joined),
     )
+
+
+def _publish_settings(state: RunState) -> None:
+    """The configuration beside the ledger, signed, so that whoever reads the store can recompute the run (`shoal ledger audit`)."""
+    data = sign(state.config, state.key).to_json()
+    try:
+        if state.store.get(keys.SETTINGS) == data:
+            return
+    except NotFound:
+        pass
+    state.store.put(keys.SETTINGS, data)
 
 
 def _names(state: RunState, folder: str) -> set[tuple[str, str]]:

@@ -48,6 +48,50 @@ def open_source(
         raise InputWrong(plain(error, 400)) from None
 
 
+def open_for_audit(
+    source: str | None,
+    runs_dir: Path,
+    *,
+    run_key: str | None,
+    join: Path | None,
+    endpoint: str | None,
+    credentials: Path | None,
+) -> tuple[LedgerSource, RunConfig]:
+    """Open a run to be recomputed: its ledger, and its configuration from `--join`, the run's folder, or the store, where its orchestrator signed it.
+
+    Raises `InputWrong` as `open_source` does, and where no configuration is to be had.
+    """
+    try:
+        store, own = open_place(source, runs_dir, endpoint, credentials)
+        described = own if join is None else read_join(join)
+        trust = _trust(store, run_key, join, described)
+        config = described if isinstance(described, RunConfig) else _stored_config(store, trust)
+    except StoreUnavailable as error:
+        raise InputWrong(plain(error, 400)) from None
+    if (config.run, config.run_key) != (trust.roster.document.run, trust.run_key):
+        raise InputWrong(
+            f"the configuration is of run {config.run} with key {config.run_key[:16]}..., the ledger of {plain(trust.roster.document.run)} with key"
+            f" {trust.run_key[:16]}...; give the run.json of this run with --join"
+        )
+    return LedgerSource(store, trust, configured_votes=config.validation.slash_votes), config
+
+
+def _stored_config(store: Store, trust: Trust) -> RunConfig:
+    """The configuration as the run's orchestrator left it in the store."""
+    try:
+        roster = trust.roster.verified(trust.run_key)
+        return Signed[RunConfig].from_json(store.get(keys.SETTINGS)).verified(roster.keys["orchestrator"])
+    except NotFound:
+        why = f"the store has no {keys.SETTINGS}, which orchestrators write since this release"
+    except (ValueError, KeyError) as error:
+        why = f"{keys.SETTINGS} of the store is not signed by this run's orchestrator, or of another release: {str(error).splitlines()[0]}"
+    raise InputWrong(
+        plain(
+            f"{why}. To recompute a run takes its settings: give --join run.json, from its ConfigMap <run>-config", 500
+        )
+    ) from None
+
+
 def open_place(
     source: str | None, runs_dir: Path, endpoint: str | None, credentials: Path | None
 ) -> tuple[Store, RunConfig | None]:

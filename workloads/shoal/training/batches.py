@@ -5,6 +5,7 @@ of samples is drawn from (seed, step) alone, and what is packed together does no
 step on any number of them. Pure; called by `loop`.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.run import RunConfig
 from shoal.training.advantages import group_advantages
 from shoal.training.objectives import objective_of, overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
@@ -93,10 +95,15 @@ class OptimizerBatch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All optimizer batches of a step; `packing_density` is the share of pack capacity that holds tokens, over all ranks."""
+    """All optimizer batches of a step; `packing_density` is the share of pack capacity that holds tokens, over all ranks.
+
+    `digest`: SHA-256, in hex, over what is learnt in which order, whatever the ranks: each optimizer step's divisor and packs, each sample's name,
+    tokens, mask, temperature, version and advantages.
+    """
 
     optimizer_batches: list[OptimizerBatch]
     packing_density: float
+    digest: str
 
     @property
     def token_count(self) -> int:
@@ -139,7 +146,7 @@ def plan_step(
     order = np.random.default_rng([seed, step]).permutation(len(scored))
     capacity = recipe.pack_length or recipe.max_sequence_length
     longest = min(recipe.max_sequence_length, completion_limit or recipe.max_sequence_length)
-    batches, tokens, bins = [], 0, 0
+    batches, tokens, bins, running = [], 0, 0, hashlib.sha256()
     for part in np.array_split(order, recipe.optimizer_steps):
         members = [scored[index] for index in part]
         lengths = [len(sample.tokens) for sample, _ in members]
@@ -148,8 +155,41 @@ def plan_step(
         numbers = [[int(part[index]) for index in indices] for indices in bins_of_part]
         divisor = None if objective_of(recipe).divisor == "tokens" else float(len(members) * longest)
         batches.append(optimizer_batch(packs, rank, world, divisor, numbers))
+        _add_to_digest(running, packs, batches[-1].divisor)
         tokens, bins = tokens + sum(lengths), bins + len(packs)
-    return StepPlan(batches, density([tokens], [[0]] * bins, capacity))
+    return StepPlan(batches, density([tokens], [[0]] * bins, capacity), running.hexdigest())
+
+
+def plan_of_run(
+    config: RunConfig, groups: Sequence[RolloutGroup], step: int, advantages: AdvantageEstimator, rank: int, world: int
+) -> StepPlan | None:
+    """The plan of a run's step; None when there is nothing to train on. With few samples it makes fewer optimizer steps."""
+    samples = sum(len(group.samples) for group in groups)
+    if samples == 0:
+        return None
+    plan = plan_step(
+        groups,
+        config.recipe.model_copy(update={"optimizer_steps": min(samples, config.recipe.optimizer_steps)}),
+        seed=config.seed,
+        step=step,
+        completion_limit=config.sampling.max_completion_tokens,
+        rank=rank,
+        world=world,
+        advantages=advantages,
+    )
+    return plan if plan.token_count else None
+
+
+def _add_to_digest(running: "hashlib._Hash", packs: Sequence[Sequence[Scored]], divisor: float) -> None:
+    running.update(f"optimizer step {len(packs)} {divisor!r}\n".encode())
+    for members in packs:
+        running.update(f"pack {len(members)}\n".encode())
+        for sample, given in members:
+            advantages = np.asarray(given, dtype=np.float64)
+            about = (sample.name, sample.prompt_length, len(sample.tokens), sample.temperature, sample.policy_version)
+            running.update(f"{about!r} {advantages.size}\n".encode())
+            for values in (np.asarray(sample.tokens, dtype=np.int64), sample.mask, advantages):
+                running.update(values.tobytes())
 
 
 def score(group: RolloutGroup, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:

@@ -74,13 +74,9 @@ class Outbox:
         partial = self.write(copies, version)
         if not self._ranks.leader:
             return ""
-        running = hashlib.sha256()
-        for path in sorted(partial.iterdir()):
-            with path.open("rb") as file:
-                while data := file.read(1 << 22):
-                    running.update(data)
+        found = version_digest(partial)
         shutil.rmtree(partial)
-        return running.hexdigest()
+        return found
 
     def write(self, copies: Mapping[str, Tensor], version: int) -> Path:
         """A folder with the version's files, which the publisher does not look at; the leader removes it."""
@@ -89,6 +85,16 @@ class Outbox:
             shutil.rmtree(partial, ignore_errors=True)
         self._export.write(copies, partial)
         return partial
+
+
+def version_digest(folder: Path) -> str:
+    """SHA-256 of a version, in hex, as its manifest has it: over its files, in order of their names."""
+    running = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            while data := file.read(1 << 22):
+                running.update(data)
+    return running.hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -91,11 +91,9 @@ class Trainer:
     def run(self) -> None:
         """Train until the last step, and return when its version is announced. Raises `telemetry.Stopped` on SIGTERM."""
         try:
-            self.resume()
-            self.version = self._extensions.before_run(self.version)
+            self.begin()
             while self.version < self._config.steps:
-                self.next_step()
-                self.version = self._extensions.after_step(self.version)
+                self.advance()
             with self._progress.phase("wait"):
                 self._waits.idle()
                 if self._extensions.publishes:
@@ -110,9 +108,27 @@ class Trainer:
             self._handover.settle(STOP_GRACE_SECONDS)
             raise
         finally:
-            self._method.stop()
-            self._extensions.close()
+            self.close()
         telemetry.get_logger().info("run trained", version=self.version)
+
+    def begin(self) -> None:
+        """Take up what is there, before the first `advance`."""
+        self.resume()
+        self.version = self._extensions.before_run(self.version)
+
+    def advance(self) -> None:
+        """Make the next version, `self.version`. It is handed over in the background; `handed_over` waits for that."""
+        self.next_step()
+        self.version = self._extensions.after_step(self.version)
+
+    def handed_over(self) -> None:
+        """Wait until the newest version's state is durable and its folder is in the outbox; raises what went wrong on the way."""
+        self._waits.idle()
+
+    def close(self) -> None:
+        """Nothing more will be trained."""
+        self._method.stop()
+        self._extensions.close()
 
     def live(self) -> None:
         """`run`, for a pod: a trainer that does not publish is of a StatefulSet, which starts again whatever ends. So it stays when it is done,

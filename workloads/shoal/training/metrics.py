@@ -73,6 +73,7 @@ def step_metrics(
         completion_tokens=sum(batch.token_count for batch in plan.optimizer_batches),
         completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),
         packing_density=plan.packing_density,
+        data_digest=plan.digest,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
         by_task_type=_by_task_type(groups),

@@ -7,7 +7,7 @@ Extensions may leave rows out, give other advantages, and change the weights aft
 from shoal import telemetry
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, StoreUnavailable
-from shoal.training.batches import StepPlan, plan_step
+from shoal.training.batches import StepPlan, plan_of_run
 from shoal.training.behaviour import BehaviourWeights
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extensions
@@ -62,7 +62,9 @@ class Reinforcement:
         with progress.phase("read"):
             rows = extensions.keep_rows(self._read(batch))
             self._prefetch.start(step + 1)
-            plan = self._plan(rows, step)
+            plan = plan_of_run(
+                self._context.config, rows.groups, step, extensions.advantages, context.ranks.rank, context.ranks.world
+            )
         if plan is None:
             extensions.after_updates(step)
             owner = extensions.weights_owner
@@ -149,21 +151,3 @@ class Reinforcement:
             for problem in rows.problems[:PROBLEMS_LOGGED]:
                 telemetry.get_logger().warning("left out of the step", step=batch.step, reason=problem)
         return rows
-
-    def _plan(self, rows: StepRows, step: int) -> StepPlan | None:
-        """The step's plan; None when there is nothing to train on. With few rows left it makes fewer optimizer steps."""
-        config, ranks = self._context.config, self._context.ranks
-        samples = sum(len(group.samples) for group in rows.groups)
-        if samples == 0:
-            return None
-        plan = plan_step(
-            rows.groups,
-            config.recipe.model_copy(update={"optimizer_steps": min(samples, config.recipe.optimizer_steps)}),
-            seed=config.seed,
-            step=step,
-            completion_limit=config.sampling.max_completion_tokens,
-            rank=ranks.rank,
-            world=ranks.world,
-            advantages=self._extensions.advantages,
-        )
-        return plan if plan.token_count else None

@@ -4,6 +4,8 @@ The ledger has a step's beacon under the step's own number, and that of a versio
 comes before its reveal, and so do those of the work that may follow soon. Called by `handout` before a node sees a beacon, and by `recovery`.
 """
 
+from shoal.contracts import keys
+from shoal.contracts.steps import Beacon
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, draw
 from shoal.ledger.entries import BeaconCommitted, BeaconRevealed
 from shoal.orchestrator.run_state import RunState
@@ -45,6 +47,8 @@ def reveal(state: RunState, work: Work) -> None:
         case EvaluationSlice(version=version):
             commit_evaluation(state, version)
             commit_evaluation(state, state.plan.next_due(version))
+    value = Beacon(run=state.config.run, step=number, beacon=_beacon(state, number).hex())
+    state.store.create(keys.beacon(number), value.to_json())
     state.ledger.append(BeaconRevealed(step=number, commitment=beacon_commitment(_beacon(state, number))))
 
 

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import RunConfig
-from shoal.contracts.verdicts import RowReward
+from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.work import Work
 from shoal.orchestrator.work import allocation, step_counter
 from shoal.sampling.draw import slice_count
 
@@ -190,6 +191,24 @@ class SupervisedSchedule:
 
     def waits_for(self, sealed: Collection[int], latest: int | None) -> str:
         return f"version {0 if latest is None else latest + 1} to be made by the trainer: mode SFT samples nothing"
+
+
+def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequence[int]) -> step_counter.AcceptedFile:
+    """An accepted file of a step with its groups told apart by signal. `prompts`: those that were drawn for it. ValueError for a verdict that does not
+    fit its work."""
+    # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
+    learnt_from = verdict.rewards[: work.shape.completions]
+    carrying = schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
+    assert verdict.policy_version is not None  # an accept has one
+    return step_counter.AcceptedFile(
+        node=verdict.node,
+        submission=verdict.submission,
+        sha256=verdict.sha256,
+        policy_version=verdict.policy_version,
+        rows=verdict.rows,
+        signal_prompts=tuple(carrying),
+        dropped_groups=work.shape.groups - len(carrying),
+    )
 
 
 def schedule_of(config: RunConfig, task_count: Callable[[], int]) -> Schedule:

@@ -13,6 +13,7 @@ from shoal.ledger.entries import BatchSealed
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts
 from shoal.orchestrator.work.load import accepted_groups
+from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
 from shoal.telemetry import get_logger
 
@@ -23,19 +24,7 @@ def accepted_file(state: RunState, verdict: Verdict) -> AcceptedFile:
     if name not in state.accepted_files:
         work = state.codec.step(verdict.step)
         prompts = drawn_prompts(state, work, verdict.node, verdict.submission)
-        # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
-        learnt_from = verdict.rewards[: work.shape.completions]
-        carrying = state.schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
-        assert verdict.policy_version is not None  # an accept has one
-        state.accepted_files[name] = AcceptedFile(
-            node=verdict.node,
-            submission=verdict.submission,
-            sha256=verdict.sha256,
-            policy_version=verdict.policy_version,
-            rows=verdict.rows,
-            signal_prompts=tuple(carrying),
-            dropped_groups=work.shape.groups - len(carrying),
-        )
+        state.accepted_files[name] = told_apart(state.schedule, work, verdict, prompts)
     return state.accepted_files[name]
 
 

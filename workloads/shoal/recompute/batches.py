@@ -1,0 +1,250 @@
+"""Each step's batch made again, as the orchestrator seals it and the trainer reads it; and the scores of versions. No weights are needed.
+
+In: `Evidence`. Out: findings in words. A batch is a function of the ledger's order, of verdicts and of the beacon: which files, in which order, which of
+their groups. What is learnt from it (rows, advantages, packing, order) is planned by the trainer's own code and compared with its report. One step's
+rows are in memory at a time, as in the trainer.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from shoal.contracts import keys
+from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.steps import StepBatch, StepMetrics
+from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.work import EvaluationSlice, WorkKind, kind_of
+from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
+from shoal.ledger.audit import first_line
+from shoal.orchestrator.work.schedule import told_apart
+from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
+from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence, span
+from shoal.storage import Store
+from shoal.training.batches import StepPlan, plan_of_run
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.enabled import recipe_extensions
+from shoal.training.prefetch import Reader
+from shoal.training.rollouts import BadBatch, RowLimits, StepRows
+
+TOLERANCE = 1e-9
+"""Of means in a report, which are sums of the same float64 numbers in the same order."""
+
+
+def check_step(evidence: Evidence, step: int, rows_of: "RowReader | None") -> list[str]:
+    """What is wrong with a sealed step's batch and with the trainer's report on it. Raises `NotThere` when something that it takes is missing.
+
+    `rows_of`: reads the batch's rows as the trainer does; None in modes that train on no rollouts.
+    """
+    try:
+        sealed = evidence.batch(step)
+    except WrongEvidence as error:
+        return [str(error)]
+    made, problems = rebuilt(evidence, step)
+    if problems:
+        return problems
+    if made is None:
+        return ["it was sealed before enough groups with signal were accepted"]
+    if made != sealed:
+        return difference(sealed, made)
+    return [] if rows_of is None else report_problems(evidence, sealed, rows_of)
+
+
+def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]:
+    """The batch that follows from the ledger's order and the verdicts, or what keeps it from following."""
+    work = evidence.work(step)
+    beacon = evidence.beacon(work)
+    files: list[AcceptedFile] = []
+    problems: list[str] = []
+    for file in evidence.accepted.get(step, []):
+        if file.number > evidence.sealed[step].number:
+            problems.append(f"entry {file.number} accepts a file after the step was sealed")
+            continue
+        try:
+            verdict = evidence.verdict(file.fact)
+            prompts = evidence.prompts(work, beacon, verdict.node, verdict.submission)
+            told = told_apart(evidence.schedule, work, verdict, prompts)
+        except (WrongEvidence, ValueError) as error:
+            problems.append(f"entry {file.number}: {first_line(error)}")
+            continue
+        counted = (len(told.signal_prompts) + told.dropped_groups, len(told.signal_prompts))
+        if (file.fact.groups, file.fact.signal_groups) not in (counted, (counted[0], None)):
+            problems.append(
+                f"entry {file.number}: it has {file.fact.signal_groups} of {file.fact.groups} groups with signal, by the verdict there are"
+                f" {counted[1]} of {counted[0]}"
+            )
+        files.append(told)
+    if problems:
+        return None, problems
+    return select_batch(evidence.config.run, step, beacon.hex(), evidence.schedule.needed_groups, files), []
+
+
+def difference(sealed: StepBatch, made: StepBatch) -> list[str]:
+    """How a sealed batch is other than the one that follows from the ledger."""
+    names = [file.sha256 for file in sealed.files], [file.sha256 for file in made.files]
+    if len(set(names[0])) < len(names[0]):
+        twice = next(name for name in names[0] if names[0].count(name) > 1)
+        return [f"batch.json has file {twice[:16]}... more than once"]
+    missing = [name[:16] for name in names[1] if name not in names[0]]
+    surplus = [name[:16] for name in names[0] if name not in names[1]]
+    if missing or surplus:
+        return [
+            f"batch.json was made of other files than the ledger's order gives: it lacks {', '.join(missing) or 'none'}, it should not have"
+            f" {', '.join(surplus) or 'any'}"
+        ]
+    if names[0] != names[1]:
+        place = next(index for index, pair in enumerate(zip(*names, strict=True)) if pair[0] != pair[1])
+        return [
+            f"batch.json has its files in another order: place {place} is {names[0][place][:16]}..., by the ledger it is {names[1][place][:16]}..."
+        ]
+    for ours, theirs in zip(made.files, sealed.files, strict=True):
+        if ours != theirs:
+            fields = [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]
+            return [
+                f"batch.json, file {ours.sha256[:16]}...: {name} is {_shown(getattr(theirs, name))}, must be {_shown(getattr(ours, name))}"
+                for name in fields
+            ]
+    fields = [name for name in type(made).model_fields if getattr(made, name) != getattr(sealed, name)]
+    return [f"batch.json: {name} is {getattr(sealed, name)}, must be {getattr(made, name)}" for name in fields]
+
+
+def _shown(value: object) -> str:
+    return span(value) if isinstance(value, list) else str(value)
+
+
+class RowReader:
+    """Rows and plans of a run's batches, read and made as the trainer does."""
+
+    def __init__(self, evidence: Evidence, store: Store, vocabulary: int) -> None:
+        """`store`: the run's, to be read."""
+        config = evidence.config
+        self._config = config
+        self._extensions = Extensions(*recipe_extensions(config.recipe))
+        limits = RowLimits(vocabulary, config.recipe.max_sequence_length, self._extensions.continuations)
+        self._reader = Reader(config, store, limits)
+
+    def plan(self, batch: StepBatch) -> tuple[StepRows, StepPlan | None]:
+        """Raises `BadBatch`."""
+        rows = self._extensions.keep_rows(self._reader.rows(batch))
+        return rows, plan_of_run(self._config, rows.groups, batch.step, self._extensions.advantages, 0, 1)
+
+
+def report_problems(evidence: Evidence, batch: StepBatch, rows_of: RowReader) -> list[str]:
+    """What the trainer's report says other than what follows from the batch."""
+    try:
+        rows, plan = rows_of.plan(batch)
+    except (BadBatch, ValueError) as error:
+        return [f"the trainer cannot have read it: {first_line(error)}"]
+    key = keys.step_metrics(batch.step)
+    try:
+        report = StepMetrics.from_json(evidence.read(key))
+    except NotThere:
+        return []  # not trained yet
+    except ValidationError as error:
+        return [f"{key}: {first_line(error)}"]
+    if report.rolled_back_to is not None:
+        return []
+    samples = [sample for group in rows.groups for sample in group.samples] if plan is not None else []
+    means = {name: _mean([getattr(s, name) for s in samples]) for name in ("reward", "task_reward", "length_penalty")}
+    follows: dict[str, object] = {
+        "data_digest": plan.digest if plan is not None and report.data_digest is not None else None,
+        "rows": len(samples),
+        "completion_tokens": plan.token_count if plan is not None else 0,
+        "packing_density": plan.packing_density if plan is not None else 0.0,
+        "rows_left_out": rows.left_out,
+        **means,
+    }
+    return [
+        f"{key}: {name} is {said}, by the batch it is {value}"
+        for name, value in follows.items()
+        if not _same(said := getattr(report, name), value)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _same(said: object, follows: object) -> bool:
+    if isinstance(said, float) and isinstance(follows, float):
+        return abs(said - follows) <= TOLERANCE * max(1.0, abs(follows))
+    return said == follows
+
+
+def evaluations_there(evidence: Evidence) -> list[tuple[int, str]]:
+    """Versions and benchmarks that the store has records of, ascending."""
+    found = []
+    for info in evidence.store.list(keys.EVALUATIONS):
+        folder, _, name = info.key.removeprefix(keys.EVALUATIONS).partition("/")
+        version = keys.parse_version(folder)
+        if version is not None and name.endswith(".json"):
+            found.append((version, name.removesuffix(".json")))
+    return found
+
+
+def check_evaluation(evidence: Evidence, version: int, benchmark: str) -> list[str]:
+    """What is wrong with the record of one version's scores. Raises `NotThere` as `check_step` does."""
+    key = keys.evaluation(version, benchmark)
+    try:
+        stored = VersionEvaluation.from_json(evidence.read(key))
+        terms = next(each for each in evidence.prepared.benchmarks if each.name == benchmark)
+        numbers = evidence.codec.numbers(version, benchmark)
+        tasks = read_tasks(evidence.read(keys.task_table(terms.tasks_digest)))
+    except (ValidationError, ValueError, StopIteration, KeyError) as error:
+        return [f"{key} is of no benchmark of this run, or not readable: {first_line(error)}"]
+    if tasks_digest(tasks) != terms.tasks_digest:
+        return [f"{keys.task_table(terms.tasks_digest)} has other tasks than its name says"]
+    answered = []
+    for number in numbers:
+        for file in evidence.accepted.get(number, [])[:1]:
+            work = evidence.work(number)
+            assert isinstance(work, EvaluationSlice)
+            try:
+                verdict = evidence.verdict(file.fact)
+            except WrongEvidence as error:
+                return [str(error)]
+            prompts = evidence.prompts(work, evidence.beacon(work), verdict.node, verdict.submission)
+            answered.append(AnsweredSlice(verdict, prompts, work.own, file.unix))
+    try:
+        made = record(evidence.config.run, version, terms, [task.problem_id for task in tasks], answered)
+    except (ValueError, IndexError) as error:
+        made = record(evidence.config.run, version, terms, [], [])
+        if made != stored:
+            return [f"{key} does not follow from its verdicts: {first_line(error)}"]
+    if made == stored:
+        return []
+    return [
+        f"{key}: {name} is not what follows from its verdicts"
+        + (f": avg@k is {_score(stored)}, must be {_score(made)}" if name == "scores" else "")
+        for name in type(made).model_fields
+        if getattr(made, name) != getattr(stored, name)
+    ]
+
+
+def check_best(evidence: Evidence) -> list[str]:
+    """Whether the best version is the one by the records."""
+    settings = evidence.config.evaluation
+    if settings is None:
+        return []
+    complete = {}
+    try:
+        best = BestVersion.from_json(evidence.read(keys.BEST_VERSION))
+        for version, name in evaluations_there(evidence):
+            short = VersionEvaluation.from_json(evidence.read(keys.evaluation(version, name))).short
+            if name == settings.primary and short.complete and short.avg_at_k is not None:
+                complete[version] = short.avg_at_k
+    except NotThere:
+        return []
+    except ValidationError as error:
+        return [f"{keys.BEST_VERSION} or a record of scores is not readable: {first_line(error)}"]
+    follows = best_version(complete, settings.primary)
+    return [] if follows == best else [f"{keys.BEST_VERSION} is {best}, by the records it is {follows}"]
+
+
+def _score(evaluation: VersionEvaluation) -> str:
+    found = evaluation.short.avg_at_k
+    return "none" if found is None else f"{found:.6g}"
+
+
+def steps_of(evidence: Evidence) -> list[int]:
+    """Sealed steps, ascending."""
+    return sorted(step for step in evidence.sealed if kind_of(step) is WorkKind.STEP)

@@ -1,0 +1,212 @@
+"""One judged file checked again: what was drawn for it, what it was worth, and its proofs against the weights.
+
+In: an entry of the ledger, the run's facts, a source of weights. Out: findings by stage, and why a stage could not say anything. The checks are the
+validators' own (`validation.judge`); what differs is who chooses the rows, and that the verdict is compared with what they find. Memory: one file, and
+one batch of its prefill.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from shoal.contracts.compute import compute_of
+from shoal.contracts.rollouts import BadRollouts
+from shoal.contracts.verdicts import STATISTICAL, RowReward, Verdict
+from shoal.contracts.work import UnknownWorkError
+from shoal.ledger.audit import first_line
+from shoal.recompute.evidence import Evidence, LedgerFile, NotThere, WrongEvidence
+from shoal.recompute.record import Stage
+from shoal.storage import StoreUnavailable
+from shoal.validation import judge
+from shoal.validation.facts import Facts, File, Finding
+from shoal.validation.parsing import ReaderLost, parse_file
+from shoal.validation.policies import LoadedPolicy
+from shoal.validation.stopwatch import Stopwatch
+
+PolicyOf = Callable[[int], LoadedPolicy]
+"""The weights of a version, loaded; raises `NotThere` when they are not to be had."""
+STAGE_OF_REASON: dict[str, Stage] = {
+    "reward": "rewards",
+    "token_sampling": "proofs",
+    "redraw": "proofs",
+    "computation": "proofs",
+    "termination": "proofs",
+}
+"""Where the fault of a rejected file shows; every other one shows among the draws."""
+
+
+@dataclass
+class Outcome:
+    """What the stages found on one file, and by stage why one could not check it."""
+
+    found: dict[Stage, list[str]] = field(default_factory=dict)
+    unchecked: dict[Stage, str] = field(default_factory=dict)
+
+    def add(self, stage: Stage, what: str) -> None:
+        self.found.setdefault(stage, []).append(what)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How closely files are looked at: which stages, which share of their rows, and the seed that draws them."""
+
+    stages: Collection[Stage]
+    rows: float
+    seed: str
+
+
+def check_file(
+    evidence: Evidence, facts: Facts, policy_of: PolicyOf, looks: Looks, ledger_file: LedgerFile, path: Path
+) -> Outcome:
+    """Check one file; `path` is where its bytes may lie meanwhile. Raises `StoreUnavailable`, and nothing for what the store holds."""
+    outcome = Outcome()
+    fact = ledger_file.fact
+    rejected = fact.kind == "rejected"
+    stages = [stage for stage in ("draws", "rewards", "proofs") if stage in looks.stages]
+    try:
+        verdict = evidence.verdict(fact)
+        evidence.fetch(fact, path)
+        job = evidence.job(fact, verdict.lease, every_row=rejected)
+        facts = facts.of(facts.work(job))
+        longest = facts.max_sequence_length
+        file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
+        check = _FileCheck(evidence, facts, policy_of, looks, file, verdict, outcome)
+        if rejected:
+            check.rejected()
+        else:
+            for stage in stages:
+                check.stage(stage)
+    except (WrongEvidence, UnknownWorkError) as error:
+        outcome.add(stages[0], str(error))
+    except ReaderLost as error:
+        if not rejected:  # what this machine could not read, another one read
+            outcome.unchecked |= dict.fromkeys(stages, str(error))
+    except BadRollouts as error:
+        if not rejected:
+            outcome.add(stages[0], f"it was accepted, and is not readable: {first_line(error)}")
+    except NotThere as error:
+        outcome.unchecked |= dict.fromkeys(stages, str(error))
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # of ours or of the store's making: nobody is accused by it
+        outcome.unchecked |= dict.fromkeys(stages, f"{type(error).__name__}: {first_line(error)}")
+    finally:
+        path.unlink(missing_ok=True)
+    return outcome
+
+
+class _FileCheck:
+    """The checks of one file that is readable."""
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        facts: Facts,
+        policy_of: PolicyOf,
+        looks: Looks,
+        file: File,
+        verdict: Verdict,
+        outcome: Outcome,
+    ) -> None:
+        self._facts, self._policy_of, self._looks = facts, policy_of, looks
+        self._file, self._verdict, self._outcome = file, verdict, outcome
+        self._watch = Stopwatch()
+
+    def stage(self, stage: Stage) -> None:
+        """Check an accepted file in one respect."""
+        try:
+            for what in {"draws": self._draws, "rewards": self._rewards, "proofs": self._proofs}[stage]():
+                self._outcome.add(stage, what)
+        except NotThere as error:
+            self._outcome.unchecked[stage] = str(error)
+
+    def rejected(self) -> None:
+        """Whether a rejected file is as wrong as it was found: every row is looked at."""
+        reason = str(self._verdict.reason)
+        stage = STAGE_OF_REASON.get(reason, "draws")
+        if stage not in self._looks.stages:
+            return
+        try:
+            finding = judge.cheap_finding(self._file, self._facts, self._watch)
+            if finding is None and stage == "rewards":
+                finding = judge.scored(self._file, self._facts, self._watch, lambda: None)[1]
+            if finding is None and stage == "proofs":
+                finding = self._proof_finding(every_row=True)
+        except NotThere as error:
+            self._outcome.unchecked[stage] = str(error)
+            return
+        if finding is None and reason not in ("unread", "format"):
+            self._outcome.add(stage, f"it was rejected for {reason}, and nothing of the kind is wrong with it")
+        elif finding is None:
+            self._outcome.add(stage, f"it was rejected for {reason}, and it can be read")
+
+    def _draws(self) -> list[str]:
+        """Prompts, targets, seeds, ends, proofs' shapes, copies; and what the verdict counted."""
+        finding = judge.cheap_finding(self._file, self._facts, self._watch)
+        if finding is not None:
+            return [_accepted_although(finding)]
+        counted = judge.verdict(self._file.job, self._file, None, self._verdict.rewards, 0, self._watch, "")
+        names = ("policy_version", "rows", "completion_tokens", "completion_lengths", "cut_rows")
+        return [
+            f"its verdict says {name} {getattr(self._verdict, name)}, counted again it is {getattr(counted, name)}"
+            for name in names
+            if getattr(counted, name) != getattr(self._verdict, name)
+        ]
+
+    def _rewards(self) -> list[str]:
+        """The rewards that training used, computed again. A row that we cannot score says nothing of the verdict."""
+        ours, finding = judge.scored(self._file, self._facts, self._watch, lambda: None)
+        if len(ours) != len(self._verdict.rewards):
+            return [f"its verdict has {len(self._verdict.rewards)} rewards for {len(ours)} rows"]
+        wrong = [
+            number
+            for number, (found, said) in enumerate(zip(ours, self._verdict.rewards, strict=True))
+            if found != said and found.task_reward is not None
+        ]
+        if wrong:
+            return [
+                f"its verdict rewards {len(wrong)} of {len(ours)} rows otherwise than they score; row {wrong[0]}: {_words(self._verdict.rewards[wrong[0]])},"
+                f" computed again {_words(ours[wrong[0]])}"
+            ]
+        return [] if finding is None else [_accepted_although(finding)]
+
+    def _proofs(self) -> list[str]:
+        """Proofs and tokens of drawn rows against the weights. What rests on statistics counts when every row says so too, as for the run's validators."""
+        finding = self._proof_finding(every_row=False)
+        if finding is not None and finding.reason in STATISTICAL:
+            again = self._proof_finding(every_row=True)
+            finding = again if again is not None and again.reason == finding.reason else None
+        if finding is not None:
+            return [_accepted_although(finding)]
+        policy = self._policy_of(self._file.policy_version)
+        tokens = judge.completion_tokens(self._file)
+        compute = compute_of(policy.parameters, judge.prompt_tokens(self._file, self._facts), tokens)
+        if self._verdict.compute not in (None, compute):
+            return [f"its verdict counts {self._verdict.compute}, it took {compute}"]
+        return []
+
+    def _proof_finding(self, *, every_row: bool) -> Finding | None:
+        policy = self._policy_of(self._file.policy_version)
+        settings = self._facts.validation.model_copy(
+            update={"proof_rows_share": self._looks.rows, "proof_rows_floor": 1, "probation_files": 0}
+        )
+        file = replace(self._file, job=self._file.job.model_copy(update={"on_probation": every_row}))
+        chance = random.Random(f"{self._looks.seed} {file.job.sha256}")  # shown, so that others look at the same rows
+        with _ONE_AT_A_TIME:
+            return judge.expensive_finding(
+                file, replace(self._facts, validation=settings), policy, chance, {}, self._watch
+            )
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A forward pass takes all cores, or the device, by itself; other threads parse, draw and score meanwhile."""
+
+
+def _accepted_although(finding: Finding) -> str:
+    return f"it was accepted although: {finding.reason or finding.outcome}: {finding.evidence}"
+
+
+def _words(reward: RowReward) -> str:
+    return f"task reward {reward.task_reward}, length penalty {reward.length_penalty}, reward {reward.reward}"

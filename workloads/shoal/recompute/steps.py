@@ -1,0 +1,248 @@
+"""Trainer steps repeated from the base model on, and each version compared with the published one, bit for bit.
+
+In: the run's store and configuration. Out: each version as a folder, and how it differs from the published one. The trainer is the run's own
+(`training.loop`), with one process on this machine's CPU, over an `Overlay`. The same numbers come out on the same kind of processor, with the same
+number of threads (one, as the trainer's entry point sets it) and trainer processes; elsewhere they are off by rounding.
+
+Where a step begins: optimizer moments follow from the step before, so an audit begins with version 0, or with the state that an earlier call with the
+same work folder left. Stored training states of the run are not used: nobody signs them, and what they hold of moments cannot be compared with anything.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+from shoal.contracts import keys
+from shoal.contracts.final_model import FinalModel
+from shoal.contracts.signed import BadSignature
+from shoal.contracts.weights import WeightsManifest
+from shoal.ledger.audit import first_line
+from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
+from shoal.recompute.overlay import Overlay
+from shoal.storage import BadKey, NotFound
+from shoal.storage.chains import BrokenDeltas
+from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights
+from shoal.storage.versions import materialise, read_sealed_manifest
+from shoal.telemetry import Liveness
+from shoal.training.base_model import fetch_base_model
+from shoal.training.context import TrainerContext
+from shoal.training.delivery import version_digest
+from shoal.training.extensions.base import Extensions
+from shoal.training.extensions.enabled import recipe_extensions
+from shoal.training.loop import Trainer
+from shoal.training.parallel import Ranks, start_ranks
+from shoal.training.progress import ProgressReporter
+
+LIVENESS_SECONDS = 3600.0
+BROKEN = (NotFound, BadKey, ValueError, BadSignature, WrongWeights, BrokenDeltas, KeyError, OSError)
+"""What a store whose versions were changed makes of assembling one."""
+MOST_TENSORS = 3
+
+
+@dataclass(frozen=True)
+class Made:
+    """One version made again: its folder, the digest of its files, and the version's number."""
+
+    version: int
+    folder: Path
+    sha256: str
+
+
+class Remaking:
+    """The run's trainer at work on this machine; a context. `made` gives versions one after the other.
+
+    `work` is a folder of the auditor's, with `state/` (what the trainer writes), `outbox/` and `tmp/`; an earlier call's state there is continued. It
+    needs room for three training states and two versions: at the size of a 32B model 1.3 TB.
+    """
+
+    def __init__(self, evidence: Evidence, work: Path, ranks: Ranks | None = None) -> None:
+        """`ranks`: this process as the only trainer, where it was started before (torch allows it once)."""
+        self._evidence, self._work = evidence, work
+        self._own_ranks = ranks is None
+        self._ranks = ranks
+        self._trainer: Trainer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._trainer is not None:
+            with suppress(Exception):  # of a background that failed, which `made` has told
+                self._trainer.handed_over()
+            self._trainer.close()
+        if self._own_ranks and self._ranks is not None:
+            self._ranks.close()
+
+    def made(self, last: int) -> Iterator[Made]:
+        """Every version from where the work folder stands to `last`, ascending; each folder is removed when the next version is asked for.
+
+        Raises `WrongEvidence` when the run's own trainer cannot have gone this way.
+        """
+        try:
+            trainer = self._started()
+            while True:
+                trainer.handed_over()
+                folder = self._work / "outbox" / keys.version_name(trainer.version)
+                if not folder.is_dir():
+                    raise WrongEvidence(f"the trainer gave out no version {trainer.version}")
+                yield Made(trainer.version, folder, version_digest(folder))
+                shutil.rmtree(folder)
+                if trainer.version >= last:
+                    return
+                self._require_batch(trainer.version)
+                trainer.advance()
+        except (WrongEvidence, NotThere, GeneratorExit, KeyboardInterrupt):
+            raise
+        except Exception as error:  # whatever a store that was changed makes of a step
+            raise WrongEvidence(f"it cannot be repeated: {type(error).__name__}: {first_line(error)}") from error
+
+    def _require_batch(self, step: int) -> None:
+        """Else the trainer would wait for it."""
+        config = self._evidence.config
+        if config.mode == "SFT" or (config.roll_back is not None and config.roll_back.at_step == step):
+            return
+        if step not in self._evidence.sealed:
+            raise NotThere(f"step {step} is not sealed")
+        self._evidence.batch(step)
+
+    def _started(self) -> Trainer:
+        evidence, work = self._evidence, self._work
+        if evidence.config.islands is not None:
+            raise NotThere(
+                "steps of a trainer of several islands are not repeated: their exchanges are not in the store"
+            )
+        torch.set_num_threads(1)
+        self._ranks = self._ranks or start_ranks("cpu", environment={})
+        store = Overlay(evidence.store, _folder(work / "state"))
+        liveness = Liveness(LIVENESS_SECONDS)
+        base = fetch_base_model(store, work / "base", liveness)
+        # A pause changes no number, and nobody is here to end it.
+        stability = evidence.config.stability
+        calm = stability.model_copy(update={"action": "Report"}) if stability.action == "Pause" else stability
+        context = TrainerContext(
+            config=evidence.config.model_copy(update={"stability": calm}),
+            store=store,
+            state_store=store,
+            base=base,
+            outbox=_folder(work / "outbox"),
+            scratch=work / "tmp",
+            attempt="audit",
+            progress=ProgressReporter(evidence.config.run, None, store),
+            liveness=liveness,
+            ranks=self._ranks,
+        )
+        recipe = evidence.config.recipe
+        extensions = [] if evidence.config.mode == "SFT" else recipe_extensions(recipe)
+        self._trainer = Trainer(context, Extensions(*extensions))
+        self._trainer.begin()
+        return self._trainer
+
+
+def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
+    """How a version that was made again differs from the published one: the first tensors and how far they are apart. Empty: not by a bit."""
+    version = made.version
+    key = keys.version_weights(version)
+    try:
+        manifest = read_sealed_manifest(evidence.store, version, evidence.roster.keys["trainer"])
+    except NotFound:
+        raise NotThere(f"{key} is not in the store") from None
+    except (BadSignature, ValueError) as error:
+        return [f"{key}: {first_line(error)}"]
+    announced = evidence.versions.get(version)
+    if announced not in (None, manifest.sha256):
+        return [f"the ledger announces digest {announced}, {key} seals {manifest.sha256}"]
+    if made.sha256 == manifest.sha256:
+        return _final_problems(evidence, made)
+    return [f"the published version {version} is not what its step makes: {_apart(evidence, made, manifest, scratch)}"]
+
+
+def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: Path) -> str:
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    theirs = scratch / keys.version_name(made.version)
+    try:
+        materialise(evidence.store, made.version, theirs, evidence.config.run, evidence.roster.keys["trainer"])
+        return differing(made.folder, theirs)
+    except BROKEN as error:
+        return (
+            f"its digest is {manifest.sha256[:16]}..., made again it is {made.sha256[:16]}...; which tensors differ cannot be said, its bytes are not to"
+            f" be had ({type(error).__name__}: {first_line(error)})"
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def differing(ours: Path, theirs: Path) -> str:
+    """Which tensors of two checkpoints differ, and by how much; one tensor of each is in memory at a time."""
+    apart: list[str] = []
+    tensors = 0
+    names = [{path.name for path in folder.iterdir() if path.name != MANIFEST_FILE} for folder in (ours, theirs)]
+    if names[0] != names[1]:
+        return f"its files are {sorted(names[1])}, must be {sorted(names[0])}"
+    for name in sorted(names[0]):
+        if name.endswith(".safetensors"):
+            try:
+                found = list(_tensors(ours / name, theirs / name))
+            except (SafetensorError, OSError) as error:
+                return f"{name} is not readable: {first_line(error)}"
+            tensors += len(found)
+            apart += found
+        elif (ours / name).read_bytes() != (theirs / name).read_bytes():
+            apart.append(f"file {name}")
+            tensors += 1
+    if not apart:
+        return "every tensor is equal, and the bytes around them differ"
+    return f"{tensors} tensors or files differ, the first: {'; '.join(apart[:MOST_TENSORS])}"
+
+
+def _tensors(ours: Path, theirs: Path) -> Iterator[str]:
+    with safe_open(ours, framework="pt") as mine, safe_open(theirs, framework="pt") as other:
+        if set(mine.keys()) != set(other.keys()):
+            yield f"tensors {sorted(set(mine.keys()) ^ set(other.keys()))[:MOST_TENSORS]}"
+            return
+        for name in sorted(mine.keys()):
+            a, b = mine.get_tensor(name), other.get_tensor(name)
+            if a.shape != b.shape or a.dtype != b.dtype:
+                yield f"{name}: {tuple(b.shape)} of {b.dtype}, must be {tuple(a.shape)} of {a.dtype}"
+                continue
+            off = (a.double() - b.double()).abs()
+            places = int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) if a.numel() else 0
+            if places:
+                yield f"{name}: {int((off != 0).sum())} of {a.numel()} values, by at most {float(np.float64(off.max())):.3g}"
+
+
+def _final_problems(evidence: Evidence, made: Made) -> list[str]:
+    """Whether the run's result, where this version is it, has the same files."""
+    if made.version != evidence.config.steps:
+        return []
+    try:
+        final = FinalModel.from_json(evidence.read(keys.FINAL_SEAL))
+    except (NotThere, ValidationError):
+        return []
+    files = {path.name: _file_digest(path) for path in sorted(made.folder.iterdir())}
+    if final.version != made.version or final.files == files:
+        return []
+    different = sorted(name for name in files.keys() | final.files.keys() if files.get(name) != final.files.get(name))
+    return [f"{keys.FINAL_SEAL} seals other files than version {made.version} has: {', '.join(different[:5])}"]
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path

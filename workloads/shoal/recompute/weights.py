@@ -1,0 +1,60 @@
+"""Where the weights for proofs come from: the version that was just made again, bit for bit, or the store's published one.
+
+In: a version's number. Out: a loaded policy, or why there is none. Called by `files`. Two models are in memory at most.
+"""
+
+import threading
+from pathlib import Path
+
+from shoal.contracts.proof_profile import WrongProfile, read_profile
+from shoal.contracts.signed import BadSignature
+from shoal.ledger.audit import first_line
+from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
+from shoal.recompute.steps import Made
+from shoal.storage import BadKey, NotFound
+from shoal.storage.chains import BrokenDeltas
+from shoal.storage.checkpoint_files import WrongWeights
+from shoal.validation.policies import LoadedPolicy, Policies, load_model
+
+HELD = 2
+
+
+class Weights:
+    """Loaded versions of one run. Safe for several threads."""
+
+    def __init__(self, evidence: Evidence, folder: Path) -> None:
+        """`folder` takes what is assembled from the store."""
+        self._lock = threading.Lock()
+        self._made: LoadedPolicy | None = None
+        self._problems: dict[int, Exception] = {}
+        self._policies = Policies(
+            evidence.store, folder, evidence.config.run, evidence.roster.keys["trainer"], capacity=HELD
+        )
+
+    def take(self, made: Made | None) -> None:
+        """Use a version that was made again and equals the published one, from here on; None: no more."""
+        with self._lock:
+            self._made = None
+            if made is not None:
+                model = load_model(made.folder)
+                profile = read_profile(made.folder, model.config.hidden_size)
+                self._made = LoadedPolicy(made.version, made.sha256, model, profile)
+                self._problems.pop(made.version, None)
+
+    def get(self, version: int) -> LoadedPolicy:
+        """Raises `NotThere` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""
+        with self._lock:
+            if self._made is not None and self._made.version == version:
+                return self._made
+            if version not in self._problems:
+                try:
+                    return self._policies.get(version)
+                except NotFound as error:
+                    self._problems[version] = NotThere(
+                        f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, so that they are made again"
+                    )
+                except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
+                    self._problems[version] = WrongEvidence(
+                        f"the weights of version {version} are not what the trainer signed: {first_line(error)}"
+                    )
+            raise self._problems[version]
