@@ -1,7 +1,6 @@
 """The recorded run, made once for all tests of this folder."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from servers import Redis
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, redis_server: Redis) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, redis_server: Redis) -> World:
     """Three steps of a run, trained and scored."""
     made = World(tmp_path_factory.mktemp("world") / "run", redis_server.url)
     made.play()
-    yield made
+    return made

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny_run
-import torch
 from safetensors.torch import load_file, save_file
 from tiny_world import RUN, World
 
@@ -18,7 +17,7 @@ from shoal.contracts import keys
 from shoal.contracts.rollouts import Rollout, read_rollouts, write_rollouts
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.steps import StepBatch
+from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.weights import WeightsManifest
 from shoal.ledger.audit import Audit
@@ -298,7 +297,7 @@ def flip_a_mask(copy: Copy) -> None:
 
 def edit_a_completion(copy: Copy) -> None:
     """Another token, with the log-probabilities and proofs that honest weights give for it."""
-    model = copy.world.policies.get(first(copy).step and copy.batch(1).files[0].policy_version).model
+    model = copy.world.policies.get(copy.verdict(first(copy)).policy_version or 0).model
 
     def change(rows: list[Rollout]) -> list[Rollout]:
         row = max(rows, key=lambda row: len(row.completion_tokens))
@@ -326,14 +325,11 @@ def remove_an_entry(copy: Copy) -> None:
 
 def swap_entries(copy: Copy) -> None:
     one, other = copy.accepted(1)[:2]
-    swapped = {id(one): other, id(other): one}
     copy.rewrite(lambda facts: [other if fact == one else one if fact == other else fact for fact in facts])
-    assert swapped
 
 
 def forge_an_entry(copy: Copy) -> None:
     entry = copy.entries()[-1]
-    assert not isinstance(entry.fact, Accepted) or entry.fact.tokens
     copy.store.put(keys.ledger_entry(entry.number), sign(entry, copy.world.run_key).to_json())
 
 
@@ -349,8 +345,6 @@ def raise_a_score(copy: Copy) -> None:
 
 
 def report_another_reward(copy: Copy) -> None:
-    from shoal.contracts.steps import StepMetrics
-
     key = keys.step_metrics(1)
     copy.store.put(key, StepMetrics.from_json(copy.store.get(key)).model_copy(update={"reward": 0.9}).to_json())
 
@@ -389,4 +383,3 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (change_the_learning_rate, ("steps",), "steps", "version 1 is not what its step makes"),
 ]
 """Each change, the stages that look, the stage that finds it, and words of the finding."""
-assert torch

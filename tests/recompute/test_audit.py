@@ -1,11 +1,21 @@
 """A run recomputed: an honest one in full, and each of many changes by those who hold all keys named with its place."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tampering import TAMPERINGS, Copy
-from tiny_world import STEPS, World
+from tampering import TAMPERINGS, Copy, first
+from tiny_world import RUN, STEPS, World
+
+from shoal.contracts import keys
+from shoal.errors import InputWrong
+from shoal.recompute.progress import Ticker
+from shoal.recompute.record import AuditTerms, Recorder
 
 EVERYTHING = ("batches", "steps", "draws", "rewards", "proofs")
 
@@ -14,9 +24,8 @@ def test_an_honest_run_is_recomputed_bit_for_bit(world: World, tmp_path: Path) -
     result = Copy(world, tmp_path).audit(*EVERYTHING)
     assert result.findings == []
     assert result.steps_equal == STEPS
-    assert {stage: dict(totals.unchecked) for stage, totals in result.stages.items()} == dict.fromkeys(
-        ("ledger", *EVERYTHING), {}
-    )
+    assert [stage for stage, totals in result.stages.items() if totals.unchecked] == []
+    assert list(result.stages) == ["ledger", *EVERYTHING]
     assert all(totals.done == totals.of > 0 for totals in result.stages.values())
 
 
@@ -28,3 +37,122 @@ def test_a_change_is_found_and_named(
     change(copy)
     found = copy.audit(*stages).findings
     assert any(stage in ("", each.stage) and words in each.what for each in found), found
+
+
+def test_versions_that_the_store_has_no_more_are_made_again_for_their_proofs(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    for info in copy.store.list(keys.VERSIONS):
+        if info.key.endswith(".bin"):
+            copy.store.delete(info.key)
+    alone = copy.audit("proofs")
+    assert alone.good
+    assert alone.stages["proofs"].done == 0
+    assert "are not in the store" in next(iter(alone.stages["proofs"].unchecked))
+    beside = copy.audit("proofs", "steps")
+    assert beside.good
+    assert beside.stages["proofs"].done == beside.stages["proofs"].of
+    assert beside.steps_equal == STEPS
+
+
+def test_an_audit_that_was_stopped_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    assert copy.audit("steps", "draws", steps=(0, 0)).steps_equal == 1
+    states = {info.key for info in copy.store.list(keys.TRAINER_STATE)}
+    after = copy.audit("steps", "draws")
+    assert after.steps_equal == STEPS
+    assert after.resumed > 0
+    assert {info.key for info in copy.store.list(keys.TRAINER_STATE)} == states  # nothing was written to the run
+    with pytest.raises(InputWrong, match="is of another audit"):
+        copy.audit("draws", rows=0.5)
+
+
+def test_documents_that_are_garbage_are_findings_and_no_tracebacks(world: World, tmp_path: Path) -> None:
+    pristine = Copy(world, tmp_path / "pristine")
+    fact = first(pristine)
+    places = [
+        keys.verdict(fact.node, fact.file),
+        keys.submission(fact.node, fact.file),
+        keys.upload(fact.node, fact.file),
+        keys.step_batch(1),
+        keys.beacon(1),
+        keys.step_metrics(1),
+        keys.evaluation(STEPS, "sums"),
+        keys.version_weights(1),
+        keys.version_open(1),
+    ]
+    copy = Copy(world, tmp_path / "copy")
+    for place in places:
+        copy.store.put(place, b"\xff{" * 40)
+    result = copy.audit(*EVERYTHING)
+    named = " ".join(f"{each.where} {each.what}" for each in result.findings)
+    for place in (keys.verdict(fact.node, fact.file), keys.step_batch(1), keys.version_weights(1)):
+        assert place in named, named
+    assert "Traceback" not in named
+
+
+def test_a_store_without_its_tasks_is_said_in_one_line(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    copy.store.put(keys.PREPARED, b"{}")
+    with pytest.raises(InputWrong, match=r"cannot check the run's files: prepared\.json"):
+        copy.audit("draws")
+
+
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text("[]")
+    with pytest.raises(InputWrong, match="is not the record of an audit"):
+        Recorder(tmp_path / "record.json", AuditTerms(run="r", run_key="a" * 64, seed="s", rows=1.0, files=1.0))
+
+
+def test_the_rest_is_estimated_from_what_was_done() -> None:
+    said: list[str] = []
+    now = [0.0]
+    ticker = Ticker(said.append, lambda: now[0])
+    ticker.expect("files", 10)
+    ticker.expect("steps", 2)
+    assert ticker.seconds_left() is None
+    ticker.done("steps", 30.0)
+    now[0] = 6.0
+    ticker.done("files", 2.0)
+    assert said == ["files 1 of 10, steps 1 of 2; about 48 s left"]
+
+
+def shoal(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import sys; from shoal.cli.main import main; sys.exit(main())", "ledger", "audit"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_the_verb_needs_the_store_and_the_key_alone(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    shutil.copytree(copy.folder / "store" / "shoal" / RUN, tmp_path / "download")
+    download, key = str(tmp_path / "download"), copy.config.run_key
+    done = shoal(download, "--run-key", key, "--only", "batches,steps", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["good"], said["steps_equal"], said["stages"]["batches"]["done"]) == (True, STEPS, STEPS + 3)
+    assert "record and log in" in done.stderr
+
+    (tmp_path / "download" / "run.json").unlink()
+    without = shoal(download, "--run-key", key, cwd=tmp_path)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert "give --join run.json" in without.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "draws,luck"], "--only names 'luck'; allowed: batches,steps,draws,rewards,proofs"),
+        (["--train-steps", "5-2"], "--train-steps is '5-2'; allowed: A-B, such as 0-69"),
+        (["--rows", "0"], "--rows is 0; allowed: above 0, to 1"),
+        (["--files", "1.5"], "--files is 1.5; allowed: above 0, to 1"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], words: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from shoal.cli.ledger import app
+
+    result = CliRunner().invoke(app, ["audit", str(tmp_path), *arguments])
+    assert words in str(result.exception)

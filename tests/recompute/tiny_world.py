@@ -4,6 +4,7 @@ Workers sample with transformers by the run's own rule instead of with vLLM, whi
 """
 
 import hashlib
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from shoal.broadcast.publishing import copy_to_store, cut_into
 from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings
-from shoal.contracts.pools import SAMPLER, PoolTerms
+from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import Lease, LeaseRequest, SubmissionNotice, UploadRequest, ValidationJob
 from shoal.contracts.recipe import (
     GeneratedModel,
@@ -38,7 +39,7 @@ from shoal.contracts.recipe import (
 )
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.roster import ROLES, Roster
-from shoal.contracts.run import Addresses, Prepared, PublicRun, RunConfig
+from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.signed import sign
 from shoal.contracts.tasks import tasks_digest, write_tasks
 from shoal.contracts.verdicts import Verdict
@@ -47,17 +48,15 @@ from shoal.crypto.keys import PrivateKey
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model, tokenizer_for
 from shoal.environments.prompts import prompt_tokens
-from shoal.inference.rollouts import plan_submission
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.orchestrator import announcements
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.beacons import beacon_of
+from shoal.recompute.overlay import Overlay
 from shoal.rewards.total import total_reward
 from shoal.sampling import gumbel
-from shoal.storage.store import open_folder
 from shoal.toploc import codec
-from shoal.recompute.overlay import Overlay
 from shoal.training.batches import group_relative
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extension, Extensions
@@ -87,7 +86,7 @@ def tiny_config(addresses: Addresses, roster: Any, run_key: str, **changes: Any)
         "model": ModelSource(generated=GeneratedModel()),
         "tasks": TaskSource(environment="arithmetic", count=len(TASKS)),
         "recipe": Recipe(
-            prompts_per_step=4, group_size=4, optimizer_steps=2, learning_rate=1e-3, warmup_steps=1, max_sequence_length=64,
+            prompts_per_step=4, group_size=4, optimizer_steps=2, learning_rate=5e-5, warmup_steps=1, max_sequence_length=64,
             pack_length=128, online_filter="TotalReward",
         ),
         "sampling": SAMPLING,
@@ -260,8 +259,6 @@ class World(Orchestrator):
         return verdict
 
     def judged(self, job: ValidationJob) -> Verdict:
-        import random
-
         path = self.folder / "upload.parquet"
         path.write_bytes(self.store.get(keys.upload(job.node, job.sha256)))
         return judge(path, job, self.facts, self.policies, random.Random(1), "validator-0")

@@ -31,7 +31,7 @@ from shoal.recompute.progress import Ticker
 from shoal.recompute.record import OF_FILES, STAGES, AuditFinding, AuditTerms, Recorder, Stage
 from shoal.recompute.steps import Made, Remaking, compare
 from shoal.recompute.weights import Weights
-from shoal.storage import Store, StoreUnavailable
+from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
 from shoal.text import plain
 from shoal.training.parallel import Ranks
