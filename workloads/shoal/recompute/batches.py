@@ -1,8 +1,8 @@
 """Each step's batch made again, as the orchestrator seals it and the trainer reads it; and the scores of versions. No weights are needed.
 
-In: `Evidence`. Out: findings in words. A batch is a function of the ledger's order, of verdicts and of the beacon: which files, in which order, which of
-their groups. What is learnt from it (rows, advantages, packing, order) is planned by the trainer's own code and compared with its report. One step's
-rows are in memory at a time, as in the trainer.
+In: `Evidence`. Out: findings in words. A batch follows from the ledger's order, the verdicts and the beacon: its files, their order and their groups.
+The trainer's own code plans what is learnt from it (rows, advantages, packing, order), which is compared with the trainer's report. One step's rows
+are in memory at a time, as in the trainer.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.contracts.work import EvaluationSlice, WorkKind, kind_of
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
+from shoal.ledger.entries import Accepted
 from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
 from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence, span
@@ -66,11 +67,13 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
         except (WrongEvidence, ValueError) as error:
             problems.append(f"entry {file.number}: {first_line(error)}")
             continue
-        counted = (len(told.signal_prompts) + told.dropped_groups, len(told.signal_prompts))
-        if (file.fact.groups, file.fact.signal_groups) not in (counted, (counted[0], None)):
+        signal = len(told.signal_prompts)
+        groups = signal + told.dropped_groups
+        assert isinstance(file.fact, Accepted)
+        if file.fact.groups != groups or file.fact.signal_groups not in (signal, None):
             problems.append(
-                f"entry {file.number}: it has {file.fact.signal_groups} of {file.fact.groups} groups with signal, by the verdict there are"
-                f" {counted[1]} of {counted[0]}"
+                f"entry {file.number}: it has {file.fact.signal_groups} of {file.fact.groups} groups with signal, by the verdict there are {signal} of"
+                f" {groups}"
             )
         files.append(told)
     if problems:

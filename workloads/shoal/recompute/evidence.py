@@ -201,8 +201,10 @@ class Evidence:
         )
 
     def _sampler(self, fact: Accepted | Rejected) -> Sampler | None:
-        """The rule by which tokens were drawn: that of all pools, or of several rules the one that was noted with the lease. A record that nobody signed
-        cannot say that there is nothing to draw again where no pool allows that."""
+        """The rule by which tokens were drawn: that of all pools, or of several rules the one that was noted with the lease.
+
+        Nobody signs that note, so it can only name a rule that some pool has.
+        """
         rules = {pool.drawn_by for pool in self.config.pools}
         try:
             noted = SubmissionRecord.from_json(self.read(keys.submission(fact.node, fact.file))).drawn_by

@@ -1,7 +1,7 @@
 """One judged file checked again: what was drawn for it, what it was worth, and its proofs against the weights.
 
 In: an entry of the ledger, the run's facts, a source of weights. Out: findings by stage, and why a stage could not say anything. The checks are the
-validators' own (`validation.judge`); what differs is who chooses the rows, and that the verdict is compared with what they find. Memory: one file, and
+validators' own (`validation.judge`). What differs is who chooses the rows, and that the verdict is compared with the findings. Memory: one file, and
 one batch of its prefill.
 """
 
@@ -15,9 +15,10 @@ from shoal.contracts.compute import compute_of
 from shoal.contracts.rollouts import BadRollouts
 from shoal.contracts.verdicts import STATISTICAL, RowReward, Verdict
 from shoal.contracts.work import UnknownWorkError
+from shoal.environments.base import runs_programs
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import Evidence, LedgerFile, NotThere, WrongEvidence
-from shoal.recompute.record import Stage
+from shoal.recompute.record import OF_FILES, Stage
 from shoal.storage import StoreUnavailable
 from shoal.validation import judge
 from shoal.validation.facts import Facts, File, Finding
@@ -64,7 +65,7 @@ def check_file(
     outcome = Outcome()
     fact = ledger_file.fact
     rejected = fact.kind == "rejected"
-    stages = [stage for stage in ("draws", "rewards", "proofs") if stage in looks.stages]
+    stages = [stage for stage in OF_FILES if stage in looks.stages]
     try:
         verdict = evidence.verdict(fact)
         evidence.fetch(fact, path)
@@ -117,10 +118,13 @@ class _FileCheck:
     def stage(self, stage: Stage) -> None:
         """Check an accepted file in one respect."""
         try:
-            for what in {"draws": self._draws, "rewards": self._rewards, "proofs": self._proofs}[stage]():
+            checks = {"draws": self._draws, "rewards": self._rewards, "proofs": self._proofs}
+            for what in checks[stage]():
                 self._outcome.add(stage, what)
         except NotThere as error:
             self._outcome.unchecked[stage] = str(error)
+        except WrongEvidence as error:
+            self._outcome.add(stage, str(error))
 
     def rejected(self) -> None:
         """Whether a rejected file is as wrong as it was found: every row is looked at."""
@@ -156,24 +160,37 @@ class _FileCheck:
         ]
 
     def _rewards(self) -> list[str]:
-        """The rewards that training used, computed again. A row that we cannot score says nothing of the verdict."""
+        """The rewards that training used, computed again. A row that we cannot score says nothing of the verdict.
+
+        A program's reward is a measurement: it counts against the verdict only where the worker measured what we did.
+        """
         ours, finding = judge.scored(self._file, self._facts, self._watch, lambda: None)
-        if len(ours) != len(self._verdict.rewards):
-            return [f"its verdict has {len(self._verdict.rewards)} rewards for {len(ours)} rows"]
-        wrong = [
-            number
-            for number, (found, said) in enumerate(zip(ours, self._verdict.rewards, strict=True))
-            if found != said and found.task_reward is not None
-        ]
+        said = self._verdict.rewards
+        if len(ours) != len(said):
+            return [f"its verdict has {len(said)} rewards for {len(ours)} rows"]
+        differing = [row for row, found in enumerate(ours) if found != said[row] and found.task_reward is not None]
+        wrong = [row for row in differing if not self._is_measured(row) or self._claims(row, ours[row])]
         if wrong:
+            row = wrong[0]
             return [
-                f"its verdict rewards {len(wrong)} of {len(ours)} rows otherwise than they score; row {wrong[0]}: {_words(self._verdict.rewards[wrong[0]])},"
-                f" computed again {_words(ours[wrong[0]])}"
+                f"its verdict rewards {len(wrong)} of {len(ours)} rows otherwise than they score; row {row}: {_words(said[row])}, computed again"
+                f" {_words(ours[row])}"
             ]
+        if differing:
+            raise NotThere(
+                f"{len(differing)} rows of programs score otherwise here, which their verdict alone does not explain"
+            )
         return [] if finding is None else [_accepted_although(finding)]
 
+    def _is_measured(self, number: int) -> bool:
+        row = self._file.rows[number]
+        return runs_programs(self._facts.environment, self._facts.tasks[row.prompt_index])
+
+    def _claims(self, number: int, ours: RowReward) -> bool:
+        return self._file.rows[number].task_reward == ours.task_reward
+
     def _proofs(self) -> list[str]:
-        """Proofs and tokens of drawn rows against the weights. What rests on statistics counts when every row says so too, as for the run's validators."""
+        """Proofs and tokens of drawn rows against the weights. What rests on statistics counts when a look at every row says so too."""
         finding = self._proof_finding(every_row=False)
         if finding is not None and finding.reason in STATISTICAL:
             again = self._proof_finding(every_row=True)

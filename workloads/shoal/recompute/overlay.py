@@ -1,7 +1,7 @@
 """A run's store as the repeated trainer sees it: what it reads is the run's, what it writes stays in a folder of the auditor's.
 
-In: the run's store, a folder. Out: a `Store`. What the run's own trainer wrote (states, reports, versions, result) is hidden, so that nothing of it is
-taken for ours. Nothing ever reaches the run's store.
+In: the run's store, a folder. Out: a `Store`. What the run's own trainer wrote (states, reports, versions, result) is hidden: nothing of it is taken
+for ours. Nothing ever reaches the run's store.
 """
 
 from collections.abc import Iterator

@@ -2,10 +2,10 @@
 
 In: the run's store and configuration. Out: each version as a folder, and how it differs from the published one. The trainer is the run's own
 (`training.loop`), with one process on this machine's CPU, over an `Overlay`. The same numbers come out on the same kind of processor, with the same
-number of threads (one, as the trainer's entry point sets it) and trainer processes; elsewhere they are off by rounding.
+number of threads (one, as the trainer's entry point sets it) and of trainer processes. Elsewhere they are off by rounding.
 
-Where a step begins: optimizer moments follow from the step before, so an audit begins with version 0, or with the state that an earlier call with the
-same work folder left. Stored training states of the run are not used: nobody signs them, and what they hold of moments cannot be compared with anything.
+Optimizer moments follow from the step before. So an audit begins with version 0, or with the state that an earlier call with the same work folder
+left. Stored training states of the run are not used: nobody signs them, their moments cannot be compared with anything, and they are pickles.
 """
 
 import hashlib
@@ -177,8 +177,8 @@ def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: P
         return differing(made.folder, theirs)
     except BROKEN as error:
         return (
-            f"its digest is {manifest.sha256[:16]}..., made again it is {made.sha256[:16]}...; which tensors differ cannot be said, its bytes are not to"
-            f" be had ({type(error).__name__}: {first_line(error)})"
+            f"its digest is {manifest.sha256[:16]}..., made again it is {made.sha256[:16]}...; which tensors differ cannot be said, its bytes are not"
+            f" to be had ({type(error).__name__}: {first_line(error)})"
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -51,7 +51,7 @@ class Weights:
                     return self._policies.get(version)
                 except NotFound as error:
                     self._problems[version] = NotThere(
-                        f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, so that they are made again"
+                        f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, to make them again"
                     )
                 except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
                     self._problems[version] = WrongEvidence(

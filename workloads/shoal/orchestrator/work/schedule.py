@@ -194,8 +194,10 @@ class SupervisedSchedule:
 
 
 def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequence[int]) -> step_counter.AcceptedFile:
-    """An accepted file of a step with its groups told apart by signal. `prompts`: those that were drawn for it. ValueError for a verdict that does not
-    fit its work."""
+    """An accepted file of a step with its groups told apart by signal. `prompts`: those that were drawn for it.
+
+    ValueError for a verdict that does not fit its work.
+    """
     # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
     learnt_from = verdict.rewards[: work.shape.completions]
     carrying = schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
