@@ -371,7 +371,7 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (drop_a_file, ("batches",), "batches", "it lacks"),
     (choose_a_group, ("batches",), "batches", "prompt_indices"),
     (choose_a_beacon, (), "ledger", "beacon"),
-    (remove_an_entry, ("batches",), "batches", "it should not have"),
+    (remove_an_entry, ("batches",), "batches", "which no entry accepts"),
     (swap_entries, ("batches",), "batches", "in another order"),
     (forge_an_entry, (), "ledger", "is not signed by this run's orchestrator"),
     (raise_a_score, ("batches",), "batches", "avg@k is 0.5, must be 0"),

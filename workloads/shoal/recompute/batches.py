@@ -44,7 +44,10 @@ def check_step(evidence: Evidence, step: int, rows_of: "RowReader | None") -> li
     if problems:
         return problems
     if made is None:
-        return ["it was sealed before enough groups with signal were accepted"]
+        known = {file.fact.file for file in evidence.accepted.get(step, [])}
+        strange = [file.sha256[:16] for file in sealed.files if file.sha256 not in known]
+        which = f": batch.json has {', '.join(strange[:3])}, which no entry accepts" if strange else ""
+        return [f"it was sealed before enough groups with signal were accepted{which}"]
     if made != sealed:
         return difference(sealed, made)
     return [] if rows_of is None else report_problems(evidence, sealed, rows_of)
