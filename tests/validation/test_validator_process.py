@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -150,13 +150,18 @@ def publish(store: Store, folder: Path, version: int) -> str:
 class Validating:
     """The process, its orchestrator and its store."""
 
-    def __init__(self, home: Path, court: Court) -> None:
+    def __init__(
+        self, home: Path, court: Court, *, torchrun: Sequence[str] = (), memory_bytes: int | None = None
+    ) -> None:
         self.home = home
         self.court = court
+        self.torchrun = torchrun
         self.orchestrator = Orchestrator()
         for name in ("config", "secrets", "store", "tmp"):
             (home / name).mkdir()
-        (home / "config" / "run.json").write_bytes(run_config(self.orchestrator.url).to_json())
+        config = run_config(self.orchestrator.url)
+        validation = config.validation.model_copy(update={"weights_memory_bytes": memory_bytes})
+        (home / "config" / "run.json").write_bytes(config.model_copy(update={"validation": validation}).to_json())
         (home / "secrets" / "role.pem").write_bytes(ROLE_KEYS["validator"].to_pem())
         self.store = open_folder(home / "store", "shoal/tiny")
         self.log = (home / "log").open("w+")
@@ -164,7 +169,7 @@ class Validating:
 
     def started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "shoal.validation"],
+            [sys.executable, *self.torchrun, "-m", "shoal.validation"],
             env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
@@ -192,13 +197,15 @@ class Validating:
         metadata = RolloutMetadata("tiny-model", self.weights_digest, tiny_policy.PUBLIC.environment_digest, "0.1.0")
         return write_rollouts(self.court.rows(self.court.made.old, version), metadata)
 
-    def verdict_on(self, data: bytes | None, deadline: Deadline, sha256: str | None = None) -> Verdict:
+    def verdict_on(
+        self, data: bytes | None, deadline: Deadline, sha256: str | None = None, job: ValidationJob = JOB
+    ) -> Verdict:
         """Store a file (unless None), give out its job, wait for the verdict."""
         digest = sha256 or hashlib.sha256(data or b"lost").hexdigest()
         if data is not None:
             self.store.put(keys.upload(JOB.node, digest), data)
         before = len(self.orchestrator.verdicts)
-        self.orchestrator.jobs.append(JOB.model_copy(update={"sha256": digest, "size": len(data or b"x")}))
+        self.orchestrator.jobs.append(job.model_copy(update={"sha256": digest, "size": len(data or b"x")}))
         deadline("a verdict", lambda: len(self.orchestrator.verdicts) > before, seconds=240)  # torch is loaded first
         found = self.orchestrator.verdicts[-1]
         assert found.sha256 == digest

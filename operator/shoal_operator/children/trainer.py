@@ -25,6 +25,7 @@ COMPONENT = "trainer"
 COLLECTOR = ["python", "-m", "shoal.collection"]
 """In mode Generate nothing is trained: the collector stands in the trainer's place, with its key, its sidecars and its Service."""
 
+TORCHRUN = ("python", "-m", "torch.distributed.run")
 OWN_CHOICE = ("--standalone",)
 """torchrun's store at a port that it chooses."""
 FIXED_PORT = ("--master-addr", "127.0.0.1", "--master-port", str(names.RENDEZVOUS_PORT))
@@ -136,7 +137,7 @@ def trainer_command(
     module = ["-m", "shoal.training"]
     if pods == 1 and processes == 1:
         return ["python", *module]
-    torchrun = ["python", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    torchrun = [*TORCHRUN, "--nproc-per-node", str(processes)]
     if pods == 1 and other_runs:
         # torchrun's store listens at every address, asks nobody who they are, and with --standalone holds pickles. This one holds none, and its
         # port is not among those that are open to others.

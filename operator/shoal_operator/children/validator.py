@@ -4,6 +4,7 @@ from shoal_operator.api import Validator
 from shoal_operator.children import names
 from shoal_operator.children.pods import Container, config_map, http_probes, image_of, pod_template
 from shoal_operator.children.storage import role_and_store
+from shoal_operator.children.trainer import OWN_CHOICE, TORCHRUN
 from shoal_operator.children.workloads import deployment, disruption_budget, set_selector
 from shoal_operator.engine.cluster import Object
 
@@ -16,13 +17,14 @@ def validator_children(validator: Validator, config_hash: str | None) -> list[Ob
     container = Container(
         name="validator",
         image=image_of("validator", spec.images),
-        command=["python", "-m", "shoal.validation"],
+        command=validator_command(spec.gpu.count),
         role="validator",
         mounts=(config_map(names.config(run)), *role_and_store(run, "validator", spec.storage)),
         port=names.PORTS["validator"],
         probes=http_probes(names.PORTS["validator"]),
         resources=spec.resources,
         gpus=spec.gpu.count,
+        shared_memory=spec.gpu.count > 1,
     )
     template = pod_template(
         run,
@@ -38,3 +40,11 @@ def validator_children(validator: Validator, config_hash: str | None) -> list[Ob
         deployment(name, run, COMPONENT, spec.replicas, template, single=False),
         disruption_budget(name, run, COMPONENT, set_selector(name, run, COMPONENT)),
     ]
+
+
+def validator_command(gpus: int) -> list[str]:
+    """Command line of the container: one process a GPU, which hold the model together where there are several."""
+    module = ["-m", "shoal.validation"]
+    if gpus <= 1:
+        return ["python", *module]
+    return [*TORCHRUN, "--nproc-per-node", str(gpus), *OWN_CHOICE, *module]

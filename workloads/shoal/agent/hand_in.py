@@ -50,7 +50,14 @@ def hand_in(
     with open_plain(folder / submission.file) as file, busy("upload"):
         sha256, size = digest(file)
         request = UploadRequest(node=node, lease=submission.lease, size=size, sha256=sha256)
-        notice = SubmissionNotice(node=node, lease=submission.lease, size=size, sha256=sha256, groups=submission.groups)
+        notice = SubmissionNotice(
+            node=node,
+            lease=submission.lease,
+            size=size,
+            sha256=sha256,
+            groups=submission.groups,
+            policy_version=submission.policy_version,
+        )
 
         def once() -> SubmissionReceipt:
             grant = _ask_grant(client, request)

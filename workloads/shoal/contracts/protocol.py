@@ -253,6 +253,9 @@ class UploadGrant(Contract):
     expires_unix: float
 
 
+OF_ROWS = "version of all rows; validators check the files of a version together. A file of another one is rejected"
+
+
 class SubmissionNotice(Contract):
     """The upload is complete; the orchestrator hashes it itself."""
 
@@ -261,6 +264,7 @@ class SubmissionNotice(Contract):
     size: int = Field(ge=1, le=1 << 30)
     sha256: Sha256Hex
     groups: int = Field(ge=1, le=65536)
+    policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description=OF_ROWS)
 
 
 class SubmissionReceipt(Contract):
@@ -312,6 +316,12 @@ class TrainerProgress(Contract):
 
 class ClaimRequest(Contract):
     validator: ShortText = Field(description="pod name; a second opinion must come from another pod")
+    versions: list[VersionNumber] = Field(
+        default_factory=list,
+        exclude_if=unset,
+        max_length=64,
+        description="versions that it holds: their files come first; none: the file that waits longest",
+    )
 
 
 class ClaimRenewal(Contract):
@@ -344,6 +354,9 @@ class ValidationJob(Contract):
     sampler: Sampler | None = Field(
         default=None, description="the rule by which this node's tokens are drawn; None: nothing to draw again"
     )
+    policy_version: VersionNumber | None = Field(
+        default=None, exclude_if=unset, description="that the node said with the file; None: it said none"
+    )
 
 
 class LocalSubmission(Contract):
@@ -352,6 +365,7 @@ class LocalSubmission(Contract):
     lease: LeaseId
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     groups: int = Field(ge=1, le=65536)
+    policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description=OF_ROWS)
 
 
 class LocalReturn(Contract):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, TwoSidedGrpo
-from shoal.contracts.base import RunName, SpecModel, unset
+from shoal.contracts.base import LARGEST_INTEGER, RunName, SpecModel, unset
 from shoal.contracts.datasets import ColumnName, DatasetSource
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.prompts import PromptSettings
@@ -425,6 +425,14 @@ class Validation(SpecModel):
         ge=1,
         le=86_400,
         description="CPU seconds that the programs of one file may take together. Rows after that are not scored.",
+    )
+    weights_memory_bytes: int | None = Field(
+        None,
+        exclude_if=unset,
+        ge=1,
+        le=LARGEST_INTEGER,
+        description="Bytes of weights that one validator holds, on all its GPUs together. At least one version must fit. "
+        "Absent: 85 % of the memory of its GPUs; without GPUs 60 % of the pod's.",
     )
     redraw: Literal["Auto", "Off"] = Field(
         "Auto",

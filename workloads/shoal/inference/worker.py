@@ -235,7 +235,10 @@ class Worker:
             partial.write_bytes(write_rollouts(rows, metadata))
             partial.replace(path)
             try:
-                receipt = self._agent.submit(LocalSubmission(lease=lease.lease, file=path.name, groups=groups))
+                handed = LocalSubmission(
+                    lease=lease.lease, file=path.name, groups=groups, policy_version=policy.version
+                )
+                receipt = self._agent.submit(handed)
                 metrics.SUBMISSIONS.labels(receipt.status).inc()
             except (Refused, Unavailable) as error:
                 metrics.SUBMISSIONS.labels("refused").inc()

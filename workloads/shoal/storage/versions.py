@@ -5,7 +5,7 @@ For trusted roles (validators, the report); pool pods fetch from relays instead.
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shoal.contracts import keys
@@ -39,8 +39,10 @@ def bases(store: Store, versions: Iterable[int]) -> dict[int, int | None]:
     }
 
 
-def materialise(store: Store, version: int, folder: Path, run: str, trainer_key: str) -> WeightsManifest:
-    """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does.
+def materialise(
+    store: Store, version: int, folder: Path, run: str, trainer_key: str, beat: Callable[[], None] = lambda: None
+) -> WeightsManifest:
+    """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does. `beat` is called for each piece.
 
     A delta is made on its base: the sibling folder of that version's name if it is there, else the chain from its anchor, made beside `folder` and
     removed again. Raises `storage.NotFound` when a version is not sealed, `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what
@@ -51,16 +53,18 @@ def materialise(store: Store, version: int, folder: Path, run: str, trainer_key:
     # The seal is looked for first: without it there is nothing to plan.
     manifest = read_sealed_manifest(store, version, trainer_key)
     try:
-        _follow(store, version, folder, run, trainer_key, beside=True)
+        _follow(store, version, folder, run, trainer_key, beat, beside=True)
     except WrongWeights:
         # A base that was taken from this disk may have rotted there: from the anchor, everything is checked again.
         _remove_links(folder)
-        _follow(store, version, folder, run, trainer_key, beside=False)
+        _follow(store, version, folder, run, trainer_key, beat, beside=False)
     _remove_links(folder)
     return manifest
 
 
-def _follow(store: Store, version: int, folder: Path, run: str, trainer_key: str, *, beside: bool) -> None:
+def _follow(
+    store: Store, version: int, folder: Path, run: str, trainer_key: str, beat: Callable[[], None], *, beside: bool
+) -> None:
     """Assemble what `folder` needs, oldest first; with `beside`, start from a base that lies on this disk."""
     records: dict[int, VersionOpen] = {}
     held: dict[int, Path] = {}
@@ -75,7 +79,8 @@ def _follow(store: Store, version: int, folder: Path, run: str, trainer_key: str
         wanted = chains.next_wanted(records, held, version)
     for number in chains.plan(records, held, version):
         record, target = records[number], folder if number == version else _link(folder, number)
-        _assemble(store, record, target, held[record.base.version] if record.base is not None else None, trainer_key)
+        under = held[record.base.version] if record.base is not None else None
+        _assemble(store, record, target, under, trainer_key, beat)
         held[number] = target
         if record.base is not None:
             shutil.rmtree(_link(folder, record.base.version), ignore_errors=True)
@@ -106,7 +111,9 @@ def _read_record(store: Store, version: int, run: str, trainer_key: str) -> Vers
     return record
 
 
-def _assemble(store: Store, record: VersionOpen, folder: Path, base: Path | None, trainer_key: str) -> None:
+def _assemble(
+    store: Store, record: VersionOpen, folder: Path, base: Path | None, trainer_key: str, beat: Callable[[], None]
+) -> None:
     run, version = record.run, record.version
     manifest = Signed[WeightsManifest].from_json(store.get(keys.version_weights(version)))
     assembler = Assembler(record, folder, base)
@@ -119,4 +126,5 @@ def _assemble(store: Store, record: VersionOpen, folder: Path, base: Path | None
         if hashlib.sha256(data).hexdigest() != checked.sha256:
             raise WrongWeights(f"shard {index} of version {version} does not have the SHA-256 of its descriptor")
         assembler.put(checked, data)
+        beat()
     assembler.finish(manifest, trainer_key)

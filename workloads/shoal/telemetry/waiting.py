@@ -3,6 +3,8 @@
 A silent hang is what users of such systems complain about most: here every wait is logged when it becomes long, is a metric, and ends.
 """
 
+import ctypes
+import os
 import random
 import signal
 import threading
@@ -35,6 +37,17 @@ def install_signals() -> None:
     """Make SIGTERM and SIGINT set `STOP`. Called once, from the main thread of an entry point."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: STOP.set())
+
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that this process gets when its parent ends."""
+
+
+def end_with_torchrun() -> None:
+    """Be killed when torchrun is, in a process that it started. These have sessions of their own, and one that outlived a kill -9 would keep its
+    port and work beside its successor."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def wait_for(

@@ -4,9 +4,7 @@ Health and metrics are on port 9100, served by the first process of each machine
 trained and its last version announced. After SIGTERM it is 143, so that nobody takes a stop for the end of the run.
 """
 
-import ctypes
 import os
-import signal
 import sys
 
 from shoal import telemetry
@@ -18,20 +16,11 @@ SILENT_SECONDS = 900.0
 """Longest time without a finished micro-batch or a store's answer: above the store's deadline."""
 STORE_DEADLINE_SECONDS = 600.0
 EXIT_TERMINATED = 143
-PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that this process gets when its parent ends."""
-
-
-def end_with_parent() -> None:
-    """Under torchrun: be killed when it is. Its processes have sessions of their own, and one that outlived a kill -9 would keep the
-    port and train beside its successor."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     log = telemetry.start("trainer")
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent()
+    telemetry.end_with_torchrun()
     telemetry.install_signals()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
     os.environ.setdefault(

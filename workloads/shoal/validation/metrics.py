@@ -5,6 +5,9 @@ from prometheus_client import Counter, Histogram
 VERDICTS = Counter("shoal_validator_verdicts_total", "Verdicts, by outcome and reason.", ["outcome", "reason"])
 ROWS = Counter("shoal_validator_rows_total", "Rows of accepted files.")
 PROOF_ROWS = Counter("shoal_validator_proof_rows_total", "Rows whose proofs were verified.")
+LOADS = Counter(
+    "shoal_validator_loads_total", "Versions brought into memory, beside others or over one that was held.", ["place"]
+)
 CHECK_SECONDS = Histogram(
     "shoal_validator_check_seconds",
     "Wall-clock seconds from claim to verdict; exemplars name the step.",

@@ -1,8 +1,9 @@
-"""Policy versions as loaded models, a few at a time.
+"""Policy versions as loaded models: as many as memory holds, down to one.
 
 In: the store's published versions (assembled and checked by `storage.versions`). Out: `LoadedPolicy`: a model to prefill
 with, and its weights digest. Called by `judge`. Step `s` accepts versions `s-k .. s`, so that a few versions serve
-nearly every file.
+nearly every file. A version that finds no room is written over the least recently used one: on disk it is made by its delta, in memory tensor by
+tensor. At 65 GB: 65 GB on disk for each version held and one more, 65 GB of memory a version; a change takes some two minutes, most of it hashing.
 """
 
 import shutil
@@ -11,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from shoal.contracts.keys import version_name
 from shoal.contracts.proof_profile import ProofProfile, read_profile
+from shoal.environments.proof_calibration import hidden_size
 from shoal.storage.store import Store
 from shoal.storage.versions import materialise, read_sealed_manifest
 from shoal.telemetry import get_logger
+from shoal.validation import metrics
+from shoal.validation.models import Beat, CannotHold, Models, no_beat, weights_in
+
+GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,28 @@ class LoadedPolicy:
     @property
     def parameters(self) -> int:
         """How many there are; tied weights count once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}  # which are two where only the head is spread
+        return sum(parameter.numel() for name, parameter in self.model.named_parameters() if name not in tied)
 
 
 class Policies:
-    """Loaded versions, the least recently used one dropped first, with its folder."""
+    """Loaded versions with their folders. The least recently used one makes room."""
 
-    def __init__(self, store: Store, folder: Path, run: str, trainer_key: str, capacity: int) -> None:
-        """`folder` holds the assembled checkpoints; `capacity` versions are kept in memory and on disk."""
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        run: str,
+        trainer_key: str,
+        capacity: int,
+        memory_bytes: int | None = None,
+        models: Models | None = None,
+        beat: Beat = no_beat,
+    ) -> None:
+        """`folder` holds the assembled checkpoints. At most `capacity` versions are kept, of at most `memory_bytes` together (None: any).
+
+        `beat` is called for each piece that was downloaded or loaded.
+        """
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; allowed: 1 or more versions")
         self._store = store
@@ -56,35 +73,70 @@ class Policies:
         self._run = run
         self._trainer_key = trainer_key
         self._capacity = capacity
+        self._memory_bytes = memory_bytes
+        self._models = models if models is not None else Models(beat)
+        self._beat = beat
         self._loaded: OrderedDict[int, LoadedPolicy] = OrderedDict()
+        self._room = capacity
+
+    @property
+    def preferred(self) -> list[int]:
+        """Versions that are held, where memory is short of the versions that files may need: their files should come first."""
+        return sorted(self._loaded) if self._room < self._capacity else []
 
     def get(self, version: int) -> LoadedPolicy:
-        """The version, loaded; raises what `storage.versions.materialise` raises when it is not available, and
-        `proof_profile.WrongProfile`.
+        """The version, loaded; raises what `storage.versions.materialise` raises when it is not available,
+        `proof_profile.WrongProfile`, and `CannotHold`.
         """
         if version in self._loaded:
             self._loaded.move_to_end(version)
             return self._loaded[version]
         # Before anything is dropped: a worker may claim a version of its step's window that is not made yet, again and again.
         read_sealed_manifest(self._store, version, self._trainer_key)
-        while len(self._loaded) >= self._capacity:
-            oldest, _ = self._loaded.popitem(last=False)
-            shutil.rmtree(self._folder / version_name(oldest), ignore_errors=True)
+        # What is held stays until then: on disk it can be the base of a delta.
         folder = self._folder / version_name(version)
-        manifest = materialise(self._store, version, folder, self._run, self._trainer_key)
-        model = load_model(folder)
-        policy = LoadedPolicy(version, manifest.sha256, model, read_profile(folder, model.config.hidden_size))
+        manifest = materialise(self._store, version, folder, self._run, self._trainer_key, self._beat)
+        profile = read_profile(folder, hidden_size(folder))
+        self._room = self._fitting(folder)
+        self._put(version, folder)
+        policy = LoadedPolicy(version, manifest.sha256, self._models.of(version), profile)
         self._loaded[version] = policy
         kept = {version_name(number) for number in self._loaded}
         for left in self._folder.iterdir():  # of a process before this one; until now it could serve as a delta's base
             if left.name not in kept:
                 shutil.rmtree(left, ignore_errors=True)
-        get_logger().info("weights loaded", version=version, digest=manifest.sha256[:12])
+        get_logger().info("weights loaded", version=version, digest=manifest.sha256[:12], held=sorted(self._loaded))
         return policy
 
+    def _put(self, version: int, folder: Path) -> None:
+        """Bring a version into memory: beside the others, or over the one that was not needed for longest."""
+        while len(self._loaded) > self._room:
+            self._drop(next(iter(self._loaded)))
+        if len(self._loaded) < self._room:
+            self._models.load(version, folder)
+            metrics.LOADS.labels("beside").inc()
+            return
+        old, _ = self._loaded.popitem(last=False)
+        try:
+            self._models.replace(old, version, folder)
+        finally:
+            shutil.rmtree(self._folder / version_name(old), ignore_errors=True)
+        metrics.LOADS.labels("over").inc()
 
-def load_model(folder: Path) -> Any:
-    """The checkpoint in `folder` in its own dtype, on a GPU if there is one; never runs code from the checkpoint."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False, use_safetensors=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.eval().to(device)
+    def _fitting(self, folder: Path) -> int:
+        """How many versions of this one's size are held at most."""
+        self._models.check(folder)
+        size = weights_in(folder)
+        if self._memory_bytes is None:
+            return self._capacity
+        if size > self._memory_bytes:
+            raise CannotHold(
+                f"{folder.name} has {size / GB:.1f} GB of weights, this validator may hold {self._memory_bytes / GB:.1f} GB: give validators more"
+                " or larger GPUs (gpu.count), more memory (resources), or raise validation.weightsMemoryBytes"
+            )
+        return min(self._capacity, self._memory_bytes // size)
+
+    def _drop(self, version: int) -> None:
+        self._models.drop(version)
+        del self._loaded[version]
+        shutil.rmtree(self._folder / version_name(version), ignore_errors=True)

@@ -22,7 +22,10 @@ from shoal.transport.client import Refused, SignedClient, Unavailable
 from shoal.validation import metrics
 from shoal.validation.claims import ClaimLostError, KeptClaim
 from shoal.validation.facts import Facts, Finding
+from shoal.validation.group import LeadingModels
 from shoal.validation.judge import PolicySource, judge, verdict
+from shoal.validation.memory import weights_bytes
+from shoal.validation.models import Models, best_device
 from shoal.validation.policies import Policies
 from shoal.validation.setup import read_facts
 from shoal.validation.stopwatch import Stopwatch
@@ -35,13 +38,38 @@ VERDICT_DEADLINE_SECONDS = 120.0
 PAUSE_SECONDS = 1.0
 
 
+TURN_SECONDS = 300.0
+"""Longest that files of the versions in memory go before files that wait longer. A change of version takes a minute or two at 65 GB."""
+
+
+class Turn:
+    """Whose files come first: for a while those of the versions that are held, then whichever waits longest until that changes what is held."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._ends = 0.0
+
+    def versions(self, held: list[int], now: float) -> list[int]:
+        """What to ask for, where memory holds only `held`; none means whichever file waits longest. `now` is in seconds."""
+        if held != self._held:
+            self._held, self._ends = held, now + TURN_SECONDS
+        return held if now < self._ends else []
+
+
 class ValidatorProcess:
     """One validator process."""
 
     def __init__(
-        self, config: RunConfig, key: PrivateKey, store: Store, scratch: Path, pod: str, liveness: Liveness
+        self,
+        config: RunConfig,
+        key: PrivateKey,
+        store: Store,
+        scratch: Path,
+        pod: str,
+        liveness: Liveness,
+        processes: int = 1,
     ) -> None:
-        """`scratch` is a folder for downloads and assembled weights; it may be empty at every start."""
+        """`scratch` is a folder for downloads and assembled weights; it may be empty at every start. `processes` hold each version together."""
         self._config = config
         self._key = key
         self._store = store
@@ -50,6 +78,8 @@ class ValidatorProcess:
         self._liveness = liveness
         self._orchestrator = SignedClient(config.addresses.orchestrator, key)
         self._facts: Facts | None = None
+        self._models = LeadingModels(processes, liveness.progress) if processes > 1 else Models(liveness.progress)
+        self._turn = Turn()
 
     @property
     def not_ready(self) -> str | None:
@@ -69,20 +99,30 @@ class ValidatorProcess:
             self._config.trusted_roster().keys["trainer"],
             # The versions that one step accepts, and one that is scored.
             capacity=self._config.async_level + (1 if self._config.evaluation is None else 2),
+            memory_bytes=weights_bytes(
+                self._config.validation.weights_memory_bytes, best_device(), self._models.processes
+            ),
+            models=self._models,
+            beat=self._liveness.progress,
         )
         while not STOP.is_set():
             self._liveness.progress()
-            job = self._claim()
+            job = self._claim(self._turn.versions(policies.preferred, time.monotonic()))
             found = self._judge(job, facts, policies) if job is not None else None
             if found is not None:
                 self._post(found)
 
-    def _claim(self) -> ValidationJob | None:
+    def end(self) -> None:
+        """Let the other processes end."""
+        if isinstance(self._models, LeadingModels):
+            self._models.end()
+
+    def _claim(self, versions: list[int]) -> ValidationJob | None:
         try:
             return self._orchestrator.call(
                 "POST",
                 f"/v1/claims?wait_seconds={POLL_SECONDS}",
-                ClaimRequest(validator=self._pod),
+                ClaimRequest(validator=self._pod, versions=versions),
                 ValidationJob,
                 deadline_seconds=CLAIM_DEADLINE_SECONDS,
                 timeout_seconds=CLAIM_DEADLINE_SECONDS,

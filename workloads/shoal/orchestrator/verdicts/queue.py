@@ -6,7 +6,7 @@ by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
 import redis
@@ -124,21 +124,41 @@ class ValidationQueue:
         freed = job.model_copy(update={"claimed_by": ""})
         self._put_back(keys=[self._queue, self._jobs], args=[job.name, repr(available_unix), freed.to_json()])
 
-    def claim(self, validator: str, now_unix: float, claim_seconds: float) -> Job | None:
-        """The longest waiting file that suits this validator, for `claim_seconds`; None when there is none."""
-        for name, score in self._waiting(now_unix):
+    def claim(
+        self, validator: str, now_unix: float, claim_seconds: float, versions: Collection[int] = ()
+    ) -> Job | None:
+        """A file that suits this validator, for `claim_seconds`; None when there is none.
+
+        It is the one of `versions` that waits longest, where any of the first files is of these, else the one that waits longest. A file of an
+        unknown version is of all.
+        """
+        others: list[tuple[Job, float]] = []
+        for count, (name, score) in enumerate(self._waiting(now_unix)):
+            if others and count >= LOOK_AHEAD:
+                break
             data = self._redis.hget(self._jobs, name)
             if data is None:  # settled between the two reads
                 self._redis.zrem(self._queue, name)
                 continue
             job = Job.from_json(data)
-            claimed = job.model_copy(update={"claimed_by": validator})
-            if suits(job, validator, now_unix) and self._move(
-                keys=[self._queue, self._jobs],
-                args=[name, repr(score), repr(now_unix + claim_seconds), claimed.to_json()],
-            ):
+            if not suits(job, validator, now_unix):
+                continue
+            if versions and job.record.policy_version not in (None, *versions):
+                others.append((job, score))
+            elif claimed := self._claim(job, score, validator, now_unix + claim_seconds):
+                return claimed
+        for job, score in others:
+            if claimed := self._claim(job, score, validator, now_unix + claim_seconds):
                 return claimed
         return None
+
+    def _claim(self, job: Job, score: float, validator: str, until_unix: float) -> Job | None:
+        """The job, claimed; None where it changed since it was read."""
+        claimed = job.model_copy(update={"claimed_by": validator})
+        moved = self._move(
+            keys=[self._queue, self._jobs], args=[job.name, repr(score), repr(until_unix), claimed.to_json()]
+        )
+        return claimed if moved else None
 
     def _waiting(self, now_unix: float) -> Iterator[tuple[str, float]]:
         """Names and times of what may be claimed, the longest waiting first. What is claimed meanwhile may hide some from this look."""

@@ -206,7 +206,8 @@ def _end_overdue(state: RunState) -> int:
 def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
     """A file for this validator to check; files of sealed steps and evicted nodes are settled as expired on the way. None when nothing waits."""
     while True:
-        job = state.queue.claim(request.validator, state.clock(), state.config.validation.claim_seconds)
+        seconds = state.config.validation.claim_seconds
+        job = state.queue.claim(request.validator, state.clock(), seconds, request.versions)
         if job is None:
             return None
         record = job.record
@@ -231,6 +232,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             on_probation=on_probation(state, record.node),
             second_opinion=bool(job.opinions),
             sampler=sampler_of(state, record),
+            policy_version=record.policy_version,
         )
 
 

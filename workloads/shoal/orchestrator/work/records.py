@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import Lease
+from shoal.contracts.weights import VersionNumber
 
 
 class DrawnBy(Contract):
@@ -46,3 +47,4 @@ class SubmissionRecord(Contract):
     groups: int = Field(ge=1)
     received_unix: float
     drawn_by: DrawnBy | None = Field(default=None, description="the lease's")
+    policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description="as the node said")

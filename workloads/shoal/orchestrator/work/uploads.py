@@ -148,6 +148,7 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         groups=groups,
         received_unix=state.clock(),
         drawn_by=lease.drawn_by,
+        policy_version=notice.policy_version,
     )
     with state.lease_lock:
         # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.

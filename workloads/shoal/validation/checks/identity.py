@@ -18,6 +18,11 @@ def check(file: File, facts: Facts) -> Finding | None:
     ):
         if found != leased:
             return reject("identity", f"{name} is {str(found)[:80]!r}, the lease is for {str(leased)[:80]!r}")
+    if job.policy_version not in (None, row.policy_version):
+        return reject(
+            "identity",
+            f"policy_version is {row.policy_version}, the node said {job.policy_version} when it handed it in",
+        )
     if row.policy_version > job.max_version:
         return reject(
             "identity", f"policy_version is {row.policy_version}, step {job.step} accepts up to {job.max_version}"
