@@ -94,13 +94,3 @@ def test_a_rank_that_dies_ends_all(spread: Validating, deadline: Deadline) -> No
     os.kill(ranks[1], signal.SIGKILL)
     assert spread.process.wait(timeout=60) != 0
     deadline("the other rank's end", lambda: not Path(f"/proc/{ranks[0]}").exists(), seconds=60)
-
-
-def test_after_a_stop_the_file_in_hand_has_its_verdict(spread: Validating, court: Court, deadline: Deadline) -> None:
-    spread.process = spread.started()
-    data = file_of(court, court.rows(court.made.old), spread.weights_digest)
-    spread.verdict_on(data, deadline, job=ALL_ROWS)
-    spread.orchestrator.after_claim = spread.process.terminate
-    found = spread.verdict_on(data, deadline, job=ALL_ROWS)
-    assert found.outcome == "accept"
-    spread.process.wait(timeout=60)
