@@ -14,6 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.algorithm import Algorithm, VinePpo
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.final_model import ORIGIN_FILE
+from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
@@ -121,12 +122,25 @@ def test_a_model_too_narrow_for_proofs_is_refused(store: Store, tmp_path: Path) 
         prepare(mounted(narrow), store, tmp_path / "scratch")
 
 
-def test_a_model_too_large_to_calibrate_here_goes_without(
+def test_a_model_too_large_to_calibrate_here_goes_without_where_no_stranger_may_join(
     store: Store, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof_calibration, "RUN_BYTES", 1000)
+    monkeypatch.setattr(proof_calibration, "CPU_BYTES", 1000)
     (checkpoint / "proof_profile.json").unlink()
-    assert prepare(mounted(checkpoint), store, tmp_path / "scratch").proof_profile is None
+    strangers = mounted(checkpoint).model_copy(
+        update={"pools": [PoolTerms(name="home"), PoolTerms(name="world", open=True)]}
+    )
+    with pytest.raises(
+        CannotPrepare, match=r"pool world is open to strangers.*set spec\.prepare\.gpu\.count, or put a"
+    ):
+        prepare(strangers, store, tmp_path / "scratch")
+    (checkpoint / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
+    assert prepare(strangers, store, tmp_path / "scratch").proof_profile == PROOF_PROFILE
+    store.delete(keys.PREPARED)
+    store.delete(keys.BASE_MODEL + "proof_profile.json")
+    (checkpoint / "proof_profile.json").unlink()
+    closed = strangers.model_copy(update={"pools": strangers.pools[:1]})
+    assert prepare(closed, store, tmp_path / "scratch").proof_profile is None
     assert not store.exists(keys.BASE_MODEL + "proof_profile.json")
 
 

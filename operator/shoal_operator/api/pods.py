@@ -142,6 +142,11 @@ class OutwardTemplate(SpecModel):
 class PrepareTemplate(OutwardTemplate):
     """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, except for env and envFrom."""
 
+    gpu: Gpus | None = Field(
+        None,
+        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators.",
+    )
+
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 

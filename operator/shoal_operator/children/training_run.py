@@ -13,7 +13,7 @@ from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal_operator.api import TrainingRun
-from shoal_operator.api.pods import PodTemplate, PrepareTemplate
+from shoal_operator.api.pods import Gpus, PodTemplate, PrepareTemplate
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
 from shoal_operator.children.islands import island_children, lighthouse_way_in
@@ -122,6 +122,7 @@ def _trainer_claims(run: TrainingRun) -> list[Object]:
 def _prepare(run: TrainingRun) -> Object:
     """The Job that makes the base model and the task table. It has no digest of the configuration: what it made is for good."""
     name, trainer, own = run.metadata.name, run.spec.trainer, run.spec.prepare or PrepareTemplate()
+    gpu = own.gpu or _gpus_of_a_validator(run)
     container = Container(
         name="prepare",
         image=image_of("trainer", run.spec.images),
@@ -135,6 +136,7 @@ def _prepare(run: TrainingRun) -> Object:
             *outward_mounts(own),
         ),
         resources=trainer.resources,
+        gpus=gpu.count,
         variables=own.pod_template,
     )
     template = pod_template(
@@ -144,6 +146,7 @@ def _prepare(run: TrainingRun) -> Object:
         grace_seconds=20,
         placement=_prepare_placement(own.pod_template, trainer.pod_template),
         images=run.spec.images,
+        gpu=gpu,
         restart_policy="Never",
     )
     return job(
@@ -154,6 +157,12 @@ def _prepare(run: TrainingRun) -> Object:
         backoff_limit=PREPARE_BACKOFF_LIMIT,
         final_exit_code=EXIT_INPUT_WRONG,
     )
+
+
+def _gpus_of_a_validator(run: TrainingRun) -> Gpus:
+    """Validators begin when prepare has ended: until then their GPUs measure what honest proofs of the model differ by. SFT has no proofs."""
+    validator = run.spec.validator
+    return validator.gpu if validator is not None and run.spec.mode != "SFT" else Gpus()
 
 
 def _prepare_placement(own: PodTemplate, trainer: PodTemplate) -> PodTemplate:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal import telemetry
 from shoal.contracts.prompts import PromptTerms
-from shoal.contracts.proof_profile import ProofProfile, read_profile
+from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, read_profile
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment
@@ -28,8 +28,10 @@ RUN_SECONDS = 30.0
 """Seconds that prepare spends on decoding; the demo's model needs a few. None rejected of 384 chunks bounds the rate below 1 %."""
 RUN_TOKENS = 256
 """Tokens of a completion that prepare looks at: eight chunks. Errors hardly grow with the position."""
-RUN_BYTES = 4 << 30
-"""Weights up to which prepare calibrates by itself: a larger model would take a processor hours, and needs `shoal calibrate` on an accelerator."""
+CPU_BYTES = 4 << 30
+"""Weights up to which prepare calibrates without a GPU: a larger model would take a processor hours."""
+LARGE_SECONDS = 600.0
+"""Seconds for a larger model on GPUs. At 32B a batch of 256 tokens takes some 20 s: 30 batches, a thousand chunks."""
 LONGEST_PROMPT = 0.75
 """Share of the longest sequence that a prompt may take where completions are longer than the rest; else completions need their length only."""
 REPORT_EVERY = 128
@@ -40,7 +42,8 @@ def of_run(
 ) -> ProofProfile | None:
     """The profile of a run's base model: the one that lies in its folder, else a new one; None for a model too large to measure here.
 
-    Raises `WrongProfile` for a file that is not of this model, `CannotCalibrate` for a model or prompts that do not serve.
+    Raises `WrongProfile` for a file that is not of this model, `CannotCalibrate` for a model or prompts that do not serve, and where strangers may
+    join a run whose model is too large.
     """
     log = telemetry.get_logger()
     width = hidden_size(folder)
@@ -51,12 +54,13 @@ def of_run(
         log.info("the model has its own proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
         return given
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    if size > RUN_BYTES:
+    if size > CPU_BYTES and not _has_gpu():
+        _refuse_strangers(config, size)
         log.warning(
-            "proofs are not calibrated: the model is too large to do so here; published thresholds apply and no dimension is masked,"
-            " run `shoal calibrate` on the model first",
+            "proofs are not calibrated: the model is too large for a CPU; published thresholds apply and no dimension is masked,"
+            " give prepare a GPU (spec.prepare.gpu) or run `shoal calibrate` on the model first",
             bytes=size,
-            allowed_bytes=RUN_BYTES,
+            allowed_bytes=CPU_BYTES,
         )
         return None
     from shoal.proofs.calibration import Effort  # torch takes seconds to import, and a profile that is there needs none
@@ -64,7 +68,7 @@ def of_run(
     effort = Effort(
         sequences=RUN_SEQUENCES,
         max_tokens=min(RUN_TOKENS, config.sampling.max_completion_tokens),
-        seconds=RUN_SECONDS,
+        seconds=RUN_SECONDS if size <= CPU_BYTES else LARGE_SECONDS,
         file_sequences=rows_of_a_check(config),
         learning_rate=config.recipe.learning_rate,
         updates=config.recipe.optimizer_steps,
@@ -81,6 +85,21 @@ def of_run(
         accepted={control.name: control.chunks.share for control in profile.controls},
     )
     return profile
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _refuse_strangers(config: RunConfig, size: int) -> None:
+    """Raises CannotCalibrate where a pool is open: without a calibration and its mask, proofs that need no forward pass are accepted."""
+    if pools := [pool.name for pool in config.pools if pool.open]:
+        raise CannotCalibrate(
+            f"it has {size / 1e9:.1f} GB of weights and prepare has no GPU, but pool {pools[0]} is open to strangers, whose proofs need a"
+            f" calibration: set spec.prepare.gpu.count, or put a {PROFILE_FILE} of `shoal calibrate` beside the model, or close the pool"
+        )
 
 
 def rows_of_a_check(config: RunConfig) -> int:
@@ -108,7 +127,7 @@ def measure(
     dtype: str = "auto",
     serve: Callable[..., Any] | None = None,
 ) -> ProofProfile:
-    """Calibrate the checkpoint in `folder` in its own type, or another `dtype`, on a GPU if there is one; `effort` is `proofs.calibration.Effort`.
+    """Calibrate the checkpoint in `folder` in its own type, or another `dtype`, on GPUs if there are any; `effort` is `proofs.calibration.Effort`.
 
     Prompts ask for `targets` (tokens, or None) in turn; those that leave little room below `max_length` tokens are left out. `serve` is a
     `proofs.calibration.Serve` that is told the type of serving first; the model makes room on the GPU for it.
@@ -118,12 +137,15 @@ def measure(
     from transformers.utils.logging import disable_progress_bar
 
     from shoal.proofs.calibration import Served, calibrate, dtype_name
+    from shoal.proofs.placement import Placement, gpus
 
     disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
     )
-    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.eval()
+    placement = Placement(model, gpus())
+    placement.apply()
     tokenizer = load_tokenizer(folder)
     prompts = [
         prompt_tokens(tokenizer, environment, task, targets[number % len(targets)], terms)
@@ -146,13 +168,12 @@ def measure(
 
     def engine(*asked: Any) -> list[Served]:
         assert serve is not None
-        device = model.device
         model.to("cpu")
         torch.cuda.empty_cache()  # nothing where there is no GPU
         try:
             return list(serve(dtype_name(model), *asked))
         finally:
-            model.to(device)
+            placement.apply()
 
     return calibrate(model, fitting, effort, report, engine if serve is not None else None)
 

@@ -58,6 +58,7 @@ SCORED = Gauge("shoal_evaluation_version", "Newest version that was fully scored
 SCORING = Gauge("shoal_evaluation_open_slices", "Files that evaluations in progress still need.")
 BEST = Gauge("shoal_evaluation_best_version", "Version with the best score so far, -1 before the first.")
 LEDGER = Gauge("shoal_ledger_entries", "Entries of the ledger.")
+QUEUE_FILES = Gauge("shoal_validation_queue_files", "Files that wait for a verdict or are being checked.")
 QUEUE_AGE = Gauge("shoal_validation_queue_age_seconds", "Age of the file that waits longest for a verdict, or 0.")
 FALSE_REJECT = Gauge(
     "shoal_false_reject_ratio",
@@ -186,6 +187,7 @@ def _report_scores(state: RunState) -> None:
 
 def report_details(state: RunState) -> None:
     """Gauges that need every node and every waiting file: less often."""
+    QUEUE_FILES.set(state.queue.size())
     oldest = state.queue.oldest_unix()
     QUEUE_AGE.set(0.0 if oldest is None else max(0.0, state.clock() - oldest))
     credit = state.view.accepted_in_a_row

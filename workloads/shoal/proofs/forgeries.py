@@ -73,13 +73,13 @@ def other_weights(model: Any, name: str, change: Change, seed: int) -> Iterator[
         for key, parameter in model.model.named_parameters():
             quantised = parameter.dim() == 2 and "embed" not in key
             if name == "one step older" or quantised:
-                kept[key] = parameter.data
+                kept[key] = parameter.data.cpu()  # a GPU has no room for both
                 parameter.data = change(parameter.data, chance)
         yield
     finally:
         for key, parameter in model.model.named_parameters():
             if key in kept:
-                parameter.data = kept[key]
+                parameter.data = kept.pop(key).to(parameter.device)
 
 
 def _rounded(weight: torch.Tensor, group: int, levels: int) -> torch.Tensor:

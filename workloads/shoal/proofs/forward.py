@@ -50,7 +50,10 @@ def _decode_batch(
     for _ in range(max_tokens):
         last = model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         logits = model.lm_head(last).float()
-        tokens = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator)
+        chances = torch.softmax(logits / temperature, dim=-1).to(
+            generator.device
+        )  # a placed model ends on another device
+        tokens = torch.multinomial(chances, 1, generator=generator)
         drawn.append(tokens)
         states.append(last.float().cpu())
         ended |= torch.isin(tokens[:, 0], ends)
