@@ -31,7 +31,7 @@ RUN_TOKENS = 256
 CPU_BYTES = 4 << 30
 """Weights up to which prepare calibrates without a GPU: a larger model would take a processor hours."""
 LARGE_SECONDS = 600.0
-"""Seconds for a larger model on GPUs. At 32B a batch of 256 tokens takes some 20 s: 30 batches, a thousand chunks."""
+"""Seconds for a larger model on GPUs. At 32B a batch of 256 tokens takes about 20 s: 30 batches, a thousand chunks."""
 LONGEST_PROMPT = 0.75
 """Share of the longest sequence that a prompt may take where completions are longer than the rest; else completions need their length only."""
 REPORT_EVERY = 128
@@ -42,8 +42,8 @@ def of_run(
 ) -> ProofProfile | None:
     """The profile of a run's base model: the one that lies in its folder, else a new one; None for a model too large to measure here.
 
-    Raises `WrongProfile` for a file that is not of this model, `CannotCalibrate` for a model or prompts that do not serve, and where strangers may
-    join a run whose model is too large.
+    Raises `WrongProfile` for a file that is not of this model. Raises `CannotCalibrate` for a model or prompts that do not serve, and where strangers
+    may join a run whose model is too large.
     """
     log = telemetry.get_logger()
     width = hidden_size(folder)

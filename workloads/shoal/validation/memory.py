@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 GPU_SHARE = 0.85
-"""Of a GPU's memory. The rest is for a row of 10,000 tokens in flight (some 4 GB at 32B), tiles of logits and the CUDA context. Of 80 GiB it is
+"""Of a GPU's memory. The rest is for a row of 10,000 tokens in flight (about 4 GB at 32B), tiles of logits and the CUDA context. Of 80 GiB it is
 73 GB: one version of 65.5 GB fits, two do not."""
 HOST_SHARE = 0.6
 """Of a pod's memory without a GPU: one reader of files, this process and the page cache have the rest."""
