@@ -20,7 +20,12 @@ NODE = "a" * 64
 
 def _relay_gate(run_keys: Keys, skew_seconds: float = 0.0) -> TokenGate:
     roles = run_keys.roles
-    return TokenGate(RUN, roles["relay"].public, roles["orchestrator"].public, clock=lambda: time.time() + skew_seconds)
+    return TokenGate(
+        RUN,
+        lambda: [roles["relay"].public],
+        lambda: [roles["orchestrator"].public],
+        clock=lambda: time.time() + skew_seconds,
+    )
 
 
 def _own(run_keys: Keys, node: str | None = None) -> str:
@@ -40,7 +45,7 @@ def test_a_relays_key_speaks_for_no_node(run_keys: Keys) -> None:
 
 
 def test_the_origin_takes_relays_only(run_keys: Keys) -> None:
-    gate = TokenGate(RUN, run_keys.roles["relay"].public)
+    gate = TokenGate(RUN, lambda: [run_keys.roles["relay"].public])
     assert gate.node_of(f"Bearer {_own(run_keys)}") == run_keys.roles["relay"].public
     for word in (run_keys.token(), _own(run_keys, NODE), "rubbish"):
         with pytest.raises(BadToken):

@@ -22,6 +22,7 @@ from shoal.ledger.audit import SETTLING_SECONDS, Audit, AuditReport
 from shoal.ledger.documents import document_problem
 from shoal.ledger.entries import EntryKind, LedgerEntry
 from shoal.ledger.facts import InvitedNode, RunTerms
+from shoal.ledger.succession import Succession
 
 OTHER = "c" * 64
 BATCH = StepBatch(
@@ -177,7 +178,7 @@ def test_compute_that_the_validator_did_not_count_is_found() -> None:
 
     def against(verdict: Verdict) -> str | None:
         signed = sign(verdict.model_copy(update={"sha256": entry.fact.file}), ROLE_KEYS["validator"])
-        return document_problem(entry, signed.to_json(), ROSTER.document, None)
+        return document_problem(entry, signed.to_json(), Succession(ROSTER.document, None), None)
 
     assert against(verdict_on(COMPUTE)) is None
     for other in (None, compute_of(1001, 20, 4), compute_of(1000, 21, 4)):
@@ -192,7 +193,9 @@ def test_an_entry_that_leaves_the_validators_compute_out_is_found() -> None:
 
     def against(compute: Any) -> str | None:
         verdict = verdict_on(compute).model_copy(update={"sha256": entry.fact.file})
-        return document_problem(entry, sign(verdict, ROLE_KEYS["validator"]).to_json(), ROSTER.document, None)
+        return document_problem(
+            entry, sign(verdict, ROLE_KEYS["validator"]).to_json(), Succession(ROSTER.document, None), None
+        )
 
     assert against(None) is None
     assert against(COMPUTE) == "entry 3 (accepted): its compute differs from the validator's count"
@@ -398,7 +401,7 @@ def test_a_verdict_of_another_run_or_for_another_reason_is_found() -> None:
 
     def against(**changes: Any) -> str | None:
         signed = sign(verdict.model_copy(update=changes), ROLE_KEYS["validator"])
-        return document_problem(entry, signed.to_json(), ROSTER.document, None)
+        return document_problem(entry, signed.to_json(), Succession(ROSTER.document, None), None)
 
     assert against() is None
     assert against(run="another") == "entry 3 (rejected): the validator's verdict is on another file, or says reject"
@@ -411,7 +414,7 @@ def test_a_batch_of_another_step_or_run_is_found() -> None:
     for changes in ({"step": BATCH.step + 1}, {"run": "another"}):
         data = BATCH.model_copy(update=changes).to_json()
         entry = ledger.add("batch-sealed", step=BATCH.step, digest=hashlib.sha256(data).hexdigest())
-        assert "the batch is of step" in str(document_problem(entry, data, ROSTER.document, None))
+        assert "the batch is of step" in str(document_problem(entry, data, Succession(ROSTER.document, None), None))
 
 
 def test_who_joined_before_there_were_terms_is_on_probation_too() -> None:

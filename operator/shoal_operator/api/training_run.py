@@ -11,6 +11,7 @@ from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.islands import IslandsSpec, IslandsStatus
+from shoal_operator.api.keys import KeysSpec, KeyStatus
 from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate, PodWithVariables, PrepareTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
@@ -119,6 +120,9 @@ class TrainingRunSpec(RunSettings):
         ge=0,
         le=315_360_000,
         description="Seconds to keep a finished run before deleting it and its folder store. Absent: never delete it.",
+    )
+    keys: KeysSpec | None = Field(
+        None, description="Replace keys of the run, as planned or after a leak (docs/security.md); absent: none."
     )
     suspend: bool = Field(False, description="Stop every part and keep the run's data; false resumes the run.")
 
@@ -231,6 +235,10 @@ Components = Annotated[
     list[ComponentStatus],
     Field(max_length=128, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
 ]
+Keys = Annotated[
+    list[KeyStatus],
+    Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+]
 Scores = Annotated[
     list[VersionScore],
     Field(
@@ -286,6 +294,7 @@ class TrainingRunStatus(SpecModel):
     trainer: TrainerStatus | None = Field(None, description="The trainer's current attempt.")
     islands: IslandsStatus | None = Field(None, description="Exchanges with other islands, if the run has any.")
     proofs: ProofStatus | None = Field(None, description="Thresholds of proofs in force and their error rates.")
+    keys: Keys = Field(default_factory=list, description="Keys that hold now: the run's and those of its roles.")
     components: Components = Field(default_factory=list, description="Ready and desired pods by part.")
     conditions: Conditions = Field(default_factory=list, description="Conditions, one of each type.")
 

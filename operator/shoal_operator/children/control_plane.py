@@ -1,5 +1,6 @@
 """The control plane of a run: Redis, discovery and orchestrator, one of each, and their exposure to strangers' machines. Pure."""
 
+from shoal.contracts.roster import Roster
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
 from shoal_operator.children.exposure import API, way_in
@@ -20,12 +21,12 @@ from shoal_operator.engine.cluster import Object
 REDIS_CLAIMS: dict[str, str | int] = {"data": "1Gi"}
 
 
-def control_plane(run: TrainingRun, replicas: int, config_hashes: dict[str, str]) -> list[Object]:
-    """Redis, discovery and orchestrator; `replicas` is 1, or 0 for a suspended run."""
+def control_plane(run: TrainingRun, replicas: int, config_hashes: dict[str, str], roster: Roster) -> list[Object]:
+    """Redis, discovery and orchestrator, with the keys that they hold by the roster; `replicas` is 1, or 0 for a suspended run."""
     return [
         *_redis(run, replicas),
-        *_discovery(run, replicas, config_hashes["discovery"]),
-        *_orchestrator(run, replicas, config_hashes["orchestrator"]),
+        *_discovery(run, replicas, config_hashes["discovery"], names.held_secret(roster, "discovery")),
+        *_orchestrator(run, replicas, config_hashes["orchestrator"], names.held_secret(roster, "orchestrator")),
     ]
 
 
@@ -54,14 +55,14 @@ def _redis(run: TrainingRun, replicas: int) -> list[Object]:
     ]
 
 
-def _discovery(run: TrainingRun, replicas: int, config_hash: str) -> list[Object]:
+def _discovery(run: TrainingRun, replicas: int, config_hash: str, secret: str) -> list[Object]:
     name = run.metadata.name
     container = Container(
         name="discovery",
         image=image_of("protocol", run.spec.images),
         command=["python", "-m", "shoal.discovery"],
         role="discovery",
-        mounts=(config_map(names.config(name)), secrets(names.role_secret(name, "discovery"))),
+        mounts=(config_map(names.config(name)), secrets(secret)),
         port=names.PORTS["discovery"],
         probes=http_probes(names.PORTS["discovery"]),
     )
@@ -70,14 +71,14 @@ def _discovery(run: TrainingRun, replicas: int, config_hash: str) -> list[Object
     )
 
 
-def _orchestrator(run: TrainingRun, replicas: int, config_hash: str) -> list[Object]:
+def _orchestrator(run: TrainingRun, replicas: int, config_hash: str, secret: str) -> list[Object]:
     name = run.metadata.name
     container = Container(
         name="orchestrator",
         image=image_of("protocol", run.spec.images),
         command=["python", "-m", "shoal.orchestrator"],
         role="orchestrator",
-        mounts=(config_map(names.config(name)), *role_and_store(name, "orchestrator", run.spec.storage)),
+        mounts=(config_map(names.config(name)), *role_and_store(name, secret, run.spec.storage)),
         port=names.PORTS["orchestrator"],
         probes=http_probes(names.PORTS["orchestrator"]),
         resources=run.spec.control_plane.resources,

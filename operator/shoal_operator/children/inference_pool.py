@@ -1,6 +1,7 @@
 """Children of an InferencePool: a StatefulSet of rollout workers that know of the run only what a stranger's machine knows. Pure."""
 
 from shoal.contracts.protocol import LEAVE_SECONDS
+from shoal.contracts.roster import first_roster
 from shoal.contracts.run import NodeConfig
 from shoal_operator.api import InferencePool
 from shoal_operator.children import names
@@ -35,7 +36,9 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
         join: how to join the run, from its ConfigMap; its pool and engine are replaced by this pool's.
     """
     name, run, spec = pool.metadata.name, pool.spec.run, pool.spec
-    node_json = join.model_copy(update={"pool": spec.pool, "engine": spec.engine}).to_json()
+    own = join.model_copy(update={"pool": spec.pool, "engine": spec.engine})
+    node_json = own.to_json()
+    begun = own.model_copy(update={"roster": first_roster(own.roster)})  # nodes follow changed keys without a restart
     config = config_map(names.node_config(name))
     run_folder, weights = empty("run"), claim_template("weights")
     worker_image = image_of("worker", spec.images)
@@ -79,7 +82,7 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
         placement=spec.pod_template,
         images=spec.images,
         gpu=spec.gpu,
-        config_hash=digest(node_json),
+        config_hash=digest(begun.to_json()),
     )
     ports = {part: names.PORTS[part] for part in ("agent", "fetch", "worker")}
     return [

@@ -1,6 +1,6 @@
 """Names, labels, ports and images of children (docs/architecture.md): the one place that says what a part is called. Pure."""
 
-from shoal.contracts.roster import Role
+from shoal.contracts.roster import Role, Roster
 from shoal.contracts.run import Addresses
 
 SOFTWARE_VERSION = "0.2.0"
@@ -162,9 +162,18 @@ def relay_config(relay_object: str) -> str:
     return f"{relay_object}-limits"
 
 
-def role_secret(run: str, role: Role) -> str:
-    """Secret with the private key of one role; each pod mounts only its own."""
-    return f"{run}-{role}-key"
+def role_secret(run: str, role: Role, generation: int = 1) -> str:
+    """Secret with the private key of one role; each pod mounts only its own. Every change of the key makes a Secret of its own."""
+    return f"{run}-{role}-key{_later(generation)}"
+
+
+def held_secret(roster: Roster, role: Role) -> str:
+    """That with the key which the role holds by this roster."""
+    return role_secret(roster.run, role, 1 + len(roster.changes_of(role)))
+
+
+def _later(generation: int) -> str:
+    return f"-{generation}" if generation > 1 else ""
 
 
 def ticket_secret(pool_object: str) -> str:
@@ -172,9 +181,14 @@ def ticket_secret(pool_object: str) -> str:
     return f"{pool_object}-ticket"
 
 
-def run_key_secret(run: str) -> str:
-    """Secret with the run key, which signs the roster. No pod mounts it."""
-    return f"{run}-run-key"
+def run_key_secret(run: str, generation: int = 1) -> str:
+    """Secret with the run key, which signs the roster. No pod mounts it. The one after it is made along, and may be kept elsewhere."""
+    return f"{run}-run-key{_later(generation)}"
+
+
+def roster_secret(run: str) -> str:
+    """Secret with the newest roster: the one object whose writing changes a key."""
+    return f"{run}-roster"
 
 
 def store(run: str) -> str:

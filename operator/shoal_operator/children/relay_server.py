@@ -35,12 +35,13 @@ PORT = ("nginx", names.PORTS["nginx"])
 OUTSIDE = ("outside", OUTSIDE_PORT)
 
 
-def relay_server_children(relay: RelayServer, config_hash: str | None) -> list[Object]:
+def relay_server_children(relay: RelayServer, config_hash: str | None, secret: str | None = None) -> list[Object]:
     """ConfigMap with `relay.json`, headless Service, which names each relay singly, StatefulSet, and ways in from outside.
 
     Args:
         relay: the relays.
         config_hash: digest of the run's configuration, which makes the pods restart when it changes.
+        secret: name of the Secret with the role's key; None: the first.
     """
     name, run, spec = relay.metadata.name, relay.spec.run, relay.spec
     relay_json = RelayConfig(
@@ -58,7 +59,7 @@ def relay_server_children(relay: RelayServer, config_hash: str | None) -> list[O
             image=image,
             command=["python", "-m", "shoal.broadcast.relay"],
             role="relay",
-            mounts=(config, secrets(names.role_secret(run, "relay")), www),
+            mounts=(config, secrets(secret or names.role_secret(run, "relay")), www),
             port=names.PORTS["sync"],
             probes=http_probes(names.PORTS["sync"]),
         ),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.recipe import ModelSource
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import ROLES, Roster, first_roster
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import Signed
 from shoal_operator.api import TrainingRun
@@ -88,10 +88,16 @@ def config_hashes(config: RunConfig) -> dict[str, str]:
             "runners": [],
         }
     )
-    shared = digest(config.model_copy(update={"addresses": addresses, "pools": []}).to_json())
-    return {
+    # Running parts learn of changed keys by themselves: only the part whose own key was changed starts again, with it.
+    begun = {"roster": first_roster(config.roster)}
+    shared = digest(config.model_copy(update={"addresses": addresses, "pools": [], **begun}).to_json())
+    hashes = {
         "orchestrator": digest(config.to_json()),
         **dict.fromkeys(("discovery", "trainer", "relay", "tracker", "ui"), shared),
         # Validators ask runners too.
         "validator": digest(f"{shared} {runners}".encode()) if (runners := config.addresses.runners) else shared,
     }
+    for role in ROLES:
+        if role != "orchestrator" and (changes := config.roster.document.changes_of(role)):
+            hashes[role] = digest(f"{hashes[role]} {changes[-1].new}".encode())
+    return hashes

@@ -1,18 +1,17 @@
 """How a trusted pod reaches the object store: a claim for the folder store, credentials for an S3-compatible one. Pure."""
 
 from shoal.contracts.recipe import StorageSpec
-from shoal.contracts.roster import Role
 from shoal_operator.children import names
 from shoal_operator.children.pods import Mount, claim, secrets, store_credentials
 from shoal_operator.children.workloads import volume_claim
 from shoal_operator.engine.cluster import Object
 
 
-def role_and_store(run: str, role: Role | None, storage: StorageSpec, *keys: str) -> tuple[Mount, ...]:
-    """Mounts of a role's key, of Secrets with further `keys`, and of what it needs for the store; without any key, of the store only."""
+def role_and_store(run: str, role_secret: str | None, storage: StorageSpec, *keys: str) -> tuple[Mount, ...]:
+    """Mounts of the Secret with a role's key, of Secrets with further `keys`, and of what it needs for the store; without any key, of the store only."""
     credentials = storage.s3.credentials_secret if storage.s3 else None
     mounts: list[Mount] = []
-    held = [*([names.role_secret(run, role)] if role is not None else []), *keys]
+    held = [*([role_secret] if role_secret is not None else []), *keys]
     if held:
         mounts.append(secrets(held[0], credentials, *held[1:]))
     elif credentials is not None:

@@ -43,14 +43,17 @@ def trainer_services(run: TrainingRun) -> list[Object]:
     return made
 
 
-def trainer_job(run: TrainingRun, attempt: int, config_hash: str) -> Object:
-    """The Job of one attempt. It resumes from the newest complete state in the store."""
+def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | None = None) -> Object:
+    """The Job of one attempt. It resumes from the newest complete state in the store. `secret` holds the role's key; None: the first."""
     name, trainer = run.metadata.name, run.spec.trainer
     config = config_map(names.config(name))
     # The run's trainer is the first of its islands.
     islands = names.island_names(0 if trainer.islands is None else 1)
     role_mounts = role_and_store(
-        name, "trainer", run.spec.storage, *(names.island_secret(name, island) for island in islands)
+        name,
+        secret or names.role_secret(name, "trainer"),
+        run.spec.storage,
+        *(names.island_secret(name, island) for island in islands),
     )
     if trainer.replicas == 1:
         outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import Roster, first_roster
 from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
 from shoal.errors import EXIT_INPUT_WRONG
@@ -92,10 +92,11 @@ def training_run_children(
     if not observed.prepared:
         return made
     # The control plane outlives the work, so that progress can be read; suspension stops it too.
-    hashes = config_hashes(config) | {"pool": digest(join.to_json())}
+    begun = join.model_copy(update={"roster": first_roster(join.roster)})  # nodes follow changed keys without a restart
+    hashes = config_hashes(config) | {"pool": digest(begun.to_json())}
     standing = 0 if observed.stage == "suspended" else 1
     made += [
-        *control_plane(run, standing, hashes),
+        *control_plane(run, standing, hashes, identity.roster.document),
         *ui_children(run, standing, hashes["ui"]),
         *tracker_children(run, standing, hashes["tracker"]),
         *trainer_services(run),
@@ -104,7 +105,8 @@ def training_run_children(
         *own_kinds(run, observed.scales, hashes, work=observed.stage == "running"),
     ]
     if observed.trainer_attempt is not None:
-        made.append(trainer_job(run, observed.trainer_attempt, hashes["trainer"]))
+        secret = names.held_secret(identity.roster.document, "trainer")
+        made.append(trainer_job(run, observed.trainer_attempt, hashes["trainer"], secret))
     return made
 
 

@@ -11,15 +11,18 @@ from shoal_operator.engine.cluster import Object
 COMPONENT = "validator"
 
 
-def validator_children(validator: Validator, config_hash: str | None) -> list[Object]:
-    """The Deployment of a run's validators; `config_hash` as for relays."""
+def validator_children(validator: Validator, config_hash: str | None, secret: str | None = None) -> list[Object]:
+    """The Deployment of a run's validators; `config_hash` and `secret` as for relays."""
     name, run, spec = validator.metadata.name, validator.spec.run, validator.spec
     container = Container(
         name="validator",
         image=image_of("validator", spec.images),
         command=validator_command(spec.gpu.count),
         role="validator",
-        mounts=(config_map(names.config(run)), *role_and_store(run, "validator", spec.storage)),
+        mounts=(
+            config_map(names.config(run)),
+            *role_and_store(run, secret or names.role_secret(run, "validator"), spec.storage),
+        ),
         port=names.PORTS["validator"],
         probes=http_probes(names.PORTS["validator"]),
         resources=spec.resources,

@@ -14,12 +14,14 @@ import structlog
 import yaml
 
 from shoal_operator.api import KINDS, TrainingRun
+from shoal_operator.api.keys import KeysSpec
 from shoal_operator.api.manifest import ManifestError, Mistake, broken_rules, load_manifest
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.local.addresses import Subnet, lock_subnet
 from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.local.guardian import Guardian
+from shoal_operator.local.key_wishes import read_wishes, with_wishes
 from shoal_operator.local.limits import beyond_one_machine, for_one_machine
 from shoal_operator.local.objects import Objects
 from shoal_operator.local.pods import PodView
@@ -42,7 +44,8 @@ class LocalRun:
             raise ValueError(
                 f"{manifest_path}: one machine runs exactly one TrainingRun, which makes the other kinds itself"
             )
-        self._wanted = for_one_machine(runs[0])
+        self._wanted = self._spec = for_one_machine(runs[0])
+        self._asked = KeysSpec()
         self.run_dir = runs_dir / self._wanted.metadata.name
         source = str(manifest_path)
         if mistakes := [*beyond_one_machine(runs[0], source), *changes(self._wanted, self.run_dir, source)]:
@@ -71,7 +74,9 @@ class LocalRun:
         self.apply(self._wanted)
 
     def apply(self, run: TrainingRun) -> None:
-        """Change the run's spec, as `kubectl apply` would."""
+        """Change the run's spec, as `kubectl apply` would; keys that were asked for are part of it."""
+        self._spec, self._asked = run, read_wishes(self.run_dir)
+        run = with_wishes(run, self.run_dir)
         self.cluster.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"}))
 
     @property
@@ -122,7 +127,16 @@ class LocalRun:
             if is_true(job, "Failed"):
                 self.cluster.objects.remove("Job", job["metadata"]["name"])
 
+    def _take_wishes(self) -> None:
+        """Apply the spec again when other keys were asked for."""
+        try:
+            if read_wishes(self.run_dir) != self._asked:
+                self.apply(self._spec)
+        except ValueError as error:
+            self._say(str(error))
+
     def _reconcile(self) -> None:
+        self._take_wishes()
         for kind in KINDS:
             for live in self.cluster.list(kind, {}):
                 try:

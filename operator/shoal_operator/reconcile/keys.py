@@ -1,18 +1,35 @@
-"""Makes a run's keys once, as Secrets: run key, a key for each trusted role, run secret, admin's token, tickets of pools, the page's token; derives
-the roster.
+"""Makes a run's keys as Secrets: run key and the one after it, a key for each trusted role, run secret, admin's token, tickets of pools, the page's
+token. Replaces keys where the spec asks for it, and keeps the roster.
 
-Private keys leave this module only into Secrets; builders get the public keys. A Secret that exists is never written again: new
-keys would exclude every node and invalidate every signature of the run.
+Private keys leave this module only into Secrets; builders get the public keys. A Secret that exists is never written again, but for that with the
+roster: a key is changed by writing it, in one piece. Every new key has a Secret of its own, made before, so that a stop between any two steps leaves
+either the old roster or the new one, and the next reconcile continues. Secrets of replaced keys are deleted when no pod needs them any more.
 """
 
 import base64
 import secrets
 from collections.abc import Mapping
 
+from pydantic import ValidationError
+
 from shoal.contracts.pools import pool_ticket
-from shoal.contracts.roster import ROLES, Role, Roster
-from shoal.contracts.signed import sign
+from shoal.contracts.roster import (
+    MOST_CHANGES,
+    ROLES,
+    KeyChange,
+    KeyHolder,
+    Role,
+    Roster,
+    first_roster,
+    key_digest,
+    next_run_key,
+    verified_roster,
+)
+from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import BadSignature, Signed, sign
+from shoal.contracts.trust import OVERLAP_SECONDS
 from shoal.crypto.keys import PrivateKey
+from shoal_operator.api.keys import KeysSpec, KeyWish
 from shoal_operator.children import RunIdentity, names
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
@@ -21,6 +38,7 @@ from shoal_operator.reconcile.common import owned, refuse_anothers
 RUN_KEY = "run.pem"
 ROLE_KEY = "role.pem"
 ISLAND_KEY = "island.pem"
+ROSTER = "roster.json"
 RUN_SECRET = "run_secret"  # noqa: S105 - the name of the entry
 ADMIN_TOKEN = "admin_token"  # noqa: S105 - the name of the entry
 """Token of a run's admin for the orchestrator (docs/nodes.md)."""
@@ -31,24 +49,30 @@ RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
 
-def ensure_identity(cluster: Cluster, owner: Object, islands: int) -> RunIdentity:
-    """The public identity of a run of this many islands (0: of one trainer), its Secrets made where they are missing.
+def ensure_identity(cluster: Cluster, owner: Object, islands: int, wanted: KeysSpec | None = None) -> RunIdentity:
+    """The public identity of a run of this many islands (0: of one trainer), its Secrets made where they are missing, and keys replaced as wanted.
 
-    Raises `ClusterError` when one cannot be read.
+    Raises `ClusterError` when one cannot be read, or a Secret of a run that has begun is gone.
     """
     run = owner["metadata"]["name"]
-    run_key = _key(_ensure(cluster, owner, names.run_key_secret(run), RUN_KEY), RUN_KEY)
-    public: dict[Role, str] = {}
-    for role in ROLES:
-        public[role] = _key(_ensure(cluster, owner, names.role_secret(run, role), ROLE_KEY), ROLE_KEY).public
+    roster = _kept_roster(cluster, owner)
+    if roster is None:
+        roster = _first_roster(cluster, owner)
+        _keep(cluster, owner, roster)
+    else:
+        _require_keys(cluster, owner, roster, wanted)
+    changed = _changed(cluster, owner, roster, wanted or KeysSpec())
+    if changed is not roster:
+        _keep(cluster, owner, changed)
+    _delete_replaced(cluster, changed.document)
     peers = {
         name: _key(_ensure(cluster, owner, names.island_secret(run, name), ISLAND_KEY), ISLAND_KEY).public
         for name in names.island_names(islands)
     }
-    return RunIdentity(run_key=run_key.public, roster=sign(Roster(run=run, keys=public), run_key), islands=peers)
+    return RunIdentity(run_key=first_roster(changed).signer, roster=changed, islands=peers)
 
 
-def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) -> None:
+def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], identity: RunIdentity) -> None:
     """Create the missing tickets of pools. `pools`: name of the pool by name of its object."""
     run = owner["metadata"]["name"]
     for pool_object, pool in pools.items():
@@ -56,38 +80,222 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str]) ->
         if (found := cluster.get("Secret", name)) is not None:
             refuse_anothers(found, owner)
             continue
-        orchestrator = _ensure(cluster, owner, names.role_secret(run, "orchestrator"), ROLE_KEY)
+        orchestrator = _get(cluster, owner, names.held_secret(identity.roster.document, "orchestrator"))
         ticket = pool_ticket(base64.b64decode(orchestrator["data"][RUN_SECRET]), pool)
-        content = {"type": "Opaque", "immutable": True, "data": _encoded({TICKET: ticket.hex().encode()})}
-        cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+        _create(cluster, owner, name, {TICKET: ticket.hex().encode()})
 
 
 def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
     """Create the token of the run's page if it is missing. After deleting it, restart the page's pod."""
-    run = owner["metadata"]["name"]
-    name = names.ui_token(run)
+    name = names.ui_token(owner["metadata"]["name"])
     if (found := cluster.get("Secret", name)) is not None:
         refuse_anothers(found, owner)
         return
-    token = secrets.token_hex(RUN_SECRET_BYTES).encode()
-    content = {"type": "Opaque", "immutable": True, "data": _encoded({UI_TOKEN: token})}
-    cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+    _create(cluster, owner, name, {UI_TOKEN: secrets.token_hex(RUN_SECRET_BYTES).encode()})
 
 
-def _ensure(cluster: Cluster, owner: Object, name: str, entry: str) -> Object:
+def _first_roster(cluster: Cluster, owner: Object) -> Signed[Roster]:
+    """That of a run without one: a new run, or one that an operator of 0.2.0 began, whose roster is made as it was then."""
+    run = owner["metadata"]["name"]
+    first, following = names.run_key_secret(run), names.run_key_secret(run, 2)
+    if cluster.get("Secret", first) is None:
+        _ensure(
+            cluster, owner, following, RUN_KEY
+        )  # before the first, whose being there alone says that the run is an old one
+    run_key = _key(_ensure(cluster, owner, first, RUN_KEY), RUN_KEY)
+    fixed = cluster.get("Secret", following)
+    public: dict[Role, str] = {}
+    for role in ROLES:
+        public[role] = _key(_ensure(cluster, owner, names.role_secret(run, role), ROLE_KEY), ROLE_KEY).public
+    digest = key_digest(_key(fixed, RUN_KEY).public) if fixed is not None else None
+    return sign(Roster(run=run, keys=public, next_run_key=digest), run_key)
+
+
+def _kept_roster(cluster: Cluster, owner: Object) -> Signed[Roster] | None:
+    """The roster as it was written last; that of the run's configuration where its Secret was lost."""
+    run = owner["metadata"]["name"]
+    name = names.roster_secret(run)
+    found = cluster.get("Secret", name)
+    try:
+        if found is not None:
+            refuse_anothers(found, owner)
+            return Signed[Roster].from_json(base64.b64decode(found["data"][ROSTER]))
+        config = cluster.get("ConfigMap", names.config(run))
+        text = (config or {}).get("data", {}).get("run.json")
+        if config is None or text is None:
+            return None
+        refuse_anothers(config, owner)
+        roster = RunConfig.from_json(text).roster
+    except (KeyError, ValidationError, ValueError) as error:
+        raise ClusterError(
+            f"Secret {name}: {ROSTER} is not readable ({type(error).__name__}); restore it from a backup"
+        ) from None
+    # Of a run of 0.2.0, and of one whose Secret was lost.
+    _keep(cluster, owner, roster)
+    return roster
+
+
+def _require_keys(cluster: Cluster, owner: Object, signed: Signed[Roster], wanted: KeysSpec | None) -> None:
+    """Every role's key must still be there, or be one that is to be replaced as leaked. A key is never made in the place of one that was lost."""
+    roster = signed.document
+    try:
+        verified_roster(signed, first_roster(signed).signer)
+    except BadSignature as error:
+        raise ClusterError(f"Secret {names.roster_secret(roster.run)}: {error}; restore it from a backup") from None
+    for role in ROLES:
+        name = names.held_secret(roster, role)
+        if cluster.get("Secret", name) is None:
+            wish = (wanted or KeysSpec()).wishes().get(role)
+            if wish is not None and wish.leaked and wish.generation > 1 + len(roster.changes_of(role)):
+                continue
+            after = 2 + len(roster.changes_of(role))
+            raise ClusterError(
+                f"Secret {name} with the {role}'s key is gone: restore it from a backup, or replace the key with"
+                f" spec.keys.{role}: {{generation: {after}, leaked: true}}"
+            )
+        if _key(_get(cluster, owner, name), ROLE_KEY).public != roster.keys[role]:
+            raise ClusterError(f"Secret {name} has another key than the run's roster: restore it from a backup")
+
+
+def _changed(cluster: Cluster, owner: Object, signed: Signed[Roster], wanted: KeysSpec) -> Signed[Roster]:
+    """The roster with every key replaced that is to be; the same one where none is."""
+    roster = signed.document
+    due = {
+        holder: wish for holder, wish in wanted.wishes().items() if wish.generation > 1 + len(roster.changes_of(holder))
+    }
+    if not due:
+        return signed
+    if len(roster.changes) + len(due) > MOST_CHANGES:
+        raise ClusterError(
+            f"spec.keys: a run has at most {MOST_CHANGES} changes of keys, and has {len(roster.changes)}"
+        )
+    signer = _run_key(cluster, owner, roster, 1 + len(roster.changes_of("run")))
+    keys, changes = dict(roster.keys), list(roster.changes)
+    last = changes[-1].document.unix if changes else 0.0
+    unix = max(round(cluster.now().timestamp(), 3), last)
+    for holder, wish in due.items():
+        if holder == "run":
+            change, key = _change_run_key(cluster, owner, roster, signer, unix, leaked=wish.leaked)
+            changes.append(sign(change, signer))
+            signer = key
+        else:
+            changes.append(_change_role_key(cluster, owner, roster, holder, wish, unix))
+            keys[holder] = changes[-1].document.new
+    begun = first_roster(signed)
+    new = roster.model_copy(update={"keys": keys, "changes": changes, "first_signature": begun.signature})
+    made = sign(new, signer)
+    verified_roster(made, begun.signer)
+    return made
+
+
+def _change_role_key(
+    cluster: Cluster, owner: Object, roster: Roster, role: Role, wish: KeyWish, unix: float
+) -> Signed[KeyChange]:
+    run, number = roster.run, len(roster.changes_of(role))
+    old = cluster.get("Secret", names.role_secret(run, role, number + 1))
+    kept: dict[str, bytes] = {}
+    if role == "orchestrator":
+        if old is None:
+            raise ClusterError(
+                f"Secret {names.role_secret(run, role, number + 1)} is gone, and with it the run secret, which beacons rest on:"
+                " restore it from a backup"
+            )
+        kept[RUN_SECRET] = base64.b64decode(old["data"][RUN_SECRET])
+        if not wish.leaked:
+            kept[ADMIN_TOKEN] = base64.b64decode(old["data"][ADMIN_TOKEN])
+    new = _key(_ensure(cluster, owner, names.role_secret(run, role, number + 2), ROLE_KEY, kept), ROLE_KEY)
+    change = KeyChange(run=run, role=role, old=roster.keys[role], new=new.public, unix=unix, leaked=wish.leaked)
+    if wish.leaked or old is None:
+        return sign(change, new)
+    return sign(change, _key(old, ROLE_KEY))
+
+
+def _change_run_key(
+    cluster: Cluster, owner: Object, roster: Roster, signer: PrivateKey, unix: float, *, leaked: bool
+) -> tuple[KeyChange, PrivateKey]:
+    """The change to the key that was fixed before, and that key. The one after it is made now."""
+    number = 2 + len(roster.changes_of("run"))
+    name = names.run_key_secret(roster.run, number)
+    fixed = next_run_key(roster)
+    if fixed is None:
+        key = _key(_ensure(cluster, owner, name, RUN_KEY), RUN_KEY)
+    else:
+        key = _run_key(cluster, owner, roster, number)
+        if key_digest(key.public) != fixed:
+            raise ClusterError(f"Secret {name} is not the run key that was fixed before: restore the one that was kept")
+    after = _key(_ensure(cluster, owner, names.run_key_secret(roster.run, number + 1), RUN_KEY), RUN_KEY)
+    change = KeyChange(
+        run=roster.run,
+        role="run",
+        old=signer.public,
+        new=key.public,
+        unix=unix,
+        leaked=leaked,
+        next_run_key=key_digest(after.public),
+    )
+    return change, key
+
+
+def _run_key(cluster: Cluster, owner: Object, roster: Roster, number: int) -> PrivateKey:
+    name = names.run_key_secret(roster.run, number)
+    if cluster.get("Secret", name) is None:
+        raise ClusterError(
+            f"Secret {name} is needed to change a key and is not here: put it back from where it is kept"
+        )
+    return _key(_get(cluster, owner, name), RUN_KEY)
+
+
+def _delete_replaced(cluster: Cluster, roster: Roster) -> None:
+    """Delete the Secrets of replaced keys, once pods that had them are gone."""
+    count: dict[KeyHolder, int] = {}
+    for signed in roster.changes:
+        change = signed.document
+        number = count[change.role] = count.get(change.role, 0) + 1
+        if cluster.now().timestamp() < change.unix + OVERLAP_SECONDS:
+            continue
+        if change.role == "run":
+            name = names.run_key_secret(roster.run, number)
+        else:
+            name = names.role_secret(roster.run, change.role, number)
+        if cluster.get("Secret", name) is not None:
+            cluster.delete("Secret", name)
+
+
+def _keep(cluster: Cluster, owner: Object, roster: Signed[Roster]) -> None:
+    run = owner["metadata"]["name"]
+    content = {"type": "Opaque", "data": _encoded({ROSTER: roster.to_json()})}
+    cluster.apply(owned(child("Secret", names.roster_secret(run), run, "keys", content), owner, cluster.namespace))
+
+
+def _get(cluster: Cluster, owner: Object, name: str) -> Object:
+    found = cluster.get("Secret", name)
+    if found is None:
+        raise ClusterError(f"Secret {name} is gone: restore it from a backup")
+    refuse_anothers(found, owner)
+    return found
+
+
+def _ensure(
+    cluster: Cluster, owner: Object, name: str, entry: str, further: Mapping[str, bytes] | None = None
+) -> Object:
     """The Secret of this name, created if it does not exist."""
     if (found := cluster.get("Secret", name)) is not None:
         # Keys of an earlier run are collected with it: a run that began with them would soon be without.
         refuse_anothers(found, owner)
         return found
-    run = owner["metadata"]["name"]
-    data = {entry: PrivateKey.generate().to_pem()}
-    if name == names.role_secret(run, "orchestrator"):
+    data = {entry: PrivateKey.generate().to_pem(), **(further or {})}
+    if name.startswith(names.role_secret(owner["metadata"]["name"], "orchestrator")):
         # Hex, because a reader may strip white space from a file.
-        data[RUN_SECRET] = secrets.token_hex(RUN_SECRET_BYTES).encode()
-        data[ADMIN_TOKEN] = secrets.token_hex(RUN_SECRET_BYTES).encode()
+        for secret in (RUN_SECRET, ADMIN_TOKEN):
+            data.setdefault(secret, secrets.token_hex(RUN_SECRET_BYTES).encode())
+    return _create(cluster, owner, name, data)
+
+
+def _create(cluster: Cluster, owner: Object, name: str, data: Mapping[str, bytes]) -> Object:
     content = {"type": "Opaque", "immutable": True, "data": _encoded(data)}
-    return cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
+    return cluster.apply(
+        owned(child("Secret", name, owner["metadata"]["name"], "keys", content), owner, cluster.namespace)
+    )
 
 
 def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:

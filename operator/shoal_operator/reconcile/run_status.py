@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from shoal.contracts.answers import LearningProgress
@@ -9,6 +10,9 @@ from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.roster import HOLDERS, Roster
+from shoal.contracts.signed import Signed
+from shoal_operator.api.keys import FINGERPRINT_DIGITS
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state
@@ -81,6 +85,7 @@ class Findings:
     waits_for: str
     not_grown: str
     run_key: str
+    roster: Signed[Roster]
     attempt: TrainerAttempt
     start_time: str | None
     completion_time: str | None
@@ -182,6 +187,7 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         "policyVersion": findings.latest_version,
         "runPublicKey": findings.run_key,
         "endpoint": findings.endpoint,
+        "keys": keys_status(findings.roster),
         "islandPublicKey": findings.island_key,
         "lighthouse": findings.lighthouse,
         "trainer": {
@@ -192,6 +198,19 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         },
         "components": component_counts(findings.parts),
     }
+
+
+def keys_status(signed: Signed[Roster]) -> list[dict[str, Any]]:
+    """Number, fingerprint and age of every key."""
+    roster, held = signed.document, {"run": signed.signer, **signed.document.keys}
+    found: list[dict[str, Any]] = []
+    for holder in HOLDERS:
+        changes = roster.changes_of(holder)
+        status = {"name": holder, "generation": 1 + len(changes), "fingerprint": held[holder][:FINGERPRINT_DIGITS]}
+        if changes:
+            status["since"] = datetime.fromtimestamp(changes[-1].unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        found.append(status)
+    return found
 
 
 def proof_status(terms: ProofTerms) -> dict[str, Any]:

@@ -65,9 +65,9 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if left is not None and left <= 0 and seen_spec and not run.spec.suspend:
         cluster.delete("TrainingRun", name)
         return None
-    identity = ensure_identity(cluster, live, island_count(run))
+    identity = ensure_identity(cluster, live, island_count(run), run.spec.keys)
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
-    ensure_tickets(cluster, live, _pools(run, seen))
+    ensure_tickets(cluster, live, _pools(run, seen), identity)
     if run.spec.ui is not None:
         ensure_ui_token(cluster, live)
     start_time = None if run.spec.suspend else before.get("startTime") or _rfc3339(now)
@@ -145,6 +145,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         waits_for=waits_for,
         not_grown=refused,
         run_key=identity.run_key,
+        roster=identity.roster,
         attempt=trainer.remember,
         start_time=start_time,
         completion_time=(before.get("completionTime") or _rfc3339(now)) if finished else None,
@@ -270,6 +271,7 @@ def _decide_trainer(
     addresses = cluster.addresses(name, 0, islands=serves_lighthouse(run))
     config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
     config_hash = config_hashes(config)["trainer"]
+    secret = names.held_secret(identity.roster.document, "trainer")
     return decide_trainer(
         wanted=seen.prepared and not run.spec.suspend and not late,
         complete=complete,
@@ -282,7 +284,7 @@ def _decide_trainer(
         ),
         latest_version=seen.latest_version,
         template_hashes={
-            number: template_hash(owned(trainer_job(run, number, config_hash), live, cluster.namespace))
+            number: template_hash(owned(trainer_job(run, number, config_hash, secret), live, cluster.namespace))
             for number in seen.trainer_jobs
         },
         # A trainer of one pod is started again in its place, as often as the policy says, before its Job fails.

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from shoal.agent import capability, uplink
 from shoal.agent.registration import own_registration
@@ -28,11 +29,13 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PublicRun, home
 from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.trust import KeysNotice
 from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
 from shoal.retries import Backoff
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.keys_watch import ask_for_keys
 from shoal.transport.neighbourhood import Neighbourhood
 
 INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
@@ -49,6 +52,9 @@ JOIN_AGAIN: tuple[str, ...] = (
     ProblemCode.POOL_FORGOTTEN,
     ProblemCode.INVITE_NOT_VALID,
 )
+KEYS_SECONDS = 20.0  # a leaked key is to be refused within a minute
+KEYS_DEADLINE_SECONDS = 3.0
+KEPT_KEYS = "keys.json"
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -88,7 +94,10 @@ class Session:
         self.tls = tls
         self.neighbourhood = neighbourhood
         self.liveness = Liveness(LIVENESS_SECONDS)
-        self._roster = config.trusted_roster()
+        self._trust = config.trust
+        self._keys_due = 0.0
+        self._knows_past = False
+        self._recall_keys()
         self._discovery = SignedClient(config.discovery, key, tls=tls)
         self._logs = logs
         self._logs_sent = ""
@@ -100,7 +109,7 @@ class Session:
         self._orchestrator_url = ""
         self._metrics: dict[str, float] = {}
         self._soon = threading.Event()
-        self._state = AgentState(node=key.public, state="Discovered", trainer_key=self._roster.keys["trainer"])
+        self._state = AgentState(node=key.public, state="Discovered", **self._keys_told())
 
     # For the pod
 
@@ -214,6 +223,7 @@ class Session:
     def _join(self, stop: threading.Event) -> Signed[Invite]:
         """Register and wait for a good invite."""
         self._set_state("Discovered")
+        self._ask_for_keys(self._discovery)
         self._register()
         get_logger().info("registered, waiting for an invite")
         self._wait_for("an invite (registered at discovery)")
@@ -261,7 +271,7 @@ class Session:
     def _checked(self, signed: Signed[Invite]) -> Signed[Invite]:
         """The invite, if it is from this run's orchestrator and for this node; what discovery says is not trusted further."""
         try:
-            invite = signed.verified(self._roster.keys["orchestrator"])
+            invite = signed.verified(self._trust.of("orchestrator"))
         except BadSignature as error:
             raise MustJoinError(f"discovery sent an invite that the orchestrator did not sign: {error}") from error
         # Whether it has expired is the orchestrator's to say, by its own clock: ours may be minutes off.
@@ -293,6 +303,7 @@ class Session:
                 settled = self.state().public is not None
                 self._wait_for("" if settled else "the run's description")
                 self._send_logs(reply)
+                self._learn_keys()
             except Unavailable as error:
                 get_logger().warning("the orchestrator does not answer; retrying the heartbeat", error=str(error)[:300])
                 self._wait_for(f"the orchestrator to answer: {str(error)[:300]}")
@@ -372,6 +383,61 @@ class Session:
             raise MustJoinError(str(refused)) from refused
         with self._lock:
             self._state = self._state.model_copy(update={"public": public})
+
+    def _learn_keys(self) -> None:
+        """Ask orchestrator and discovery, now and then, whether keys of the run were changed: the one cannot hide from us what the other says.
+
+        Raises `MustJoinError` when the orchestrator's key leaked: who invited us may have been a thief.
+        """
+        assert self._orchestrator is not None  # set with the invite
+        if time.monotonic() < self._keys_due:
+            return
+        self._keys_due = time.monotonic() + KEYS_SECONDS * random.uniform(0.8, 1.2)
+        before = self._trust.roster.changes_of("orchestrator")
+        for client in (self._orchestrator, self._discovery):
+            self._ask_for_keys(client)
+        if any(change.leaked for change in self._trust.roster.changes_of("orchestrator")[len(before) :]):
+            raise MustJoinError("the orchestrator's key leaked and was changed")
+
+    def _ask_for_keys(self, client: SignedClient) -> None:
+        """Of one server, which may be away, older than such changes, or lying."""
+        try:
+            newer = ask_for_keys(
+                client, self._trust, all_of_it=not self._knows_past, deadline_seconds=KEYS_DEADLINE_SECONDS
+            )
+        except (Refused, Unavailable, BadSignature) as error:
+            get_logger().debug("cannot learn of changed keys", problem=f"{type(error).__name__}: {str(error)[:300]}")
+            return
+        self._knows_past |= client is self._orchestrator
+        with self._lock:
+            self._state = self._state.model_copy(update=self._keys_told())
+        if newer:
+            self._keep_keys()
+
+    def _keys_told(self) -> dict[str, Any]:
+        """What `AgentState` says of the run's keys."""
+        notice = self._trust.notice
+        told = notice if notice.roster.document.changes else None
+        return {"trainer_key": notice.roster.document.keys["trainer"], "notice": told}
+
+    def _keep_keys(self) -> None:
+        """For the next start: an old answer of somebody else must not count then."""
+        path = home() / "run" / KEPT_KEYS
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_bytes(KeysNotice(roster=self._trust.notice.roster).to_json())
+            partial.replace(path)
+        except OSError as error:
+            get_logger().warning("cannot keep the run's keys", path=str(path), problem=str(error))
+
+    def _recall_keys(self) -> None:
+        path = home() / "run" / KEPT_KEYS
+        try:
+            self._trust.take(KeysNotice.from_json(path.read_bytes()))
+        except OSError:
+            pass  # nothing was changed yet
+        except ValueError as error:  # of another run, whose folder this was
+            get_logger().warning("the kept keys are not this run's", path=str(path), problem=str(error)[:300])
 
     def _exclude(self, error: ExcludedError) -> None:
         get_logger().error("this node is excluded from the run", state=error.state, detail=str(error))

@@ -25,6 +25,8 @@ from shoal.broadcast.sources import Sources
 from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.run import AgentState, PublicRun, home, load_node_config
+from shoal.contracts.signed import Signer
+from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.weights import VersionOpen
 from shoal.storage.checkpoint_files import WrongWeights, stream_digest
 from shoal.transport import Refused, SignedClient, Unavailable
@@ -58,8 +60,10 @@ SECONDS = Histogram(
 class Agent:
     """The state that the pod's agent gives, remembered for `STATE_SECONDS`. Safe to use from several threads."""
 
-    def __init__(self, client: SignedClient) -> None:
+    def __init__(self, client: SignedClient, trust: TrustedKeys | None = None) -> None:
+        """`trust`: keys that follow those of the agent."""
         self._client = client
+        self._trust = trust
         self._lock = threading.Lock()
         self._state: AgentState | None = None
         self._asked_at = 0.0
@@ -71,6 +75,8 @@ class Agent:
                 self._state = None
                 state = self._client.call("GET", "/v1/state", None, AgentState, deadline_seconds=AGENT_DEADLINE_SECONDS)
                 assert state is not None
+                if self._trust is not None and state.notice is not None:
+                    self._trust.take(state.notice)
                 self._state, self._asked_at = state, time.monotonic()
                 telemetry.every_line(node=state.node)
             return self._state
@@ -102,7 +108,7 @@ class Fetcher:
     def __init__(
         self,
         run: str,
-        trainer_key: str,
+        trainer_key: Signer,
         agent: Agent,
         weights: WeightsFolder,
         liveness: telemetry.Liveness,
@@ -294,10 +300,10 @@ def main() -> None:
     end_when_restarted(home() / "run" / "agent.sock")
     config = load_node_config()
     telemetry.every_line(run=config.run, pool=config.pool)
-    trainer_key = config.trusted_roster().keys["trainer"]
+    trainer_key = config.trust.of("trainer")
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
     weights = WeightsFolder(home() / "weights", config.run, trainer_key)
-    agent = Agent(SignedClient("http://agent", unix_socket=home() / "run" / "agent.sock"))
+    agent = Agent(SignedClient("http://agent", unix_socket=home() / "run" / "agent.sock"), config.trust)
     fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness, trusted_authorities(home()))
     telemetry.serve_health(FETCH_PORT, liveness, fetcher.not_ready)
     log.info("fetch started", held=weights.held())

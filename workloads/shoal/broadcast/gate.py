@@ -8,7 +8,7 @@ Served on the health port of either.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from email.message import Message
 
 from prometheus_client import Counter
@@ -27,17 +27,22 @@ class Excluded(Exception):
 
 
 class TokenGate:
-    """Checks bearer tokens for `run`: those of any node signed by `nodes_signer`, and those that `relay_key` made for itself.
+    """Checks bearer tokens for `run`: those of any node signed by one of `nodes_signers`, and those that one of `relay_keys` made for itself.
 
-    At the origin only the latter are good; a relay takes both, because it may feed further relays.
+    Both give the keys that act now. At the origin only the latter are good; a relay takes both, because it may feed further relays.
     """
 
     def __init__(
-        self, run: str, relay_key: str, nodes_signer: str | None = None, *, clock: Callable[[], float] = time.time
+        self,
+        run: str,
+        relay_keys: Callable[[], Sequence[str]],
+        nodes_signers: Callable[[], Sequence[str]] | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
-        self._relay_key = relay_key
-        self._nodes_signer = nodes_signer
+        self._relay_keys = relay_keys
+        self._nodes_signers = nodes_signers
         self._clock = clock
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -57,6 +62,11 @@ class TokenGate:
             for node in served:
                 del self._served[node]
             return served
+
+    def forget(self) -> None:
+        """Check every token again: a key that signed some may have leaked."""
+        with self._lock:
+            self._known.clear()
 
     def node_of(self, authorization: str | None) -> str:
         """The node id that the header proves; raises `relay_token.BadToken` or `Excluded` with the reason."""
@@ -84,16 +94,21 @@ class TokenGate:
         return node
 
     def _decode(self, word: str, now: float) -> RelayToken:
-        try:
-            token = relay_token.decode(word, signer=self._relay_key, run=self._run, now_unix=now)
-            if token.node == self._relay_key:
-                return token
-            error = relay_token.BadToken("the token does not belong to the relay role")
-        except relay_token.BadToken as found:
-            error = found
-        if self._nodes_signer is None:
-            raise error
-        return relay_token.decode(word, signer=self._nodes_signer, run=self._run, now_unix=now)
+        error = relay_token.BadToken("no key of the run signs tokens")
+        for key in self._relay_keys():
+            try:
+                token = relay_token.decode(word, signer=key, run=self._run, now_unix=now)
+                if token.node == key:
+                    return token
+                error = relay_token.BadToken("the token does not belong to the relay role")
+            except relay_token.BadToken as found:
+                error = found
+        for key in self._nodes_signers() if self._nodes_signers is not None else ():
+            try:
+                return relay_token.decode(word, signer=key, run=self._run, now_unix=now)
+            except relay_token.BadToken as found:
+                error = found
+        raise error
 
     def answer(self, headers: Message) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for nginx. The reason goes to the caller too: it names no secret."""

@@ -31,6 +31,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, StoreUnavailable, open_store
 from shoal.storage.versions import bases, sealed_versions
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.keys_watch import KeysWatch
 
 TURN_SECONDS = 0.25
 """Between looks at the outbox: a version waits this long at most."""
@@ -198,8 +199,7 @@ def main() -> None:
     config = load_run_config()
     telemetry.every_line(run=config.run)
     key = PrivateKey.load(home() / "secrets" / "role.pem")
-    roster = config.trusted_roster()
-    if key.public != roster.keys["trainer"]:
+    if key.public != config.trust.roster.keys["trainer"]:
         raise SystemExit("secrets/role.pem is not the roster's trainer key; no node would trust this origin")
     outbox = home() / "outbox"
     outbox.mkdir(exist_ok=True)
@@ -212,7 +212,8 @@ def main() -> None:
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     tree = Tree(home() / "www")
     publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
-    gate = TokenGate(config.run, roster.keys["relay"])
+    gate = TokenGate(config.run, config.trust.of("relay").acting)
+    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start()
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())

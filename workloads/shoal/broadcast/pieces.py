@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
-from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest
 
@@ -37,7 +37,7 @@ class WantedVersion:
 
     run: str
     version: int
-    trainer_key: str
+    trainer_key: Signer
 
 
 def read_open(data: bytes, wanted: WantedVersion) -> Signed[VersionOpen]:

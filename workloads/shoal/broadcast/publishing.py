@@ -14,7 +14,7 @@ from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
-from shoal.contracts.signed import Signed, sign
+from shoal.contracts.signed import Signed, Signer, sign
 from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, delta
@@ -118,7 +118,7 @@ def _put_small(store: Store, key: str, data: bytes) -> None:
 
 
 def restore(
-    store: Store, tree: Tree, run: str, version: int, trainer_key: str, beat: Callable[[], None]
+    store: Store, tree: Tree, run: str, version: int, trainer_key: Signer, beat: Callable[[], None]
 ) -> WeightsManifest:
     """Make `www/` hold exactly what the store holds of a sealed version; cheap when it does already.
 

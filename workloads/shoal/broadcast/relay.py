@@ -35,6 +35,7 @@ from shoal.contracts.weights import VersionIndex
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import chains
 from shoal.transport import SignedClient
+from shoal.transport.keys_watch import KeysWatch
 
 TURN_SECONDS = 0.5
 """Between looks at the origin's index: short against a broadcast, nothing for an nginx."""
@@ -83,7 +84,7 @@ class Relay:
         self._config = config
         self._tree = tree
         self._beat = beat
-        self._trainer_key = config.trusted_roster().keys["trainer"]
+        self._trainer_key = config.trust.of("trainer")
         self._kept_versions = relay_config.kept_versions
         # The origin, or the relays that feed this one; every piece is checked, so it makes no difference which.
         self._upstream = relay_config.sources or [config.addresses.origin]
@@ -198,7 +199,6 @@ def main() -> None:
     config = load_run_config()
     telemetry.every_line(run=config.run)
     relay_config = load_relay_config(config)
-    roster = config.trusted_roster()
     key = PrivateKey.load(home() / "secrets" / "role.pem")
     tree = Tree(home() / "www", relay_config.disk_bytes)
     unseal_torn(tree)
@@ -214,7 +214,8 @@ def main() -> None:
             traffic.count()
 
     relay = Relay(config, relay_config, key, tree, beat)
-    gate = TokenGate(config.run, roster.keys["relay"], roster.keys["orchestrator"])
+    gate = TokenGate(config.run, config.trust.of("relay").acting, config.trust.of("orchestrator").acting)
+    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start()
     client = SignedClient(config.addresses.orchestrator, key, timeout_seconds=DEADLINE_SECONDS)
     exclusion = Exclusion(client, gate, reload_mark(home()))
     threading.Thread(target=exclusion.follow, name="exclusions", daemon=True).start()

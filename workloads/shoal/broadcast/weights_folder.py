@@ -14,9 +14,10 @@ from shoal import telemetry
 from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
 from shoal.broadcast.relay_target import NoSpace
 from shoal.contracts import keys
-from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.signed import BadSignature, Signed, Signer
+from shoal.contracts.trust import ever_held
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
-from shoal.storage.checkpoint_files import Assembler, read_manifest
+from shoal.storage.checkpoint_files import Assembler, read_manifest, sealed_by
 
 PARTIAL = ".partial"
 PARTS = ".parts"
@@ -27,7 +28,7 @@ DISK_RESERVE_BYTES = 64 << 20
 class WeightsFolder:
     """The versions under one `weights/` folder."""
 
-    def __init__(self, root: Path, run: str, trainer_key: str) -> None:
+    def __init__(self, root: Path, run: str, trainer_key: Signer) -> None:
         """Removes finished folders whose manifest is not the trainer's for this run (a volume of another run)."""
         self.root = root
         self._trainer_key = trainer_key
@@ -94,9 +95,11 @@ class WeightsFolder:
                 if (stale and not finished) or path.name.startswith(".old-"):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def _is_ours(self, version: int, run: str, trainer_key: str) -> bool:
+    def _is_ours(self, version: int, run: str, trainer_key: Signer) -> bool:
+        # An earlier key's are ours as well: whether it is still believed about them is asked when they are used, and they need not come again.
         try:
-            manifest = read_manifest(self.path(version), trainer_key)
+            signer: Signer = sealed_by(self.path(version))
+            manifest = read_manifest(self.path(version), signer if ever_held(trainer_key, signer) else trainer_key)
         except (OSError, ValueError, BadSignature):
             return False
         return (manifest.run, manifest.version) == (run, version)
@@ -106,7 +109,7 @@ class FolderTarget:
     """The `Target` of a client's `Transfer`: shards go into preallocated files."""
 
     def __init__(
-        self, weights: WeightsFolder, version: int, trainer_key: str, base: Path | None = None, *, link: bool = False
+        self, weights: WeightsFolder, version: int, trainer_key: Signer, base: Path | None = None, *, link: bool = False
     ) -> None:
         """`base`: the finished folder that a delta is made on. `link`: the version is only a step on the way to another one."""
         self._weights = weights

@@ -13,6 +13,7 @@ import typer
 
 from shoal.cli.env import app as env_app
 from shoal.cli.eval import evaluate
+from shoal.cli.keys import app as keys_app
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
 from shoal.cli.printing import print_line
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env_app)
+app.add_typer(keys_app)
 app.add_typer(ledger_app)
 app.add_typer(node_app)
 app.command(name="eval")(evaluate)
@@ -327,6 +329,7 @@ def push(
     if not to:
         raise InputWrong("give --to OWNER/NAME: the repository on the hub")
     from shoal.cli.push import push as run_push
+    from shoal.contracts.trust import TrustedKeys
     from shoal.ledger.audit import BadLedger, trusted_roster
     from shoal.report.access import RunAccess, open_run
     from shoal.report.ledger_sources import open_source
@@ -335,7 +338,8 @@ def push(
     opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     if elsewhere(run, None, is_run):
         try:
-            access = RunAccess(None, trusted_roster(opened.trust.roster, opened.trust.run_key), opened.store)
+            roster = trusted_roster(opened.trust.roster, opened.trust.run_key)
+            access = RunAccess(None, roster, opened.store, TrustedKeys(opened.trust.roster, opened.trust.run_key))
         except BadLedger as error:
             raise InputWrong(str(error)) from None
         place = folder or Path(f"{access.run}-model")

@@ -51,6 +51,7 @@ def report_elsewhere(
     source: LedgerSource, output: Path | None, prometheus: str | None = None, namespace: str | None = None
 ) -> Report:
     """Write the report of a run from its store alone, into `output` or `<run>-report/`; raises `InputWrong`."""
+    from shoal.contracts.trust import TrustedKeys
     from shoal.ledger.audit import BadLedger, trusted_roster
     from shoal.report.access import RunAccess
     from shoal.report.facts import read_store
@@ -70,7 +71,8 @@ def report_elsewhere(
         if prometheus is not None:
             readings = read_prometheus(prometheus, roster.run, *_span(facts), namespace)
         folder.mkdir(parents=True, exist_ok=True)
-        return report_of(RunAccess(None, roster, source.store), readings, folder, folder / MODEL_FOLDER, facts)
+        access = RunAccess(None, roster, source.store, TrustedKeys(source.trust.roster, source.trust.run_key))
+        return report_of(access, readings, folder, folder / MODEL_FOLDER, facts)
     except (BadLedger, StoreUnavailable, NoReadings) as error:
         raise InputWrong(plain(error, 400)) from None
     except OSError as error:

@@ -29,6 +29,7 @@ def main() -> None:
     from shoal.collection.collector import Collector
     from shoal.environments.prompts import load_tokenizer
     from shoal.environments.tokens import eos_token_ids
+    from shoal.transport.keys_watch import KeysWatch
 
     config = load_run_config()
     telemetry.every_line(run=config.run)
@@ -45,6 +46,7 @@ def main() -> None:
             interval_seconds=1.0,
             liveness=liveness,
         )
+        KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
         base = home() / "tmp" / "base"
         base.mkdir(parents=True, exist_ok=True)
         for info in store.list(keys.BASE_MODEL):

@@ -59,8 +59,7 @@ class Collector:
         self._config, self._prepared, self._store = config, prepared, store
         self._tokenizer, self._ends = tokenizer, eos_token_ids
         self._orchestrator, self._liveness = orchestrator, liveness
-        roster = config.trusted_roster()
-        self._validator_key, self._trainer_key = roster.keys["validator"], roster.keys["trainer"]
+        self._validator_key, self._trainer_key = config.trust.of("validator"), config.trust.of("trainer")
         self._groups = config.sampling.groups_per_submission
         self._steps = slice_count(prepared.task_count, self._groups)
         self._writer = DatasetWriter(config, prepared, store)

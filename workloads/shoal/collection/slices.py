@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
-from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import NotFound, Store
@@ -25,7 +25,7 @@ class BadSlice(ValueError):
     """A slice's file or verdict is not what was accepted; the message says which and why."""
 
 
-def read_slice(store: Store, batch: StepBatch, validator_key: str, wanted: range) -> list[Judged]:
+def read_slice(store: Store, batch: StepBatch, validator_key: Signer, wanted: range) -> list[Judged]:
     """Rollouts of the prompts `wanted` (rows of the task table), group by group in table order. Raises BadSlice.
 
     `StoreUnavailable` is let through: that the store is away is not a fault of the data.
@@ -38,7 +38,7 @@ def read_slice(store: Store, batch: StepBatch, validator_key: str, wanted: range
     return sorted(kept, key=lambda row: (row[0].prompt_index, row[0].sample_index))
 
 
-def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> list[Judged]:
+def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: Signer) -> list[Judged]:
     key = keys.upload(file.node, file.sha256)
     try:
         data = store.get(key)

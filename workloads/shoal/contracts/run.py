@@ -4,6 +4,7 @@ Made by the operator's builders from a `TrainingRun` and by nothing else; read o
 """
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
 from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Validation
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import Roster, verified_roster
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
+from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
 from shoal.contracts.work import FileShape, WorkCodec
@@ -82,7 +84,12 @@ class RunConfig(RunSettings):
 
     def trusted_roster(self) -> Roster:
         """The roster, its signature checked against the run key; raises `BadSignature`."""
-        return self.roster.verified(self.run_key)
+        return verified_roster(self.roster, self.run_key)
+
+    @cached_property
+    def trust(self) -> TrustedKeys:
+        """The keys to believe, which this process keeps up to date (`transport.keys_watch`); raises `BadSignature`."""
+        return TrustedKeys(self.roster, self.run_key)
 
 
 class NodeConfig(Contract):
@@ -99,8 +106,10 @@ class NodeConfig(Contract):
     roster: Signed[Roster]
     run_key: NodeId
 
-    def trusted_roster(self) -> Roster:
-        return self.roster.verified(self.run_key)
+    @cached_property
+    def trust(self) -> TrustedKeys:
+        """See `RunConfig.trust`."""
+        return TrustedKeys(self.roster, self.run_key)
 
 
 class OpenPool(Contract):
@@ -220,6 +229,7 @@ class AgentState(Contract):
     relay_token: str | None = None
     latest_version: VersionNumber | None = None
     trainer_key: NodeId
+    notice: KeysNotice | None = Field(default=None, description="the newest keys that the agent was shown")
     public: PublicRun | None = None
     restarts: int | None = Field(
         default=None,

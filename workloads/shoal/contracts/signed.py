@@ -5,7 +5,7 @@ readable JSON, and a reader verifies before it looks.
 """
 
 import json
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import rfc8785
 
@@ -20,6 +20,18 @@ class BadSignature(ValueError):
     """A signed document whose signature does not fit, or whose signer is not the one required."""
 
 
+class Signers(Protocol):
+    """Several keys that may have signed a document, and about what each is believed (`trust.RoleKeys`)."""
+
+    def refusal(self, signer: str, document: Contract) -> str:
+        """Why a document of this signer is not believed, in words; empty when it is, if its signature fits."""
+        ...
+
+
+Signer = str | Signers
+"""Who must have signed: one key, or any that a role held."""
+
+
 class Signed(Contract, Generic[Document]):
     """A document with its signer and signature. `Signed[Roster].from_json(...)` parses; `.verified(...)` gives the document."""
 
@@ -27,17 +39,20 @@ class Signed(Contract, Generic[Document]):
     signer: NodeId
     signature: SignatureHex
 
-    def verified(self, signer: str) -> Document:
+    def verified(self, signer: Signer) -> Document:
         """The document, if `signer` is who signed it; raises `BadSignature` otherwise."""
         name = type(self.document).__name__
-        if self.signer != signer:
-            raise BadSignature(f"{name} is signed by {self.signer[:12]}...; required: {signer[:12]}...")
+        if isinstance(signer, str):
+            if self.signer != signer:
+                raise BadSignature(f"{name} is signed by {self.signer[:12]}...; required: {signer[:12]}...")
+        elif problem := signer.refusal(self.signer, self.document):
+            raise BadSignature(f"{name} is signed by {self.signer[:12]}...: {problem}")
         try:
             signed = signing_bytes(self.document)
         except rfc8785.CanonicalizationError as error:  # nobody can have signed it
             raise BadSignature(f"{name} has no canonical form (RFC 8785): {error}") from error
-        if not verify(signer, bytes.fromhex(self.signature), signed):
-            raise BadSignature(f"{name}: the signature of {signer[:12]}... does not fit the document")
+        if not verify(self.signer, bytes.fromhex(self.signature), signed):
+            raise BadSignature(f"{name}: the signature of {self.signer[:12]}... does not fit the document")
         return self.document
 
 

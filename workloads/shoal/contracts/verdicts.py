@@ -4,6 +4,7 @@ Only `accept` is trained on and credited; only `reject` can slash; `expired` and
 uses are those in here, computed again by the validator.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -48,6 +49,15 @@ class RowReward(Contract):
     reward: float | None = Field(ge=-1e6, le=1.0)
 
 
+class ValidatorCard(Contract):
+    """Whose key a validator's is: made by the validator role's key when the validator starts."""
+
+    run: RunName
+    validator: str = Field(min_length=1, max_length=200, description="name of the pod")
+    key: NodeId
+    unix: float = Field(ge=0.0)
+
+
 class Verdict(Contract):
     """One validator's finding on one file. `rewards` has one entry for every row, in order, when accepted."""
 
@@ -83,14 +93,23 @@ class Verdict(Contract):
         default=None, description="of an accepted file of a step: what became of its answers; None in old verdicts"
     )
 
+    card: Signed[ValidatorCard] | None = Field(
+        default=None, description="of the key that signed; None: the role's own key, which all validators shared"
+    )
+
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers"):
+        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "card"):
             if not document.get(name):
                 document.pop(name, None)
         return document
+
+    @property
+    def voter(self) -> tuple[str, str]:
+        """Whose vote it is where several validators must agree: name and key, or twice the name where all share one key."""
+        return self.validator, self.card.document.key if self.card is not None else self.validator
 
     @model_validator(mode="after")
     def _fields_fit_the_outcome(self) -> "Verdict":
@@ -112,6 +131,12 @@ class Opinion(Contract):
         description="pod that checked, as the orchestrator recorded it; the signed name is in the verdict"
     )
     verdict: Signed[Verdict]
+
+
+def votes_of(voters: Iterable[tuple[str, str]]) -> int:
+    """How many validators these are: no name counts twice, and no key does."""
+    found = set(voters)
+    return min(len({name for name, _ in found}), len({key for _, key in found}))
 
 
 def findings_needed(verdict: Verdict, slash_votes: int) -> int:

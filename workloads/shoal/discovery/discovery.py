@@ -17,8 +17,10 @@ from fastapi import FastAPI, Query, Request, Response
 
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import JoinOffer, OpenPool, RunConfig, home, load_run_config
 from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.contracts.uplink import UplinkRequest
 from shoal.crypto.http_signatures import names_digest
 from shoal.crypto.keys import PrivateKey
@@ -26,6 +28,7 @@ from shoal.discovery.invite_watch import InviteWatch
 from shoal.discovery.uplink_check import LARGEST_BYTES, UplinkCheck
 from shoal.telemetry import every_line, get_logger, start
 from shoal.transport import api_pages
+from shoal.transport.keys_watch import KeysWatch
 from shoal.transport.pace import Pace
 from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect_async
@@ -35,6 +38,7 @@ from shoal.transport.service import (
     OFFERS_PER_SECOND,
     Gate,
     add_health,
+    add_keys_route,
     add_peer_answers,
     address_of,
     hold_back,
@@ -195,12 +199,12 @@ class ConfigFile:
         return found.st_mtime_ns, found.st_ino
 
 
-def offer(config: RunConfig) -> JoinOffer:
+def offer(config: RunConfig, roster: Signed[Roster]) -> JoinOffer:
     """The public description of a run for a stranger's machine: nothing that is secret, and no list of who may join."""
     return JoinOffer(
         run=config.run,
         run_key=config.run_key,
-        roster=config.roster,
+        roster=roster,
         model_id=config.model_id,
         pools=[
             OpenPool(
@@ -215,17 +219,20 @@ def offer(config: RunConfig) -> JoinOffer:
     )
 
 
-def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[], RunConfig] | None = None) -> FastAPI:
-    """The application over one run's configuration and Redis; `newest` gives the configuration as it is by now."""
+def make_app(
+    config: RunConfig,
+    client: redis.asyncio.Redis,
+    newest: Callable[[], RunConfig] | None = None,
+    keys: TrustedKeys | None = None,
+) -> FastAPI:
+    """The application over one run's configuration and Redis; `newest` gives the configuration as it is by now, `keys` whom to believe by now."""
     newest = newest or (lambda: config)
-    roster = config.trusted_roster()
+    keys = keys or config.trust
     prefix = f"shoal:{config.run}:discovery"
     book = NodeBook(client, prefix)
     watch = InviteWatch(client, invite_prefix(prefix))
     nonces = RedisNonces(client, prefix)
-    gate = Gate(
-        SignatureGate(config.addresses.discovery, nonces, lambda: [newest().addresses.public_discovery]), roster
-    )
+    gate = Gate(SignatureGate(config.addresses.discovery, nonces, lambda: [newest().addresses.public_discovery]), keys)
     app = FastAPI(title="Shoal discovery", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, by_path={"/v1/uplink": LARGEST_BYTES})
     add_problem_answers(app)
@@ -241,7 +248,9 @@ def make_app(config: RunConfig, client: redis.asyncio.Redis, newest: Callable[[]
             address_of(request),
             f"an address has {OFFERS_AT_ONCE} at once and {OFFERS_PER_SECOND:.0f} a second",
         )
-        return json_answer(offer(newest()))
+        return json_answer(offer(newest(), keys.notice.roster))
+
+    add_keys_route(app, keys, lambda: KeysNotice(roster=keys.notice.roster))
 
     uplinks = UplinkCheck(client, prefix, lambda: newest().pools)
 
@@ -320,5 +329,6 @@ def main() -> None:
     if config.trusted_roster().keys["discovery"] != key.public:
         sys.exit("secrets/role.pem is not discovery's key in the roster of config/run.json")
     log.info("discovery starts", port=PORT)
-    newest = ConfigFile(home() / "config" / "run.json", config)
-    serve(make_app(config, connect_async(config.addresses.redis), newest), PORT)
+    newest, keys = ConfigFile(home() / "config" / "run.json", config), config.trust
+    KeysWatch(keys, config.addresses.orchestrator).start()
+    serve(make_app(config, connect_async(config.addresses.redis), newest, keys), PORT)

@@ -26,7 +26,7 @@ def main() -> None:
     from shoal.inference.worker import Worker  # imports vLLM, which reads the environment and takes seconds
 
     liveness = telemetry.Liveness(SILENT_SECONDS)
-    worker = Worker(home(), liveness, settings)
+    worker = Worker(home(), liveness, settings, config.trust)
     telemetry.serve_health(PORT, liveness, lambda: worker.not_ready)
     log.info("worker started")
     worker.run()

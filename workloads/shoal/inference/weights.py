@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.contracts.keys import parse_version, version_name
-from shoal.contracts.signed import BadSignature
+from shoal.contracts.signed import BadSignature, Signer
 from shoal.contracts.weights import WeightsManifest
 from shoal.storage.checkpoint_files import read_manifest
 from shoal.telemetry import get_logger
@@ -32,7 +32,7 @@ def versions_in(folder: Path) -> list[int]:
 
 
 def newest_policy(
-    folder: Path, trainer_key: str, run: str, lowest: int = 0, highest: int = 999_999
+    folder: Path, trainer_key: Signer, run: str, lowest: int = 0, highest: int = 999_999
 ) -> VersionOnDisk | None:
     """The newest version from `lowest` to `highest` whose manifest the trainer signed, or None."""
     for version in reversed(versions_in(folder)):

@@ -15,7 +15,9 @@ from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun
+from shoal.contracts.signed import Signer
 from shoal.contracts.tasks import Task
+from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.prompts import pinned_tokenizer, prompt_tokens
@@ -39,6 +41,7 @@ WAIT_SECONDS = 7 * 24 * 3600.0
 while.
 """
 POLL_SECONDS = 0.5
+KEYS_SECONDS = 5.0  # between questions whether the trainer's key was changed
 LEASE_PAUSE_SECONDS = 1.0
 """Between refused leases: the step is full, or about to close."""
 TOOL_PAUSE_SECONDS = 10.0
@@ -48,7 +51,12 @@ TOOL_PAUSE_SECONDS = 10.0
 class Worker:
     """One engine and the loop that feeds it."""
 
-    def __init__(self, home: Path, liveness: Liveness, settings: EngineSettings) -> None:
+    def __init__(
+        self, home: Path, liveness: Liveness, settings: EngineSettings, trust: TrustedKeys | None = None
+    ) -> None:
+        """`trust`: the keys of the run, which follow those of the agent; None: the agent's first word on the trainer's key holds."""
+        self._trust = trust
+        self._asked_for_keys = 0.0
         self._weights = home / "weights"
         self._tmp = home / "tmp"
         self._agent = AgentClient(home / "run" / "agent.sock")
@@ -251,7 +259,20 @@ class Worker:
         return state if state is not None and state.public is not None else None
 
     def _newest(self, lowest: int, highest: int) -> VersionOnDisk | None:
-        return newest_policy(self._weights, self._state.trainer_key, self._public.run, lowest, highest)
+        signer: Signer = self._state.trainer_key
+        if self._trust is not None:
+            self._follow_keys(self._trust)
+            signer = self._trust.of("trainer")
+        return newest_policy(self._weights, signer, self._public.run, lowest, highest)
+
+    def _follow_keys(self, trust: TrustedKeys) -> None:
+        """Take over what the agent has learned of changed keys, now and then."""
+        if time.monotonic() - self._asked_for_keys < KEYS_SECONDS:
+            return
+        self._asked_for_keys = time.monotonic()
+        state = self._agent.state()
+        if state is not None and state.notice is not None:
+            trust.take(state.notice)
 
     def _work(self) -> tuple[StepInfo, VersionOnDisk] | None:
         """The open step with the newest weights that it accepts, when there are both."""

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from shoal.contracts.compute import compute_of
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import Roster, verified_roster
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.work import WorkKind, kind_of, may_share_beacon
 from shoal.crypto.canonical import document_digest
@@ -29,6 +29,7 @@ from shoal.ledger.entries import (
     DatasetPublished,
     DeclaredTerms,
     InclusionProof,
+    KeysChanged,
     LedgerCheckpoint,
     LedgerEntry,
     MalformedFact,
@@ -45,6 +46,7 @@ from shoal.ledger.entries import (
 )
 from shoal.ledger.facts import RunTerms
 from shoal.ledger.merkle import consistency_path, continues, includes, inclusion_path
+from shoal.ledger.succession import Succession, checkpoint_signer_problem
 
 OfRun = TypeVar("OfRun", LedgerEntry, LedgerCheckpoint)
 
@@ -91,6 +93,7 @@ class AuditReport:
     checkpoints: int = 0
     covered: int = 0
     undeclared: int = 0  # entries before the first that declares the run: all of them where none does
+    key_changes: int = 0
     documents: int = 0
     repeated_rejects: int = 0  # of which all the findings were there that they take
     terms: list[DeclaredTerms] = field(default_factory=list)  # as entries declare them, the last ones in force
@@ -128,7 +131,7 @@ class AuditReport:
 def trusted_roster(signed: Signed[Roster], run_key: str) -> Roster:
     """The roster, signed by the run's key; raises `BadLedger`."""
     try:
-        return signed.verified(run_key)
+        return verified_roster(signed, run_key)
     except BadSignature as error:
         raise BadLedger(f"{error}: this is not the roster of the run with that key") from error
 
@@ -140,14 +143,20 @@ def read_checkpoint(data: bytes, roster: Roster, where: str) -> LedgerCheckpoint
 
 def _signed_by_orchestrator(parse: Callable[[bytes], Signed[OfRun]], data: bytes, roster: Roster, where: str) -> OfRun:
     try:
-        document = parse(data).verified(roster.keys["orchestrator"])
+        signed = parse(data)
+        earlier = signed.signer in roster.former(
+            "orchestrator"
+        )  # what it may still say is for whoever reads the ledger
+        document = signed.verified(signed.signer if earlier else roster.keys["orchestrator"])
     except (BadSignature, ValueError, KeyError) as error:
-        raise BadLedger(
-            f"{where} is not signed by this run's orchestrator, or not readable: {first_line(error)}"
-        ) from error
+        raise _not_signed(where, error) from error
     if document.run != roster.run:
         raise BadLedger(f"{where} is of run {document.run!r}, this is {roster.run!r}")
     return document
+
+
+def _not_signed(where: str, error: Exception) -> BadLedger:
+    return BadLedger(f"{where} is not signed by this run's orchestrator, or not readable: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
@@ -160,16 +169,17 @@ class Audit:
     def __init__(
         self, roster: Roster, checkpoints: Mapping[int, Sequence[LedgerCheckpoint]], run_key: str | None = None
     ) -> None:
-        """`run_key`: that the roster was checked with; a declaration must name it as the run's owner."""
+        """`run_key`: the run's first; a declaration must name it as the run's owner, and changes of keys must follow from it."""
+        self.keys = Succession(roster, run_key)
         self.report = AuditReport(roster.run, checkpoints=sum(map(len, checkpoints.values())))
         self.leaves: list[bytes] = []
         self.entries: list[LedgerEntry] = []
-        self._roster = roster
         self._run_key = run_key
         self._checkpoints = checkpoints
         self._chain = Chain(roster.run)
         self._seen: set[object] = set()
         self._committed: dict[int, str] = {}
+        self._keys_changed = -1  # number of the last entry that did
         self._shared: list[int] = []  # numbers of those that the slices of an evaluation share
         self._invited: set[tuple[str, str]] = set()  # (node, nonce)
 
@@ -181,7 +191,10 @@ class Audit:
     def take(self, data: bytes) -> LedgerEntry:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
         number = self._chain.next_number
-        entry = _signed_by_orchestrator(Signed[LedgerEntry].from_json, data, self._roster, f"entry {number}")
+        try:
+            entry = self.keys.check(Signed[LedgerEntry].from_json(data))
+        except (BadSignature, ValueError, KeyError) as error:
+            raise _not_signed(f"entry {number}", error) from error
         try:
             self._chain.follow(entry)
         except BrokenChain as error:
@@ -213,7 +226,13 @@ class Audit:
             self.report.problems.append(
                 f"the ledger has {self.report.entries} entries, and a signed checkpoint covers {beyond}: its end is missing"
             )
-        if self.report.terms and self.report.terms[-1].roster != document_digest(self._roster):
+        if behind := self.keys.behind():
+            self.report.problems.append(f"the ledger lacks a change of keys: {behind}")
+        elif (
+            self.report.terms
+            and self.report.terms[-1].number > self._keys_changed
+            and self.report.terms[-1].roster != document_digest(self.keys.newest)
+        ):
             self.report.problems.append(
                 f"entry {self.report.terms[-1].number}: it declares another roster than the one that the run's key signed"
             )
@@ -226,6 +245,9 @@ class Audit:
                 problems.append(f"{where} ({fact.kind}): {fact.problem}")
             case RunDeclared() | TermsChanged() as fact:
                 self._declare(fact, entry)
+            case KeysChanged(keys=changed):
+                self.report.key_changes = changed.document.generation - 1
+                self._keys_changed = entry.number  # the next declaration is about the new roster
             case BeaconCommitted(step=step, commitment=commitment):
                 self._committed[step] = commitment
                 if kind_of(step) is WorkKind.EVALUATION:
@@ -340,14 +362,21 @@ def check_proof(proof: InclusionProof | ConsistencyProof, run_key: str) -> Roste
     path = [bytes.fromhex(each) for each in proof.path]
     if isinstance(proof, InclusionProof):
         entry, top = good(proof.entry, "the entry"), good(proof.checkpoint, "the checkpoint")
+        _require_good_signer(proof.checkpoint, roster)
         if not includes(entry_leaf(entry), entry.number, top.size, path, bytes.fromhex(top.root)):
             raise BadLedger(
                 f"entry {entry.number} is not in the tree over {top.size} entries that the checkpoint signs"
             )
         return roster
     old, new = good(proof.old, "the older checkpoint"), good(proof.new, "the newer checkpoint")
+    _require_good_signer(proof.new, roster)
     if not continues(old.size, bytes.fromhex(old.root), new.size, bytes.fromhex(new.root), path):
         raise BadLedger(
             f"the tree over {new.size} entries does not continue the one over {old.size}: entries were rewritten"
         )
     return roster
+
+
+def _require_good_signer(top: Signed[LedgerCheckpoint], roster: Roster) -> None:
+    if problem := checkpoint_signer_problem(top, roster):
+        raise BadLedger(f"the checkpoint over {top.document.size} entries proves nothing: {problem}")

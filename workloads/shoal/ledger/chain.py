@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 import zstandard
 
 from shoal.contracts.signed import Signed
-from shoal.crypto.canonical import canonical_bytes
+from shoal.crypto.canonical import canonical_bytes, document_digest
 from shoal.ledger.entries import (
     CHECKPOINT_ENTRIES,
     GENESIS,
@@ -21,6 +21,7 @@ from shoal.ledger.entries import (
     BeaconRevealed,
     DatasetPublished,
     Fact,
+    KeysChanged,
     LedgerCheckpoint,
     LedgerEntry,
     MalformedFact,
@@ -59,6 +60,8 @@ def identity(fact: Fact) -> Hashable | None:
             return fact.kind
         case TermsChanged():
             return (fact.kind, fact.replaces)
+        case KeysChanged():
+            return (fact.kind, document_digest(fact.keys.document))
         case BeaconCommitted() | BeaconRevealed() | BatchSealed():
             return (fact.kind, fact.step)
         case VersionPublished():

@@ -14,7 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed, sign
 from shoal.ledger.chain import BrokenChain, pack_segment
-from shoal.ledger.entries import SEGMENT_ENTRIES
+from shoal.ledger.entries import SEGMENT_ENTRIES, LedgerCheckpoint
 from shoal.ledger.writer import READERS, LedgerWriter
 from shoal.storage import NotFound
 
@@ -56,7 +56,7 @@ class Checkpoints:
             data = sign(checkpoint, self._ledger.key).to_json()
             key = keys.ledger_checkpoint(checkpoint.size)
             try:
-                if not self._ledger.store.create(key, data) and self._ledger.store.get(key) != data:
+                if not self._ledger.store.create(key, data) and not self._is_there(key, checkpoint):
                     raise BrokenChain(
                         f"checkpoint {key} has another history than our {checkpoint.size} entries: the ledger or its checkpoints"
                         " were changed; `shoal ledger verify` says which"
@@ -68,6 +68,14 @@ class Checkpoints:
             CHECKPOINTED.set(self._covered)
         self._write_segment()
         return len(wanted)
+
+    def _is_there(self, key: str, checkpoint: LedgerCheckpoint) -> bool:
+        """Whether the stored checkpoint is this one, whichever key of the orchestrator signed it."""
+        try:
+            stored = Signed[LedgerCheckpoint].from_json(self._ledger.store.get(key))
+            return stored.document == checkpoint and self._ledger.is_orchestrator(stored.signer)
+        except ValueError:
+            return False
 
     def _publish_roster(self) -> None:
         """The roster beside the ledger, so that a copy of the ledger is checked with the run's public key alone."""

@@ -7,15 +7,15 @@ Comes in: an entry and the bytes of its document, as whoever calls has read them
 import hashlib
 from collections.abc import Sequence
 
-from shoal.contracts import keys
-from shoal.contracts.roster import Roster
+from shoal.contracts import keys as names
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import StepBatch
-from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed, votes_of
 from shoal.contracts.weights import WeightsManifest
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.audit import first_line
 from shoal.ledger.entries import Accepted, BatchSealed, Fact, LedgerEntry, Rejected, VersionPublished
+from shoal.ledger.succession import Succession
 from shoal.sampling.draw import beacon_commitment
 
 
@@ -23,16 +23,16 @@ def document_key(fact: Fact) -> str | None:
     """Where the document lies that a fact names; None for one that names none."""
     match fact:
         case Accepted(node=node, file=file) | Rejected(node=node, file=file):
-            return keys.verdict(node, file)
+            return names.verdict(node, file)
         case BatchSealed(step=step):
-            return keys.step_batch(step)
+            return names.step_batch(step)
         case VersionPublished(version=version):
-            return keys.version_weights(version)
+            return names.version_weights(version)
         case _:
             return None
 
 
-def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, commitment: str | None) -> str | None:
+def document_problem(entry: LedgerEntry, data: bytes | None, keys: Succession, commitment: str | None) -> str | None:
     """A contradiction between an entry and the document that it names; None when they agree. `commitment`: to the beacon of the entry's step."""
     where = f"entry {entry.number} ({entry.kind})"
     if data is None:
@@ -42,11 +42,11 @@ def document_problem(entry: LedgerEntry, data: bytes | None, roster: Roster, com
             case BatchSealed() as fact:
                 problem = _batch_problem(entry.run, fact, data, commitment)
             case VersionPublished(version=version, weights=weights):
-                manifest = Signed[WeightsManifest].from_json(data).verified(roster.keys["trainer"])
+                manifest = Signed[WeightsManifest].from_json(data).verified(keys.believed("trainer", entry))
                 same = (manifest.version, manifest.sha256) == (version, weights)
                 problem = None if same else "the sealed weights differ from the announced ones"
             case Accepted() | Rejected() as fact:
-                verdict = Signed[Verdict].from_json(data).verified(roster.keys["validator"])
+                verdict = Signed[Verdict].from_json(data).verified(keys.believed("validator", entry))
                 problem = _verdict_problem(entry.run, fact, verdict)
             case _:
                 problem = None
@@ -80,25 +80,25 @@ def rejects_to_repeat(entry: LedgerEntry, data: bytes | None, slash_votes: int) 
 
 
 def findings_problem(
-    entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], roster: Roster, slash_votes: int
+    entry: LedgerEntry, verdict: Verdict, opinions: Sequence[bytes | None], keys: Succession, slash_votes: int
 ) -> str | None:
     """The findings that a reject lacks, given the recorded one and the file's `opinions/`; None when they are all there.
 
     A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
-    also once a validator, by the name that was signed.
+    also once a validator, by the key of its card, or in runs whose validators share a key by the name that was signed.
     """
-    found = {document_digest(verdict): verdict.validator}
+    found = {document_digest(verdict): verdict.voter}
     for data in opinions:
         try:
-            other = Opinion.from_json(data or b"").verdict.verified(roster.keys["validator"])
+            other = Opinion.from_json(data or b"").verdict.verified(keys.believed("validator", entry))
         except (BadSignature, ValueError, KeyError):
             continue
         same = ("run", "node", "lease", "step", "submission", "sha256", "outcome", "reason")
         if all(getattr(other, name) == getattr(verdict, name) for name in same):
-            found[document_digest(other)] = other.validator
+            found[document_digest(other)] = other.voter
     needed = findings_needed(verdict, slash_votes)
     by_others = slash_votes > 1 or verdict.reason in NEVER_ALONE
-    there = len(set(found.values())) if by_others else len(found)
+    there = votes_of(found.values()) if by_others else len(found)
     if there >= needed:
         return None
     by = f"{needed} validators" if by_others else "a second check"

@@ -28,6 +28,7 @@ GENESIS = "0" * 64
 EntryKind = Literal[
     "run-declared",
     "terms-changed",
+    "keys-changed",
     "node-invited",
     "beacon-committed",
     "beacon-revealed",
@@ -95,6 +96,13 @@ class TermsChanged(_Declaration):
 
     kind: Literal["terms-changed"] = "terms-changed"
     replaces: Count = Field(description="number of the entry whose terms end with this one")
+
+
+class KeysChanged(_Fact):
+    """A key of the run took another's place: the newest roster, which holds all such changes. The orchestrator of that roster signs the entry."""
+
+    kind: Literal["keys-changed"] = "keys-changed"
+    keys: Signed[Roster]
 
 
 class NodeInvited(_OfNode):
@@ -224,6 +232,7 @@ class MalformedFact(Contract):
     replaces: Count | None = None
     invited: InvitedNode | None = None
     compute: Compute | None = None
+    keys: Signed[Roster] | None = None
 
     @property
     def problem(self) -> str:
@@ -237,7 +246,7 @@ class MalformedFact(Contract):
 
 
 WellFormedFact = (
-    RunDeclared | TermsChanged | NodeInvited | BeaconCommitted | BeaconRevealed | NodeJoined | NodeDead | NodeEvicted
+    RunDeclared | TermsChanged | KeysChanged | NodeInvited | BeaconCommitted | BeaconRevealed | NodeJoined | NodeDead | NodeEvicted
     | NodeBanned | NodeUnbanned | VersionPublished | Accepted | Rejected | DatasetPublished | BatchSealed
 )  # fmt: skip
 WELL_FORMED: dict[str, type[_Fact]] = {each.model_fields["kind"].default: each for each in get_args(WellFormedFact)}

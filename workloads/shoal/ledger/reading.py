@@ -11,13 +11,14 @@ from functools import partial
 from itertools import islice
 
 from shoal.contracts import keys
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import Roster, is_newer, verified_roster
+from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit, BadLedger, read_checkpoint, trusted_roster
 from shoal.ledger.documents import document_key, document_problem, findings_problem, rejects_to_repeat
 from shoal.ledger.entries import BatchSealed, LedgerCheckpoint, LedgerEntry
-from shoal.ledger.source import LedgerSource
+from shoal.ledger.source import LedgerSource, Trust
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
 from shoal.text import count, plain
 
@@ -49,7 +50,7 @@ def read_ledger(
 def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], documents: bool) -> Audit:
     store, trust = source.store, source.trust
     try:
-        roster = trusted_roster(trust.roster, trust.run_key)
+        signed, roster = newest_roster(store, trust)
     except BadLedger as error:
         audit = Audit(trust.roster.document, {})
         audit.report.problems.append(str(error))
@@ -61,7 +62,7 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
     listed = store.list(keys.LEDGER)
     if not listed and not checkpoints:
         raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
-    audit = Audit(roster, checkpoints, trust.run_key)
+    audit = Audit(roster, checkpoints, roster.run_keys(signed.signer)[0])
     audit.report.problems += problems
     names: list[str] = []
     for number, info in enumerate(listed):
@@ -78,13 +79,26 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
             audit.take(data)
             progress.step()
         if documents:
-            _compare_documents(source, audit, roster, say)
+            _compare_documents(source, audit, say)
     except BadLedger as error:
         audit.report.problems.append(str(error))
     else:
         if len(names) == len(listed):
             audit.finish()
     return audit
+
+
+def newest_roster(store: Store, trust: Trust) -> tuple[Signed[Roster], Roster]:
+    """The reader's roster, or that beside the ledger where keys changed since; raises `BadLedger` when neither can be believed."""
+    roster = trusted_roster(trust.roster, trust.run_key)
+    try:
+        stored = Signed[Roster].from_json(store.get_range(keys.ROSTER, 0, LARGEST_ENTRY_BYTES))
+        beside = verified_roster(stored, trust.run_key)
+        if is_newer(beside, roster):
+            return stored, beside
+    except (NotFound, BadKey, ValueError):  # what is not the run's changes nothing: the reader's own stands
+        pass
+    return trust.roster, roster
 
 
 def stored_checkpoints(store: Store, roster: Roster) -> tuple[dict[int, list[LedgerCheckpoint]], list[str]]:
@@ -103,7 +117,7 @@ def stored_checkpoints(store: Store, roster: Roster) -> tuple[dict[int, list[Led
     return found, problems
 
 
-def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: Say) -> None:
+def _compare_documents(source: LedgerSource, audit: Audit, say: Say) -> None:
     store = source.store
     declared, configured = audit.report.in_force, source.configured_votes
     if declared is not None and configured is not None and configured > declared.slash_votes and not source.slash_votes:
@@ -115,7 +129,7 @@ def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: 
     progress = Progress(say, len(named), "documents")
     for (entry, _), data in zip(named, read_all(store, [key for _, key in named]), strict=True):
         commitment = audit.commitment(entry.fact.step) if isinstance(entry.fact, BatchSealed) else None
-        problem = document_problem(entry, data, roster, commitment)
+        problem = document_problem(entry, data, audit.keys, commitment)
         if problem is not None:
             audit.report.problems.append(problem)
         audit.report.documents += 1
@@ -123,7 +137,7 @@ def _compare_documents(source: LedgerSource, audit: Audit, roster: Roster, say: 
         repeated = rejects_to_repeat(entry, data, votes) if problem is None else None
         if repeated is not None:
             verdict = repeated.document
-            missing = findings_problem(entry, verdict, stored_opinions(store, verdict), roster, votes)
+            missing = findings_problem(entry, verdict, stored_opinions(store, verdict), audit.keys, votes)
             audit.report.repeated_rejects += missing is None
             audit.report.problems += [missing] if missing is not None else []
         progress.step()

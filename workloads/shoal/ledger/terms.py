@@ -46,11 +46,15 @@ class TermsKeeper:
 
     def __init__(self, config: RunConfig, ledger: LedgerWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._terms = terms_of_run(config)
-        self._roster = document_digest(config.trusted_roster())
+        self._keys = config.trust
         self._ledger = ledger
         self._clock = clock
         self._next = 0.0
         self._wait = FIRST_WAIT_SECONDS
+
+    @property
+    def _roster(self) -> str:
+        return document_digest(self._keys.roster)
 
     def open(self) -> None:
         """Declare the run, if its ledger does not yet."""

@@ -9,6 +9,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import islice
 
+from shoal.contracts.roster import Roster
+from shoal.contracts.signed import Signed
 from shoal.contracts.work import WorkKind, kind_of
 from shoal.ledger.chain import Chain, identity
 from shoal.ledger.entries import (
@@ -18,6 +20,7 @@ from shoal.ledger.entries import (
     BeaconRevealed,
     DatasetPublished,
     DeclaredTerms,
+    KeysChanged,
     LedgerEntry,
     MalformedFact,
     NodeBanned,
@@ -56,6 +59,7 @@ class LedgerView:
         self.chain = Chain(run)
         self.identities: set[Hashable] = set()
         self.terms: DeclaredTerms | None = None  # the last that were declared
+        self.keys: Signed[Roster] | None = None  # the last that an entry brought
         self.unused_invites: dict[
             str, float
         ] = {}  # node -> when its invite was noted, oldest first, of a day; until it joins
@@ -126,6 +130,8 @@ class LedgerView:
         match entry.fact:
             case RunDeclared(roster=roster, terms=terms) | TermsChanged(roster=roster, terms=terms):
                 self.terms = DeclaredTerms(entry.number, entry.unix, roster, terms)
+            case KeysChanged(keys=changed):
+                self.keys = changed
             case NodeInvited(node=node):
                 self._note_invite(node, entry.unix)
             case BeaconCommitted(step=step, commitment=commitment):

@@ -14,8 +14,9 @@ from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.chain import BrokenChain, entry_leaf, identity, unpack_segment
-from shoal.ledger.entries import SEGMENT_ENTRIES, Fact, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.entries import SEGMENT_ENTRIES, Fact, KeysChanged, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.merkle import Frontier
+from shoal.ledger.succession import Succession
 from shoal.ledger.view import LedgerView
 from shoal.storage import NotFound, Store
 from shoal.telemetry import get_logger
@@ -29,9 +30,18 @@ MAX_LOST_RACES = 1000
 class LedgerWriter:
     """The ledger of one run: `view` is what it says so far. Safe to use from several threads."""
 
-    def __init__(self, store: Store, run: str, key: PrivateKey, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        key: PrivateKey,
+        clock: Callable[[], float] = time.time,
+        succession: Succession | None = None,
+    ) -> None:
+        """`succession`: the keys that entries of this run may be signed with; None: only ours, from the first entry on."""
         self.store = store
         self.key = key
+        self._succession = succession
         self._clock = clock
         self._lock = threading.Lock()
         self.view = LedgerView(run)
@@ -47,7 +57,7 @@ class LedgerWriter:
                 self.view.apply(entry)
             begin = self.view.next_number
             for number, data in enumerate(readers.map(self.store.get, names[begin:]), begin):
-                self.view.apply(self.verified(number, data).document)
+                self.view.apply(self._followed(number, data))
 
     def catch_up(self) -> None:
         """Fold in what other writers appended meanwhile."""
@@ -56,11 +66,12 @@ class LedgerWriter:
                 pass
 
     def append(self, fact: Fact) -> LedgerEntry | None:
-        """Record a fact; returns its entry, or None when the ledger has it already."""
+        """Record a fact; returns its entry, or None when the ledger has it already. Raises `BrokenChain` once another key took our key's place."""
         with self._lock:
             for _ in range(MAX_LOST_RACES):
                 if identity(fact) in self.view.identities:
                     return None
+                self._require_our_turn(fact)
                 entry = LedgerEntry(
                     number=self.view.next_number,
                     previous=self.view.head,
@@ -68,7 +79,9 @@ class LedgerWriter:
                     fact=fact,
                     unix=self._clock(),
                 )
-                if self.store.create(keys.ledger_entry(entry.number), sign(entry, self.key).to_json()):
+                signed = sign(entry, self.key)
+                if self.store.create(keys.ledger_entry(entry.number), signed.to_json()):
+                    self._follow(entry.number, signed)
                     self.view.apply(entry)
                     return entry
                 if not self._absorb_next():
@@ -95,13 +108,36 @@ class LedgerWriter:
         """An entry as it lies in the store, its signature checked; raises `BrokenChain`."""
         try:
             signed = Signed[LedgerEntry].from_json(data)
-            signed.verified(self.key.public)
+            signed.verified(signed.signer if self.is_orchestrator(signed.signer) else self.key.public)
         except (BadSignature, ValueError) as error:
-            raise BrokenChain(
-                f"ledger entry {number} is not one that this run's orchestrator signed: {error};"
-                " restore the ledger from a copy, or start the run again under another prefix"
-            ) from error
+            raise _not_ours(number, error) from error
         return signed
+
+    def _followed(self, number: int, data: bytes) -> LedgerEntry:
+        """The next entry as it lies in the store, signed with the key that held then; raises `BrokenChain`."""
+        try:
+            signed = Signed[LedgerEntry].from_json(data)
+        except ValueError as error:
+            raise _not_ours(number, error) from error
+        return self._follow(number, signed)
+
+    def _follow(self, number: int, signed: Signed[LedgerEntry]) -> LedgerEntry:
+        try:
+            return signed.verified(self.key.public) if self._succession is None else self._succession.check(signed)
+        except BadSignature as error:
+            raise _not_ours(number, error) from error
+
+    def is_orchestrator(self, key: str) -> bool:
+        """Whether a key is ours, or was the orchestrator's before."""
+        return key == self.key.public or (self._succession is not None and self._succession.is_orchestrator(key))
+
+    def _require_our_turn(self, fact: Fact) -> None:
+        if self._succession is None or self._succession.current == self.key.public or isinstance(fact, KeysChanged):
+            return
+        raise BrokenChain(
+            f"the ledger is written with key {self._succession.current[:12]}... by now, ours is {self.key.public[:12]}...:"
+            " this orchestrator was replaced and may stop"
+        )
 
     def _absorb_next(self) -> bool:
         number = self.view.next_number
@@ -109,7 +145,7 @@ class LedgerWriter:
             data = self.store.get(keys.ledger_entry(number))
         except NotFound:
             return False
-        self.view.apply(self.verified(number, data).document)
+        self.view.apply(self._followed(number, data))
         return True
 
     def _vouched(self, readers: ThreadPoolExecutor) -> list[LedgerEntry]:
@@ -122,15 +158,34 @@ class LedgerWriter:
                 raise ValueError("a segment is missing")
             entries: list[LedgerEntry] = []
             tree = Frontier()
+            stored = Signed[LedgerCheckpoint].from_json(
+                self.store.get(keys.ledger_checkpoint(len(names) * SEGMENT_ENTRIES))
+            )
+            # A checkpoint by an earlier key vouches for nothing: that key may have leaked. Then every entry's signature is checked.
+            ours = stored.signer == self.key.public
+            if not self.is_orchestrator(stored.signer):
+                raise BadSignature(
+                    f"the checkpoint is signed by {stored.signer[:12]}..., which is not the orchestrator's"
+                )
+            checkpoint = stored.verified(stored.signer)
+            along = self._succession.again() if self._succession is not None else None
             for number, data in enumerate(readers.map(self.store.get, names)):
                 for signed in unpack_segment(data, number):
+                    if along is not None and (not ours or isinstance(signed.document.fact, KeysChanged)):
+                        along.check(signed)
                     entries.append(signed.document)
                     tree.append(entry_leaf(signed.document))
-            stored = self.store.get(keys.ledger_checkpoint(len(names) * SEGMENT_ENTRIES))
-            checkpoint = Signed[LedgerCheckpoint].from_json(stored).verified(self.key.public)
             if (checkpoint.run, checkpoint.size, checkpoint.root) != (self.view.run, len(entries), tree.root().hex()):
                 raise ValueError(f"segments do not match the checkpoint over {len(entries)} entries")
         except (NotFound, BadSignature, ValueError) as error:
             get_logger().warning("ledger segments are not used; reading every entry", problem=str(error)[:300])
             return []
+        self._succession = along
         return entries
+
+
+def _not_ours(number: int, error: Exception) -> BrokenChain:
+    return BrokenChain(
+        f"ledger entry {number} is not one that this run's orchestrator signed: {error};"
+        " restore the ledger from a copy, or start the run again under another prefix"
+    )

@@ -79,7 +79,7 @@ def _check_manifest(state: RunState, announcement: VersionAnnouncement) -> None:
     """The sealing manifest must be in the store, signed by the trainer, with the announced digest."""
     key = keys.version_weights(announcement.version)
     try:
-        manifest = Signed[WeightsManifest].from_json(state.store.get(key)).verified(state.roster.keys["trainer"])
+        manifest = Signed[WeightsManifest].from_json(state.store.get(key)).verified(state.keys.of("trainer"))
     except NotFound as error:
         raise Refusal(
             ProblemCode.VERSION_NOT_STORED, f"{key} is missing: publish every piece before announcing"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from shoal.contracts import keys
 from shoal.ledger.checkpoints import Checkpoints
-from shoal.orchestrator import recovery
+from shoal.orchestrator import key_changes, recovery
 from shoal.orchestrator.completeness import complete
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.metrics import report, report_details
@@ -44,7 +44,7 @@ class Background:
     def __init__(self, state: RunState, discovery: SignedClient) -> None:
         self._state = state
         self._inviter = Inviter(state, discovery)
-        self._checkpoints = Checkpoints(state.ledger, state.config.roster)
+        self._checkpoints = Checkpoints(state.ledger, state.keys.notice.roster)
         self._stop = threading.Event()
         self._rebuild = threading.Event()
         self._rebuild.set()
@@ -87,6 +87,7 @@ class Background:
                 if rounds % CATCH_UP_ROUNDS == 0:
                     self._attempt("read the ledger", self._state.ledger.catch_up)
                     self._attempt("keep the terms", self._state.terms.keep)
+                    self._attempt("tell of changed keys", lambda: key_changes.publish(self._state))
                     self._attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     self._attempt("sweep staging", lambda: sweep_staging(self._state))

@@ -16,7 +16,7 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import WINDOW_GROUPS
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
-from shoal.orchestrator.verdicts.verdicts import evict, record_verdict
+from shoal.orchestrator.verdicts.verdicts import evict, key_of, record_verdict
 from shoal.orchestrator.work import beacons
 from shoal.orchestrator.work.open_work import openable_steps
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
@@ -133,7 +133,12 @@ def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
         verdict = opinion.verdict.document
         if verdict.reason is not None:
             notes.append(
-                OpinionNote(validator=opinion.validator, reason=verdict.reason, digest=document_digest(verdict))
+                OpinionNote(
+                    validator=opinion.validator,
+                    reason=verdict.reason,
+                    digest=document_digest(verdict),
+                    key=key_of(verdict),
+                )
             )
     return notes
 

@@ -15,11 +15,13 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import TrainerProgress
+from shoal.contracts.roster import Roster
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.work import FileShape, WorkCodec
 from shoal.crypto.keys import PrivateKey
 from shoal.evaluation.versions import ScoredVersion
+from shoal.ledger.succession import Succession
 from shoal.ledger.terms import TermsKeeper
 from shoal.ledger.writer import LedgerWriter
 from shoal.orchestrator.evaluation.plan import EvaluationPlan
@@ -50,9 +52,10 @@ class RunState:
         self.key = key
         self.run_secret = run_secret
         self.clock = clock
-        self.roster = config.trusted_roster()
+        self.keys = config.trust
         self.prefix = f"shoal:{config.run}:orchestrator"
-        self.ledger = LedgerWriter(store, config.run, key, clock)
+        first_run_key = self.roster.run_keys(config.roster.signer)[0]
+        self.ledger = LedgerWriter(store, config.run, key, clock, Succession(self.roster, first_run_key))
         self.view = self.ledger.view
         self.terms = TermsKeeper(config, self.ledger)
         self.nodes = NodeRegistry(client, self.prefix, self.view.evicted, self.view.banned)
@@ -68,6 +71,12 @@ class RunState:
         self.evaluations: dict[tuple[int, str], ScoredVersion] = {}  # (version, benchmark), once its record is written
         self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
         self.best_written: BestVersion | None = None
+        self.published_keys = b""
+
+    @property
+    def roster(self) -> Roster:
+        """The newest roster that is known."""
+        return self.keys.roster
 
     @cached_property
     def prepared(self) -> Prepared:

@@ -6,13 +6,18 @@ A run folder has a folder for every pod (`pods/<pod>/`, its `SHOAL_HOME`), which
 `store/` for a folder store and `secrets/store/` for an S3 store.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from shoal.contracts import keys
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signer
+from shoal.contracts.trust import KeysNotice, TrustedKeys
+from shoal.storage import NotFound
 from shoal.storage.store import Store, open_folder, open_s3
 
 STORE_DEADLINE_SECONDS = 20.0
@@ -30,6 +35,16 @@ class RunAccess:
     config: RunConfig | None
     roster: Roster
     store: Store
+    trust: TrustedKeys | None = None
+
+    @property
+    def trainer(self) -> Signer:
+        """Who signs versions: the trainer's keys as far as the store's own notice vouches for earlier ones, or the one key that is known."""
+        if self.trust is None or not self.roster.changes:
+            return self.roster.keys["trainer"]
+        with suppress(NotFound, ValueError):
+            self.trust.take(KeysNotice.from_json(self.store.get(keys.KEYS_NOTICE)))
+        return self.trust.of("trainer")
 
     @property
     def run(self) -> str:
@@ -71,4 +86,4 @@ def open_home(home: Path) -> RunAccess:
         folder = home / "secrets" / "store"
         access_key, secret_key = ((folder / name).read_text().strip() for name in ("accessKey", "secretKey"))
         store = open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=STORE_DEADLINE_SECONDS)
-    return RunAccess(config, config.trusted_roster(), store)
+    return RunAccess(config, config.trust.roster, store, config.trust)

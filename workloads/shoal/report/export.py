@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from shoal.contracts import keys
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
 from shoal.contracts.run import Prepared
+from shoal.contracts.signed import Signer
 from shoal.report.access import RunAccess
 from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace
@@ -31,7 +32,7 @@ def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
         return _export_result(access, folder)
     if versions[-1] == 0:
         return None
-    last, signer = versions[-1], access.roster.keys["trainer"]
+    last, signer = versions[-1], access.trainer
     if held_version(folder, signer) != last:
         fresh = _fresh(folder, last)
         materialise(access.store, last, fresh, access.run, signer)
@@ -88,7 +89,7 @@ def _fresh(folder: Path, version: int) -> Path:
     return folder.with_name(f".{folder.name}-{version:06d}")
 
 
-def held_version(folder: Path, signer: str) -> int | None:
+def held_version(folder: Path, signer: Signer) -> int | None:
     """Version that a folder holds, or None when it is none of this run's."""
     return read_manifest(folder, signer).version if (folder / MANIFEST_FILE).is_file() else None
 

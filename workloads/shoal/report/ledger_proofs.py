@@ -5,11 +5,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from shoal.contracts import keys
+from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed
 from shoal.errors import InputWrong, RunFailed
 from shoal.ledger.audit import Audit, BadLedger, check_proof, read_checkpoint, trusted_roster
 from shoal.ledger.entries import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
-from shoal.ledger.reading import Say, read_ledger
+from shoal.ledger.reading import Say, newest_roster, read_ledger
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.ledger.text import entry_line
 from shoal.report.ledger_sources import checked_key, read_join
@@ -58,7 +59,7 @@ def prove_from(source: LedgerSource, audit: Audit, number: int) -> InclusionProo
         )
     entry = Signed[LedgerEntry].from_json(source.store.get(keys.ledger_entry(number)))
     return InclusionProof(
-        roster=source.trust.roster, entry=entry, path=audit.inclusion(number, top.document.size), checkpoint=top
+        roster=_roster(source), entry=entry, path=audit.inclusion(number, top.document.size), checkpoint=top
     )
 
 
@@ -69,7 +70,7 @@ def prove_since(source: LedgerSource, since: Path, say: Say) -> ConsistencyProof
     top = newest_checkpoint(source, audit)
     old = Signed[LedgerCheckpoint].from_json(_read(since))
     path = audit.consistency(kept.size, top.document.size)
-    return ConsistencyProof(roster=source.trust.roster, old=old, new=top, path=path)
+    return ConsistencyProof(roster=_roster(source), old=old, new=top, path=path)
 
 
 def check_file(path: Path, run_key: str | None, join: Path | None) -> str:
@@ -95,6 +96,10 @@ def check_file(path: Path, run_key: str | None, join: Path | None) -> str:
         )
     old, new = proof.old.document, proof.new.document
     return f"proven: the ledger of run {new.run} with {new.size} entries continues the one with {old.size}"
+
+
+def _roster(source: LedgerSource) -> Signed[Roster]:
+    return newest_roster(source.store, source.trust)[0]
 
 
 def _good(source: LedgerSource, say: Say, *kept: LedgerCheckpoint) -> Audit:

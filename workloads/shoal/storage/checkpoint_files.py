@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, Signer
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import canonical_bytes, document_digest
 from shoal.storage import delta
@@ -98,7 +98,7 @@ class Assembler:
                 log.write(b"%d\n" % index)
         self._hash_on()
 
-    def finish(self, manifest: Signed[WeightsManifest], signer: str) -> Path:
+    def finish(self, manifest: Signed[WeightsManifest], signer: Signer) -> Path:
         """Check signature and whole, then make the folder visible; raises `WrongWeights` and drops everything when the bytes are wrong."""
         sealed = manifest.verified(signer)
         if sealed.run != self.record.run or sealed.version != self.record.version:
@@ -290,6 +290,11 @@ def _check_layout(record: VersionOpen, base: Path | None) -> None:
             )
 
 
-def read_manifest(folder: Path, signer: str) -> WeightsManifest:
+def sealed_by(folder: Path) -> str:
+    """The key that an assembled folder's manifest names as its signer; not checked. Raises as `read_manifest` does."""
+    return Signed[WeightsManifest].from_json((folder / MANIFEST_FILE).read_bytes()).signer
+
+
+def read_manifest(folder: Path, signer: Signer) -> WeightsManifest:
     """The verified manifest of an assembled folder; raises `BadSignature`, or FileNotFoundError when the folder is not one."""
     return Signed[WeightsManifest].from_json((folder / MANIFEST_FILE).read_bytes()).verified(signer)

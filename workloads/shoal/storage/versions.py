@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shoal.contracts import keys
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, Signer
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage import chains
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest
@@ -26,7 +26,7 @@ def sealed_versions(store: Store) -> list[int]:
     return sorted(found)
 
 
-def read_sealed_manifest(store: Store, version: int, trainer_key: str) -> WeightsManifest:
+def read_sealed_manifest(store: Store, version: int, trainer_key: Signer) -> WeightsManifest:
     """The verified manifest of a sealed version; raises `storage.NotFound` when it is not sealed."""
     return Signed[WeightsManifest].from_json(store.get(keys.version_weights(version))).verified(trainer_key)
 
@@ -40,7 +40,7 @@ def bases(store: Store, versions: Iterable[int]) -> dict[int, int | None]:
 
 
 def materialise(
-    store: Store, version: int, folder: Path, run: str, trainer_key: str, beat: Callable[[], None] = lambda: None
+    store: Store, version: int, folder: Path, run: str, trainer_key: Signer, beat: Callable[[], None] = lambda: None
 ) -> WeightsManifest:
     """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does. `beat` is called for each piece.
 
@@ -63,7 +63,7 @@ def materialise(
 
 
 def _follow(
-    store: Store, version: int, folder: Path, run: str, trainer_key: str, beat: Callable[[], None], *, beside: bool
+    store: Store, version: int, folder: Path, run: str, trainer_key: Signer, beat: Callable[[], None], *, beside: bool
 ) -> None:
     """Assemble what `folder` needs, oldest first; with `beside`, start from a base that lies on this disk."""
     records: dict[int, VersionOpen] = {}
@@ -96,7 +96,7 @@ def _remove_links(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _holds(folder: Path, base: DeltaBase, trainer_key: str) -> bool:
+def _holds(folder: Path, base: DeltaBase, trainer_key: Signer) -> bool:
     try:
         found = read_manifest(folder, trainer_key)
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _holds(folder: Path, base: DeltaBase, trainer_key: str) -> bool:
     return (found.version, found.sha256) == (base.version, base.sha256)
 
 
-def _read_record(store: Store, version: int, run: str, trainer_key: str) -> VersionOpen:
+def _read_record(store: Store, version: int, run: str, trainer_key: Signer) -> VersionOpen:
     record = Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
     if record.run != run or record.version != version:
         raise WrongWeights(f"opening record is of {record.run} version {record.version}; expected {run} {version}")
@@ -112,7 +112,7 @@ def _read_record(store: Store, version: int, run: str, trainer_key: str) -> Vers
 
 
 def _assemble(
-    store: Store, record: VersionOpen, folder: Path, base: Path | None, trainer_key: str, beat: Callable[[], None]
+    store: Store, record: VersionOpen, folder: Path, base: Path | None, trainer_key: Signer, beat: Callable[[], None]
 ) -> None:
     run, version = record.run, record.version
     manifest = Signed[WeightsManifest].from_json(store.get(keys.version_weights(version)))

@@ -34,6 +34,7 @@ def main() -> None:
     from shoal.training.parallel import start_ranks
     from shoal.training.progress import ProgressReporter
     from shoal.transport import SignedClient
+    from shoal.transport.keys_watch import KeysWatch
 
     config = load_run_config()
     telemetry.every_line(run=config.run)
@@ -45,6 +46,7 @@ def main() -> None:
     if ranks.world > 1:
         telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
+    KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
     extensions = enabled_extensions(config, store, STORE_DEADLINE_SECONDS)
     state_store = extensions.state_store(store)
     orchestrator = None

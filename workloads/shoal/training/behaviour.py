@@ -98,7 +98,7 @@ class BehaviourWeights:
 
     def _published(self, version: int) -> dict[str, Tensor]:
         folder = self._scratch / "published"
-        key = self._config.trusted_roster().keys["trainer"]
+        key = self._config.trust.of("trainer")
 
         def fetch() -> str | None:
             try:

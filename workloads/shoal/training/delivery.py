@@ -184,7 +184,7 @@ class Delivery:
         self._progress = progress
         self._final = Final(config, store, outbox, ranks)
         self._ranks = ranks.in_background
-        self._trainer_key = config.trusted_roster().keys["trainer"]
+        self._trainer_key = config.trust.of("trainer")
 
     def deliver(self, artifacts: VersionArtifacts) -> None:
         """Do what is still to be done for a version; all ranks call this. Whatever was done before a stop is not done again."""

@@ -30,7 +30,7 @@ class Reader:
         return read_groups(
             self.store,
             batch,
-            self.config.trusted_roster().keys["validator"],
+            self.config.trust.of("validator"),
             self.limits,
             leave_out=self.config.failure_policy.bad_data == "LeaveOut",
         )

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import RunConfig
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, Signer
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import NotFound, Store
 from shoal.storage.chains import base_of, closure
@@ -74,7 +74,7 @@ def versions_with_shards(store: Store) -> list[int]:
     return sorted(sealed & shards)
 
 
-def encoded_against(store: Store, versions: Iterable[int], trainer_key: str) -> dict[int, int | None]:
+def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) -> dict[int, int | None]:
     """For each version the one that its shards are a difference to, or None."""
     found: dict[int, int | None] = {}
     for version in versions:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
-from shoal.contracts.signed import BadSignature, Signed
+from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.storage import NotFound, Store
@@ -133,7 +133,7 @@ def read_batch(store: Store, run: str, step: int) -> StepBatch:
 
 
 def read_groups(
-    store: Store, batch: StepBatch, validator_key: str, limits: RowLimits, *, leave_out: bool = False
+    store: Store, batch: StepBatch, validator_key: Signer, limits: RowLimits, *, leave_out: bool = False
 ) -> StepRows:
     """The groups of a batch in the order of its files.
 
@@ -160,7 +160,7 @@ def read_groups(
     return StepRows(groups, left_out, problems)
 
 
-def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: str, limits: RowLimits) -> StepRows:
+def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: Signer, limits: RowLimits) -> StepRows:
     """The groups of one file. Raises BadBatch when the file as a whole is not what was accepted."""
     key = keys.upload(file.node, file.sha256)
     try:
@@ -229,7 +229,7 @@ def _group_rows(
     return StepRows(groups, left_out, problems)
 
 
-def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: str) -> Verdict:
+def _read_verdict(store: Store, batch: StepBatch, file: BatchFile, validator_key: Signer) -> Verdict:
     key = keys.verdict(file.node, file.sha256)
     try:
         verdict = Signed[Verdict].from_json(store.get(key)).verified(validator_key)

@@ -15,8 +15,9 @@ from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts.base import Contract
 from shoal.contracts.problems import ProblemCode, Refusal
-from shoal.contracts.roster import Role, Roster
+from shoal.contracts.roster import Role
 from shoal.contracts.run import home
+from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, TrustedKeys
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import OPENMETRICS, get_logger, metrics_kind, render_metrics
 from shoal.transport.addresses import address_block
@@ -39,9 +40,9 @@ LONGEST_POLL_SECONDS = 25.0
 class Gate:
     """Says who signed a request, as a node or as a role of the roster."""
 
-    def __init__(self, signatures: SignatureGate, roster: Roster, pace: Pace | None = None) -> None:
+    def __init__(self, signatures: SignatureGate, keys: TrustedKeys, pace: Pace | None = None) -> None:
         self._signatures = signatures
-        self._roster = roster
+        self._keys = keys
         self._pace = pace or Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
 
     async def node(self, request: Request, admit: Callable[[str], None] = lambda _: None) -> str:
@@ -56,7 +57,7 @@ class Gate:
         return self._in_pace((await self._signatures.head_signer(request)).key)
 
     def _in_pace(self, key: str) -> str:
-        if self._roster.role_of(key) is None:
+        if self._keys.role_of(key) is None:
             hold_back(
                 self._pace, key, f"a key has {REQUESTS_AT_ONCE} requests at once and {REQUESTS_PER_SECOND:.0f} a second"
             )
@@ -73,7 +74,7 @@ class Gate:
         """The signer, which must be `role` of the roster, or its body is not read; raises `Refusal`."""
 
         def admit(signer: str) -> None:
-            if self._roster.role_of(signer) != role:
+            if self._keys.role_of(signer) != role:
                 raise Refusal(
                     ProblemCode.WRONG_ROLE,
                     f"{request.method} {request.scope['path']} is for the {role} of this run only",
@@ -122,6 +123,19 @@ def json_answer(document: Contract | None) -> Response:
     if document is None:
         return Response(status_code=204)
     return Response(document.to_json(), media_type="application/json")
+
+
+def add_keys_route(app: FastAPI, keys: TrustedKeys, notice: Callable[[], KeysNotice]) -> None:
+    """`GET /v1/keys`: whom to believe, for whoever asks; nothing in it is secret, and it proves itself."""
+
+    @app.get("/v1/keys")
+    async def _keys(request: Request) -> Response:
+        after, roster = query_seconds(request, "after", 1e6), keys.roster
+        # While the old key of a planned change still acts, the past that it is believed about grows.
+        settled = not roster.changes or keys.clock() > roster.changes[-1].document.unix + 2 * OVERLAP_SECONDS
+        if after >= roster.generation and settled:
+            return Response(status_code=204)
+        return json_answer(await run_in_threadpool(notice))
 
 
 def poll_seconds(request: Request) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from shoal.contracts.keys import version_name
 from shoal.contracts.proof_profile import ProofProfile, read_profile
 from shoal.environments.proof_calibration import hidden_size
+from shoal.contracts.signed import Signer
 from shoal.storage.store import Store
 from shoal.storage.versions import materialise, read_sealed_manifest
 from shoal.telemetry import get_logger
@@ -56,7 +57,7 @@ class Policies:
         store: Store,
         folder: Path,
         run: str,
-        trainer_key: str,
+        trainer_key: Signer,
         capacity: int,
         memory_bytes: int | None = None,
         models: Models | None = None,

@@ -13,12 +13,13 @@ from pathlib import Path
 from shoal.contracts import keys
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
 from shoal.contracts.run import RunConfig
-from shoal.contracts.signed import sign
-from shoal.contracts.verdicts import Verdict
+from shoal.contracts.signed import Signed, sign
+from shoal.contracts.verdicts import ValidatorCard, Verdict
 from shoal.crypto.keys import PrivateKey
 from shoal.storage.store import NotFound, Store, StoreUnavailable
 from shoal.telemetry import STOP, Liveness, busy, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
+from shoal.transport.keys_watch import KeysWatch
 from shoal.validation import metrics
 from shoal.validation.claims import ClaimLostError, KeptClaim
 from shoal.validation.facts import Facts, Finding
@@ -76,6 +77,10 @@ class ValidatorProcess:
         self._scratch = scratch
         self._pod = pod
         self._liveness = liveness
+        self._keys = config.trust
+        self._own_key = PrivateKey.generate()
+        card = ValidatorCard(run=config.run, validator=pod, key=self._own_key.public, unix=time.time())
+        self._card = sign(card, key)
         self._orchestrator = SignedClient(config.addresses.orchestrator, key)
         self._facts: Facts | None = None
         self._models = LeadingModels(processes, liveness.progress) if processes > 1 else Models(liveness.progress)
@@ -88,6 +93,7 @@ class ValidatorProcess:
 
     def run(self) -> None:
         """Judge files until the process is asked to stop; the file in hand is finished first."""
+        KeysWatch(self._keys, self._config.addresses.orchestrator).start(wait=True)
         self._scratch.mkdir(parents=True, exist_ok=True)
         for left in self._scratch.glob("*.parquet"):  # of a process before this one, whose claims run out by themselves
             left.unlink()
@@ -96,7 +102,7 @@ class ValidatorProcess:
             self._store,
             self._scratch / "policies",
             self._config.run,
-            self._config.trusted_roster().keys["trainer"],
+            self._keys.of("trainer"),
             # The versions that one step accepts, and one that is scored.
             capacity=self._config.async_level + (1 if self._config.evaluation is None else 2),
             memory_bytes=weights_bytes(
@@ -161,6 +167,12 @@ class ValidatorProcess:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         return None if found == job.sha256 else f"the store's bytes have SHA-256 {found}, but the job's is {job.sha256}"
 
+    def _signed(self, found: Verdict) -> Signed[Verdict]:
+        """With this validator's own key, so that its vote is no other's; in a run of 0.2.0 with the key that all validators share."""
+        if not self._keys.roster.own_validator_keys:
+            return sign(found, self._key)
+        return sign(found.model_copy(update={"card": self._card}), self._own_key)
+
     def _post(self, found: Verdict) -> None:
         metrics.VERDICTS.labels(found.outcome, found.reason or "").inc()
         metrics.PROOF_ROWS.inc(found.proof_rows)
@@ -171,7 +183,7 @@ class ValidatorProcess:
         )
         try:
             self._orchestrator.call(
-                "POST", "/v1/verdicts", sign(found, self._key), deadline_seconds=VERDICT_DEADLINE_SECONDS
+                "POST", "/v1/verdicts", self._signed(found), deadline_seconds=VERDICT_DEADLINE_SECONDS
             )
         except (Unavailable, Refused) as error:
             log.warning("verdict not taken", reason=str(error))

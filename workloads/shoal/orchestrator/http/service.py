@@ -38,7 +38,7 @@ from shoal.contracts.run import PublicRun, home, load_run_config
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.crypto.keys import PrivateKey
-from shoal.orchestrator import announcements, metrics, progress, recovery
+from shoal.orchestrator import announcements, key_changes, metrics, progress, recovery
 from shoal.orchestrator.background import Background
 from shoal.orchestrator.http.admin_routes import add_admin_routes, read_token
 from shoal.orchestrator.http.heartbeats import QuickHeartbeats
@@ -54,7 +54,16 @@ from shoal.transport import SignedClient, api_pages
 from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect, connect_async
 from shoal.transport.server import BodyLimit, SignatureGate, serve
-from shoal.transport.service import Gate, add_health, add_peer_answers, json_answer, parse, poll_seconds, read_secret
+from shoal.transport.service import (
+    Gate,
+    add_health,
+    add_keys_route,
+    add_peer_answers,
+    json_answer,
+    parse,
+    poll_seconds,
+    read_secret,
+)
 from shoal.transport.shared_answer import SharedAnswer
 
 PORT = 8080
@@ -103,7 +112,8 @@ def make_app(
         alive=lambda: None if live.alive() else live.describe(),
         ready=lambda: None if recovery.is_built(state) else "rebuilding the run's state from the store",
     )
-    gate = Gate(signatures, state.roster)
+    gate = Gate(signatures, state.keys)
+    add_keys_route(app, state.keys, lambda: key_changes.notice(state))
 
     async def call(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function of ours on a worker thread, once Redis holds this run's state."""
@@ -268,10 +278,10 @@ def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Calla
 
     @app.post("/v1/verdicts")
     async def verdict(request: Request) -> Response:
-        validator = await gate.role(request, "validator")
+        await gate.role(request, "validator")
         signed = await parse(request, Signed[Verdict])
         try:
-            signed.verified(validator)
+            key_changes.check_verdict(state, signed)
         except BadSignature as error:
             raise Refusal(ProblemCode.VERDICT_NOT_SIGNED, str(error)) from error
         await call(verdicts.receive, state, signed)
@@ -334,6 +344,7 @@ def load_ledger(state: RunState) -> bool | None:
     """Read the ledger, and declare the run in it if needed, before any request is served; None while the store does not answer."""
     try:
         state.ledger.load()
+        key_changes.record(state)
         state.terms.open()
     except StoreUnavailable:
         return None

@@ -12,7 +12,7 @@ from typing import cast
 import redis
 from pydantic import Field
 
-from shoal.contracts.base import Contract, Sha256Hex
+from shoal.contracts.base import Contract, NodeId, Sha256Hex, unset
 from shoal.contracts.protocol import ShortText
 from shoal.contracts.verdicts import RejectReason
 from shoal.orchestrator.record_cache import RecordCache
@@ -50,6 +50,12 @@ class OpinionNote(Contract):
     validator: ShortText
     reason: RejectReason
     digest: Sha256Hex
+    key: NodeId | None = Field(default=None, exclude_if=unset, description="the validator's own; None: it has none")
+
+    @property
+    def voter(self) -> tuple[str, str]:
+        """Name and key; neither counts twice."""
+        return self.validator, self.key or self.validator
 
 
 class Job(Contract):

@@ -13,10 +13,11 @@ from shoal.contracts import keys
 from shoal.contracts.pools import SAMPLER
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed
+from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed, votes_of
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
+from shoal.orchestrator import key_changes
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
 from shoal.orchestrator.work.lease_returns import end
@@ -50,12 +51,14 @@ def decide(
     window: tuple[int, int],
     votes: int = 1,
     evicted: bool = False,
+    key: str | None = None,
 ) -> Decision:
     """The action for a finding of `validator` on a file without a recorded verdict.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
     one reason and are of two validators; or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With
-    `votes` above 1 every reject needs this many validators that agree, and one never counts twice. Nothing of an `evicted` node is accepted any more.
+    `votes` above 1 every reject needs this many validators that agree, and one never counts twice, by its name or by its own `key`. Nothing of an
+    `evicted` node is accepted any more.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -64,15 +67,16 @@ def decide(
             return Decision("record")
         if any(note.digest == digest for note in opinions):
             return Decision("repeated")
-        before = {note.validator for note in opinions if note.reason == verdict.reason}
+        before = {note.voter for note in opinions if note.reason == verdict.reason}
         lonely = verdict.reason in NEVER_ALONE
+        had, have = votes_of(before), votes_of({*before, (validator, key or validator)})
         if votes > 1:
-            if len(before | {validator}) >= votes:
+            if have >= votes:
                 return Decision("record")
-            if validator in before and not lonely:
-                return Decision("again", f"{len(before)} of {votes} validators agree; more must check the file")
+            if have == had and not lonely:
+                return Decision("again", f"{had} of {votes} validators agree; more must check the file")
             return Decision("second-opinion")
-        agreed = bool(before if alone and not lonely else before - {validator})
+        agreed = bool(before) and (have > 1 or (alone and not lonely))
         return Decision("record") if agreed else Decision("second-opinion")
     if evicted:
         return Decision("expire", EVICTED)
@@ -107,6 +111,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             expire(state, job.record, over(state, job.record))
             return
         _check_fits(job.record, work, verdict)
+        job = key_changes.believed_opinions(state, job)
         digest = document_digest(verdict)
         decision = decide(
             verdict,
@@ -118,6 +123,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             window=work.window,
             votes=state.config.validation.slash_votes,
             evicted=verdict.node in state.view.evicted,
+            key=key_of(verdict),
         )
         get_logger().info(
             "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
@@ -138,8 +144,13 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
 
 
 def validator_of(verdict: Verdict, job: Job) -> str:
-    """The pod that made a verdict. All validators share one key, so that the name is their word; the last claim's where an old one says none."""
+    """The pod that made a verdict, by the card of its key. Without cards the name is its word; the last claim's where an old one says none."""
     return verdict.validator or job.claimed_by
+
+
+def key_of(verdict: Verdict) -> str | None:
+    """The validator's own key, or None where all share one."""
+    return verdict.card.document.key if verdict.card is not None else None
 
 
 def record_verdict(state: RunState, signed: Signed[Verdict]) -> None:
@@ -256,7 +267,7 @@ def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str
     opinion = Opinion(validator=validator, verdict=signed)
     state.store.create(f"{keys.opinions(verdict.node, verdict.sha256)}{digest}.json", opinion.to_json())
     now = state.clock()
-    note = OpinionNote(validator=validator, reason=verdict.reason, digest=digest)
+    note = OpinionNote(validator=validator, reason=verdict.reason, digest=digest, key=key_of(verdict))
     again = job.model_copy(
         update={
             "opinions": [*job.opinions, note],
