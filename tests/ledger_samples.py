@@ -21,7 +21,7 @@ def fact(kind: EntryKind, **fields: object) -> Fact:
 
 def flat(entry: LedgerEntry) -> SimpleNamespace:
     """An entry with the fields of its signed document, None for each that it does not say."""
-    later = {name: getattr(entry.fact, name, None) for name in ("terms", "replaces", "invited", "compute")}
+    later = {name: getattr(entry.fact, name, None) for name in ("terms", "replaces", "invited", "compute", "keys")}
     return SimpleNamespace(**{**entry.model_dump(), **later})
 
 

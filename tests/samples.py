@@ -7,6 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from changed_keys import RunKeys
 from ledger_samples import COMPUTE, ledger_samples, terms_by
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
@@ -101,8 +102,9 @@ from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, Beacon, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
+from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
-from shoal.contracts.verdicts import Opinion, RowReward, Verdict
+from shoal.contracts.verdicts import Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import (
     CheckpointFile,
     DeltaBase,
@@ -146,6 +148,15 @@ ROLE_KEYS = {role: key(100 + number) for number, role in enumerate(ROLES)} | {
     "orchestrator": ORCHESTRATOR_KEY,
 }
 ROSTER = sign(Roster(run=RUN, keys={role: held.public for role, held in ROLE_KEYS.items()}), RUN_KEY)
+CARD = ValidatorCard(run=RUN, validator="v-0", key=key(205).public, unix=NOW)
+
+
+CHANGED_KEYS = RunKeys(RUN, RUN_KEY, dict(ROLE_KEYS), fixed=key(201))
+CHANGED_KEYS.change("run", NOW, after=key(202))
+CHANGED_KEYS.change("trainer", NOW + 1, leaked=True, new=key(203))
+CHANGED_ROSTER = CHANGED_KEYS.roster
+"""After a planned change of the run key, and one of the trainer's that leaked."""
+PAST = PastWork(run=RUN, versions={0: DIGEST, 7: DIGEST}, step=7)
 
 
 def run_config(s3: S3Storage | None = None, **changes: Any) -> RunConfig:
@@ -273,6 +284,11 @@ NODE_VIEW = NodeView(node=NODE, state="Healthy", pool="workers", assignment=ASSI
 
 DOCUMENTS: list[Contract] = [
     HARDWARE, REGISTRATION, INVITE, METRICS, OPEN, PUBLIC, run_config(), ROSTER.document,
+    CHANGED_ROSTER.document, *(change.document for change in CHANGED_ROSTER.document.changes), CARD, PAST,
+    KeysNotice(roster=CHANGED_ROSTER, past=sign(PAST, ORCHESTRATOR_KEY)),
+    LedgerEntry.model_validate(
+        {"number": 9, "previous": GENESIS, "run": RUN, "unix": NOW, "kind": "keys-changed", "keys": CHANGED_ROSTER}
+    ),
     Registered(node=NODE, invited=True), UplinkRequest(node=NODE, pool="pool"), UplinkResult(mbps=41.5, size=1, seconds=0.2),
     UplinkTest(test=LEASE, node=NODE, size=1, limit_seconds=15.0), ChallengeResult(seconds=3.5, gflops=40.0), ChallengeRequest(node=NODE),
     Challenge(challenge=LEASE, node=NODE, seed=DIGEST, lanes=16, depth=20, limit_seconds=6.0),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ledger_samples import altered
-from samples import COMPUTE, DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, TERMS, run_config
+from samples import CHANGED_ROSTER, COMPUTE, DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, TERMS, run_config
 from shoal.contracts import keys
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.signed import Signed, sign
@@ -292,6 +292,7 @@ class TestLedger:
             "terms": TERMS,
             "invited": {"pool": "workers", "expires_unix": 1},
             "compute": COMPUTE,
+            "keys": CHANGED_ROSTER,
         }
         rewritten = altered(entry, **{field: values.get(field, 77)})
         assert document_digest(rewritten) != document_digest(entry)

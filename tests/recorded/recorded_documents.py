@@ -91,7 +91,7 @@ from shoal.contracts.recipe import (
     Validation,
 )
 from shoal.contracts.relays import RelayConfig
-from shoal.contracts.roster import Roster
+from shoal.contracts.roster import KeyChange, Roster
 from shoal.contracts.run import (
     AgentState,
     AgentStatus,
@@ -110,8 +110,9 @@ from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
+from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
-from shoal.contracts.verdicts import Opinion, RowReward, Verdict
+from shoal.contracts.verdicts import Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery.uplink_check import GivenTest
@@ -180,6 +181,11 @@ POOL = PoolTerms(
 
 SIGNED: dict[str, tuple[Contract, PrivateKey]] = {
     "signed-roster": (sample(Roster), samples.RUN_KEY),
+    "signed-roster-changed": (samples.CHANGED_ROSTER.document, samples.key(201)),
+    "signed-key-change-run": (sample(KeyChange), samples.RUN_KEY),
+    "signed-key-change-leaked": (sample(KeyChange, 1), samples.key(203)),
+    "signed-validator-card": (sample(ValidatorCard), VALIDATOR_KEY),
+    "signed-past-work": (sample(PastWork), samples.ORCHESTRATOR_KEY),
     "signed-invite": (sample(Invite), samples.ORCHESTRATOR_KEY),
     "signed-ledger-checkpoint": (sample(LedgerCheckpoint), samples.ORCHESTRATOR_KEY),
     "signed-verdict-accept": (sample(Verdict), VALIDATOR_KEY),
@@ -200,6 +206,7 @@ SIGNED: dict[str, tuple[Contract, PrivateKey]] = {
 ENTRIES: dict[str, Signed[LedgerEntry]] = {
     "ledger-run-declared": entry("run-declared", digest=DIGEST, terms=samples.TERMS),
     "ledger-terms-changed": entry("terms-changed", digest=DIGEST, terms=samples.TERMS, replaces=0),
+    "ledger-keys-changed": entry("keys-changed", keys=samples.CHANGED_ROSTER),
     "ledger-node-invited": entry("node-invited", node=NODE, detail=LEASE, digest=DIGEST, invited=sample(InvitedNode)),
     "ledger-beacon-committed": entry("beacon-committed", step=7, digest=DIGEST),
     "ledger-beacon-revealed": entry("beacon-revealed", step=7, digest=DIGEST),
@@ -235,6 +242,7 @@ DOCUMENTS: dict[str, Contract] = {
     ),
     "run-config": sample(RunConfig),
     "roster": sample(Roster),
+    "keys-notice": sample(KeysNotice),
     "registered": sample(Registered),
     "uplink-request": sample(UplinkRequest),
     "uplink-result": sample(UplinkResult),

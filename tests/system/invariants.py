@@ -4,8 +4,35 @@ from collections import Counter
 
 from local_system import SMALL, LocalSystem
 
+from shoal.contracts import keys
+from shoal.contracts.signed import Signed
+from shoal.contracts.verdicts import Verdict
+from shoal.storage import NotFound
+
 ASYNC_LEVEL = 2
 ROWS_OF_A_STEP = SMALL["recipe"]["promptsPerStep"] * SMALL["recipe"]["groupSize"]
+
+
+def lost_or_doubled(system: LocalSystem, handed_in: set[tuple[str, str]]) -> int:
+    """Of these files, those without an outcome; and of all, those with two, or whose outcome differs between ledger and store."""
+    entries = system.ledger()
+    settled = Counter((entry.node, entry.digest) for entry in entries if entry.kind in ("accepted", "rejected"))
+    doubled = sum(times - 1 for times in settled.values())
+    lost = 0
+    for node, file in handed_in | set(settled):
+        try:
+            verdict = Signed[Verdict].from_json(system.store.get(keys.verdict(node, file))).document
+        except NotFound:
+            lost += 1
+            continue
+        lost += ((node, file) in settled) == (verdict.outcome == "expired")
+    return lost + doubled
+
+
+def files_handed_in(system: LocalSystem) -> set[tuple[str, str]]:
+    """Node and digest of every file that was taken so far."""
+    found = [info.key.split("/") for info in system.store.list(keys.SUBMISSIONS)]
+    return {(node, name.removesuffix(".json")) for _, node, name in found}
 
 
 def assert_nothing_lost_or_counted_twice(system: LocalSystem) -> None:

@@ -4,6 +4,7 @@
 the object store and the ledger, which are the truth.
 """
 
+import base64
 import copy
 import os
 import shutil
@@ -21,13 +22,18 @@ import yaml
 from ledger_samples import flat
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.roster import Role
+from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.crypto.canonical import document_digest
+from shoal.crypto.keys import PrivateKey
 from shoal.ledger.entries import GENESIS, LedgerEntry
+from shoal.ledger.succession import Succession
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 from shoal_operator.api import TrainingRun
+from shoal_operator.children.names import held_secret
 from shoal_operator.local.pods import PodView
 from shoal_operator.local.run import LocalRun
 
@@ -121,19 +127,33 @@ class LocalSystem:
         return max([-1, *[number for number in found if number is not None]])
 
     def ledger(self) -> list[SimpleNamespace]:
-        """Every entry, in order; signatures by the orchestrator and the chain are checked."""
-        orchestrator = None
+        """Every entry, in order; signatures by the orchestrator and the chain are checked, along changes of its key."""
+        config = self.config()
+        succession = Succession(config.trust.roster, config.run_key)
         entries: list[SimpleNamespace] = []
         previous = GENESIS
         for info in self.store.list(keys.LEDGER):
-            signed = Signed[LedgerEntry].from_json(self.store.get(info.key))
-            orchestrator = orchestrator or signed.signer
-            entry = signed.verified(orchestrator)
+            entry = succession.check(Signed[LedgerEntry].from_json(self.store.get(info.key)))
             assert entry.previous == previous, f"{info.key} does not follow from the entry before"
             assert entry.number == len(entries)
             previous = document_digest(entry)
             entries.append(flat(entry))
         return entries
+
+    def config(self) -> RunConfig:
+        """`config/run.json` as the operator has it now."""
+        with self._lock:
+            found = self.local.cluster.get("ConfigMap", f"{self.run}-config")
+        assert found is not None
+        return RunConfig.from_json(found["data"]["run.json"])
+
+    def role_key(self, role: Role) -> PrivateKey:
+        """The private key that a role holds now."""
+        roster = self.config().trust.roster
+        with self._lock:
+            found = self.local.cluster.get("Secret", held_secret(roster, role))
+        assert found is not None
+        return PrivateKey.from_pem(base64.b64decode(found["data"]["role.pem"]))
 
     def sealed_steps(self) -> list[int]:
         return [entry.step for entry in self.ledger() if entry.kind == "batch-sealed" and entry.step is not None]

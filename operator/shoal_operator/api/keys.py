@@ -20,7 +20,7 @@ class KeyWish(SpecModel):
     )
     leaked: bool = Field(
         False,
-        description="Whether somebody else may have the key that this generation replaces. It is then refused at once; else it counts for ten more minutes.",
+        description="Whether somebody else may have the replaced key. It is then refused at once; else it counts for ten more minutes.",
     )
 
 

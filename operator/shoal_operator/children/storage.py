@@ -8,7 +8,7 @@ from shoal_operator.engine.cluster import Object
 
 
 def role_and_store(run: str, role_secret: str | None, storage: StorageSpec, *keys: str) -> tuple[Mount, ...]:
-    """Mounts of the Secret with a role's key, of Secrets with further `keys`, and of what it needs for the store; without any key, of the store only."""
+    """Mounts of the Secret with a role's key, of Secrets with further `keys`, and of what it needs for the store; without any, the store only."""
     credentials = storage.s3.credentials_secret if storage.s3 else None
     mounts: list[Mount] = []
     held = [*([role_secret] if role_secret is not None else []), *keys]

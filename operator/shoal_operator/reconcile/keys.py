@@ -74,7 +74,6 @@ def ensure_identity(cluster: Cluster, owner: Object, islands: int, wanted: KeysS
 
 def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], identity: RunIdentity) -> None:
     """Create the missing tickets of pools. `pools`: name of the pool by name of its object."""
-    run = owner["metadata"]["name"]
     for pool_object, pool in pools.items():
         name = names.ticket_secret(pool_object)
         if (found := cluster.get("Secret", name)) is not None:
@@ -253,10 +252,8 @@ def _delete_replaced(cluster: Cluster, roster: Roster) -> None:
         number = count[change.role] = count.get(change.role, 0) + 1
         if cluster.now().timestamp() < change.unix + OVERLAP_SECONDS:
             continue
-        if change.role == "run":
-            name = names.run_key_secret(roster.run, number)
-        else:
-            name = names.role_secret(roster.run, change.role, number)
+        run, role = roster.run, change.role
+        name = names.run_key_secret(run, number) if role == "run" else names.role_secret(run, role, number)
         if cluster.get("Secret", name) is not None:
             cluster.delete("Secret", name)
 

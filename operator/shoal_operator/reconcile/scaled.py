@@ -194,7 +194,7 @@ def read_join(config_map: Object | None, run: str) -> NodeConfig | str:
 def _join_of(text: str, run: str) -> NodeConfig | str:
     try:
         join = NodeConfig.from_json(text)
-        join.trusted_roster()
+        join.trust  # noqa: B018 - checked when it is made
     except (ValidationError, ValueError) as error:
         return f"node.json is wrong ({' '.join(str(error).split())[:300]}); copy it from the run's cluster"
     if join.run != run:

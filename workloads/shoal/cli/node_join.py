@@ -301,7 +301,7 @@ def _given_config(path: Path | None) -> NodeConfig | None:
 def _read_config(path: Path) -> NodeConfig:
     try:
         config = NodeConfig.from_json(path.read_bytes())
-        config.trusted_roster()
+        config.trust  # noqa: B018 - checked when it is made
     except OSError as error:
         raise InputWrong(f"{path}: {error.strerror}") from None
     except (ValidationError, BadSignature) as error:

@@ -229,7 +229,9 @@ class AgentState(Contract):
     relay_token: str | None = None
     latest_version: VersionNumber | None = None
     trainer_key: NodeId
-    notice: KeysNotice | None = Field(default=None, description="the newest keys that the agent was shown")
+    notice: KeysNotice | None = Field(
+        default=None, exclude_if=unset, description="the run's keys, once any was changed; None: those of the configuration"
+    )
     public: PublicRun | None = None
     restarts: int | None = Field(
         default=None,
