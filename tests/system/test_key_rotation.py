@@ -1,4 +1,4 @@
-"""Keys of a running system are replaced: every key as planned, then those that leaked. The run goes on, and who has an old key is refused everywhere."""
+"""Keys of a running system are replaced: all as planned, then those that leaked. The run goes on, and an old key is refused everywhere."""
 
 import time
 

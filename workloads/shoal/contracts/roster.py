@@ -166,8 +166,8 @@ def is_newer(offered: Roster, held: Roster) -> bool:
     if epochs[0] < epochs[1]:
         return False
     if epochs[0] == epochs[1]:
-        longer, shorter = max(offered.changes, held.changes, key=len), min(offered.changes, held.changes, key=len)
-        if longer[: len(shorter)] != shorter:
+        common = min(len(offered.changes), len(held.changes))
+        if offered.changes[:common] != held.changes[:common]:
             raise BadSignature("Roster has other changes than the one that is held: the run key signed two histories")
         return len(offered.changes) >= len(held.changes)
     until = max((n for n, each in enumerate(held.changes, 1) if each.document.role == "run"), default=0)
