@@ -74,7 +74,8 @@ def render(run: TrainingRun) -> list[Object]:
 def secret_placeholders(run: TrainingRun) -> list[Object]:
     """The Secrets of a run, without what they hold."""
     name = run.metadata.name
-    secrets = [names.run_key_secret(name), *(names.role_secret(name, role) for role in ROLES)]
+    secrets = [names.run_key_secret(name), names.run_key_secret(name, 2), names.roster_secret(name)]
+    secrets += [names.role_secret(name, role) for role in ROLES]
     secrets += [names.island_secret(name, island) for island in names.island_names(island_count(run))]
     secrets += [names.ticket_secret(names.pool(name, pool.name)) for pool in run.spec.inference_pools]
     if run.spec.ui is not None:

@@ -43,11 +43,13 @@ SERVES = {
 }
 SECRETS = {
     "<run>-run-key": ("operator", "`run.pem`: signs the roster"),
+    "<run>-run-key-2": ("operator", "`run.pem`: the run key after it; may be kept elsewhere ([why](security.md#replace-a-key))"),
+    "<run>-roster": ("operator", "`roster.json`: who holds which key, signed; nothing secret"),
     "<run>-orchestrator-key": ("operator", "`role.pem`: signs ledger and invites; `run_secret`: beacons, grants; `admin_token`: for admins"),
     "<run>-discovery-key": ("operator", "`role.pem`: the role's key"),
     "<run>-trainer-key": ("operator", "`role.pem`: signs policy versions"),
     "<run>-relay-key": ("operator", "`role.pem`: signs questions to the orchestrator and the origin"),
-    "<run>-validator-key": ("operator", "`role.pem`: signs verdicts"),
+    "<run>-validator-key": ("operator", "`role.pem`: signs cards of validators' own keys"),
     "<run>-<island>-key": ("operator", "`island.pem`: signs what one island says to the others (`trainer.islands`)"),
     "<run>-<pool>-ticket": ("operator", "`ticket`: by which the pool's own pods prove themselves"),
     "<run>-ui-token": ("operator", "`token`: of who looks at the page of the run (`spec.ui`)"),
@@ -113,7 +115,7 @@ def ports_page() -> str:
         "With `exposure`, clients outside reach discovery, orchestrator, relays and the page too ([my cluster](journeys/my-cluster.md)).",
         "",
     ]
-    lines += ["## Secrets", "", "The operator makes its Secrets once, when the run begins, and never changes them.", ""]
+    lines += ["## Secrets", "", "The operator makes its Secrets when the run begins. A [replaced key](security.md#replace-a-key) has a Secret of its own, whose name ends in its number.", ""]
     lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
     lines += [
         "A lost Secret cannot be made again with the same keys: back it up ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",

@@ -60,6 +60,7 @@ class Publisher:
         """`announce` raises `Unavailable` or `Refused`; `beat` is called at every shard."""
         self._config = config
         self._key = key
+        self._signer = config.trust.of("trainer")
         self._store = store
         self._tree = tree
         self._outbox = outbox
@@ -93,12 +94,12 @@ class Publisher:
 
         It may be that an earlier pod sealed it and died before it announced; announcing the same again changes nothing.
         """
-        sealed = sealed_versions(self._store)
+        sealed = [version for version in sealed_versions(self._store) if not self._unseal_void(version)]
         newest = sealed[-self._config.kept_versions :]
         for version in self._with_chains(sealed, newest):
             self._beat()
             try:
-                manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
+                manifest = restore(self._store, self._tree, self._config.run, version, self._signer, self._beat)
             except (CannotRestore, BadPiece, NotFound) as error:
                 self._log.error("cannot serve a version of the store", version=version, reason=str(error))
                 continue
@@ -106,6 +107,21 @@ class Publisher:
                 self._pend(version, manifest)
         self._tree.keep_newest(self._config.kept_versions)
         self._restored = True
+
+    def _unseal_void(self, version: int) -> bool:
+        """Take back the seal of a version that a leaked key made and the ledger does not have: nobody believes it, and it must be sealed again."""
+        past = self._config.trust.past
+        if past is None or version in past.versions:
+            return False
+        try:
+            signed = Signed[WeightsManifest].from_json(self._store.get(keys.version_weights(version)))
+        except (NotFound, ValueError):
+            return False
+        if not self._signer.ever_held(signed.signer) or not self._signer.refusal(signed.signer, signed.document):
+            return False
+        self._store.delete(keys.version_weights(version))
+        self._log.warning("took back the seal of a version that a leaked key made and nobody announced", version=version)
+        return True
 
     def _with_chains(self, sealed: list[int], newest: list[int]) -> list[int]:
         """`newest` and what they are based on, highest first."""
@@ -129,9 +145,9 @@ class Publisher:
         started = time.monotonic()
         folder = self._outbox / keys.version_name(version)
         try:
-            if self._store.exists(keys.version_weights(version)):
+            if self._store.exists(keys.version_weights(version)) and not self._unseal_void(version):
                 self._log.info("this version is sealed in the store; publishing its stored bytes", version=version)
-                manifest = restore(self._store, self._tree, self._config.run, version, self._key.public, self._beat)
+                manifest = restore(self._store, self._tree, self._config.run, version, self._signer, self._beat)
             else:
                 manifest = self._make(version, folder)
         except SealedMeanwhile:
@@ -213,7 +229,7 @@ def main() -> None:
     tree = Tree(home() / "www")
     publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
     gate = TokenGate(config.run, config.trust.of("relay").acting)
-    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start()
+    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start(wait=True)
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())

@@ -44,6 +44,7 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.run import JoinOffer, PublicRun
 from shoal.contracts.signed import Signed
+from shoal.contracts.trust import KeysNotice
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import Verdict
 
@@ -86,7 +87,9 @@ class Page:
     """takes `since`: what is older is left out"""
 
 
+KEYS = Page("get", "/v1/keys", "anyone", "Whose keys hold; 204 when none changed after generation `after`", reply=KeysNotice)
 DISCOVERY = (
+    KEYS,
     Page("get", "/v1/join", "anyone", "What a stranger's machine must know of the run", reply=JoinOffer),
     Page(
         "post", "/v1/uplink-tests", "node", "Ask for a measurement of the uplink", UplinkRequest, UplinkTest,
@@ -118,6 +121,7 @@ DISCOVERY = (
 )  # fmt: skip
 
 ORCHESTRATOR = (
+    KEYS,
     Page("get", "/v1/run", "anyone", "The run in aggregates", reply=RunProgress),
     Page(
         "post", "/v1/heartbeats", "node", "Report state; the first heartbeat carries the invite", Heartbeat, HeartbeatReply,
