@@ -115,7 +115,9 @@ def ports_page() -> str:
         "With `exposure`, clients outside reach discovery, orchestrator, relays and the page too ([my cluster](journeys/my-cluster.md)).",
         "",
     ]
-    lines += ["## Secrets", "", "The operator makes its Secrets when the run begins. A [replaced key](security.md#replace-a-key) has a Secret of its own, whose name ends in its number.", ""]
+    made = "The operator makes its Secrets when the run begins."
+    later = "A [new key](security.md#replace-a-key) has a Secret of its own, whose name ends in its number."
+    lines += ["## Secrets", "", f"{made} {later}", ""]
     lines += table(("Secret", "made by", "holds", "mounted by"), _secrets(objects))
     lines += [
         "A lost Secret cannot be made again with the same keys: back it up ([my cluster](journeys/my-cluster.md#upgrade-and-back-up)).",

@@ -135,6 +135,8 @@ class Fetcher:
         Raises `Unavailable` or `Refused` when the agent is away, `OSError` (`NoSpace`) when the disk is too small.
         """
         state = self._agent.state(within_seconds=0.0)
+        if state.notice is not None:
+            self._weights.drop_void()
         if not state.relays or state.relay_token is None:
             return False
         if self._sources is None:

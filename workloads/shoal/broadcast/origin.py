@@ -110,17 +110,16 @@ class Publisher:
 
     def _unseal_void(self, version: int) -> bool:
         """Take back the seal of a version that a leaked key made and the ledger does not have: nobody believes it, and it must be sealed again."""
-        past = self._config.trust.past
-        if past is None or version in past.versions:
-            return False
         try:
             signed = Signed[WeightsManifest].from_json(self._store.get(keys.version_weights(version)))
         except (NotFound, ValueError):
             return False
-        if not self._signer.ever_held(signed.signer) or not self._signer.refusal(signed.signer, signed.document):
+        if not self._signer.is_void(signed):
             return False
         self._store.delete(keys.version_weights(version))
-        self._log.warning("took back the seal of a version that a leaked key made and nobody announced", version=version)
+        self._log.warning(
+            "took back the seal of a version that a leaked key made and nobody announced", version=version
+        )
         return True
 
     def _with_chains(self, sealed: list[int], newest: list[int]) -> list[int]:

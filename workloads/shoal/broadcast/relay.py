@@ -26,12 +26,13 @@ from shoal.broadcast.relay_target import TreeTarget, unseal_torn
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.traffic import Traffic
 from shoal.broadcast.transfer import Transfer, TransferOutcome
-from shoal.broadcast.tree import INDEX, Tree
+from shoal.broadcast.tree import INDEX, WEIGHTS, Tree
 from shoal.contracts import keys, relay_token
 from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
 from shoal.contracts.relays import RelayConfig, load_relay_config
 from shoal.contracts.run import RunConfig, home, load_run_config
-from shoal.contracts.weights import VersionIndex
+from shoal.contracts.signed import Signed
+from shoal.contracts.weights import VersionIndex, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import chains
 from shoal.transport import SignedClient
@@ -104,6 +105,7 @@ class Relay:
 
         Raises `SourceFailed`, `Denied` or `NotYet` when nobody upstream can be asked, `OSError` when the disk is full.
         """
+        self._drop_void()
         available = self._index()
         missing = self._missing(available)
         self._measure(available)
@@ -116,6 +118,16 @@ class Relay:
             self._log.info("dropped old versions", versions=dropped)
         self._measure(available)
         return outcome is TransferOutcome.SEALED
+
+    def _drop_void(self) -> None:
+        """After a change of keys: drop versions that nobody believes, so that they come again as the trainer's new key seals them."""
+        if not self._config.trust.roster.changes_of("trainer"):
+            return
+        for version in self._tree.sealed():
+            seal = self._tree.read(version, WEIGHTS)
+            if seal is not None and self._trainer_key.is_void(Signed[WeightsManifest].from_json(seal)):
+                self._tree.drop(version)
+                self._log.warning("dropped a version that a leaked key sealed", version=version)
 
     def not_ready(self) -> str | None:
         """None, or why clients get nothing here."""

@@ -15,7 +15,7 @@ from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
 from shoal.broadcast.relay_target import NoSpace
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, Signer
-from shoal.contracts.trust import ever_held
+from shoal.contracts.trust import RoleKeys, ever_held
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage.checkpoint_files import Assembler, read_manifest, sealed_by
 
@@ -63,6 +63,15 @@ class WeightsFolder:
         shutil.rmtree(self.link(version), ignore_errors=True)
         self._bury(version)
 
+    def drop_void(self) -> None:
+        """Remove versions that nobody believes after a change of keys; they come again as the trainer's new key seals them."""
+        if not isinstance(self._trainer_key, RoleKeys):
+            return
+        for version in self.held():
+            if self._trainer_key.is_void(sealed_by(self.path(version))):
+                telemetry.get_logger().warning("removing a version that a leaked key sealed", version=version)
+                self.remove(version)
+
     def held(self) -> list[int]:
         """Numbers of the finished versions, ascending."""
         numbers = (keys.parse_version(path.name) for path in self.root.iterdir() if path.is_dir())
@@ -98,8 +107,8 @@ class WeightsFolder:
     def _is_ours(self, version: int, run: str, trainer_key: Signer) -> bool:
         # An earlier key's are ours as well: whether it is still believed about them is asked when they are used, and they need not come again.
         try:
-            signer: Signer = sealed_by(self.path(version))
-            manifest = read_manifest(self.path(version), signer if ever_held(trainer_key, signer) else trainer_key)
+            signed = sealed_by(self.path(version))
+            manifest = signed.verified(signed.signer if ever_held(trainer_key, signed.signer) else trainer_key)
         except (OSError, ValueError, BadSignature):
             return False
         return (manifest.run, manifest.version) == (run, version)

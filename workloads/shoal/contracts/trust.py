@@ -129,6 +129,11 @@ class RoleKeys:
         """Whether the role holds this key or held it before."""
         return key in self._keys.roster.keys_of(self._role)
 
+    def is_void(self, sealed: Signed[WeightsManifest]) -> bool:
+        """Whether an earlier key sealed a version that the ledger does not have: nobody may use it, and its number will be sealed again."""
+        known = self._keys.past is not None and self.ever_held(sealed.signer)
+        return known and bool(self.refusal(sealed.signer, sealed.document))
+
     def refusal(self, signer: str, document: Contract) -> str:
         """See `Signers`: what a former key signed is believed as far as the ledger holds it."""
         card = document.card if isinstance(document, Verdict) else None

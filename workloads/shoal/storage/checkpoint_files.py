@@ -290,11 +290,11 @@ def _check_layout(record: VersionOpen, base: Path | None) -> None:
             )
 
 
-def sealed_by(folder: Path) -> str:
-    """The key that an assembled folder's manifest names as its signer; not checked. Raises as `read_manifest` does."""
-    return Signed[WeightsManifest].from_json((folder / MANIFEST_FILE).read_bytes()).signer
+def sealed_by(folder: Path) -> Signed[WeightsManifest]:
+    """The manifest of an assembled folder, not verified; raises as `read_manifest` does."""
+    return Signed[WeightsManifest].from_json((folder / MANIFEST_FILE).read_bytes())
 
 
 def read_manifest(folder: Path, signer: Signer) -> WeightsManifest:
     """The verified manifest of an assembled folder; raises `BadSignature`, or FileNotFoundError when the folder is not one."""
-    return Signed[WeightsManifest].from_json((folder / MANIFEST_FILE).read_bytes()).verified(signer)
+    return sealed_by(folder).verified(signer)

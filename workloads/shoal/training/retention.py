@@ -10,6 +10,7 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, Signer
+from shoal.contracts.trust import ever_held
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import NotFound, Store
 from shoal.storage.chains import base_of, closure
@@ -79,7 +80,9 @@ def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) 
     found: dict[int, int | None] = {}
     for version in versions:
         try:
-            record = Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
+            signed = Signed[VersionOpen].from_json(store.get(keys.version_open(version)))
+            # An earlier key's word only keeps more here, and what it made last may not be believed by anybody else yet.
+            record = signed.verified(signed.signer if ever_held(trainer_key, signed.signer) else trainer_key)
         except NotFound:
             continue
         found[version] = base_of(record)
