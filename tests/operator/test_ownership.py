@@ -42,7 +42,7 @@ def test_a_run_made_again_under_its_name_waits_until_the_keys_of_the_first_are_c
     cluster.writes.clear()
     with pytest.raises(
         ClusterError,
-        match="Secret sums-run-key belongs to an earlier TrainingRun sums; waits until Kubernetes deletes it",
+        match="Secret sums-roster belongs to an earlier TrainingRun sums; waits until Kubernetes deletes it",
     ):
         reconcile(cluster, "TrainingRun", "sums")
     assert cluster.writes == []

@@ -151,7 +151,7 @@ class LocalSystem:
         """The private key that a role holds now."""
         roster = self.config().trust.roster
         with self._lock:
-            found = self.local.cluster.get("Secret", held_secret(roster, role))
+            found = self.local.cluster.get("Secret", held_secret(self.run, roster, role))
         assert found is not None
         return PrivateKey.from_pem(base64.b64decode(found["data"]["role.pem"]))
 

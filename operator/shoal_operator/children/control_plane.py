@@ -23,10 +23,11 @@ REDIS_CLAIMS: dict[str, str | int] = {"data": "1Gi"}
 
 def control_plane(run: TrainingRun, replicas: int, config_hashes: dict[str, str], roster: Roster) -> list[Object]:
     """Redis, discovery and orchestrator, with the keys that they hold by the roster; `replicas` is 1, or 0 for a suspended run."""
+    name = run.metadata.name
     return [
         *_redis(run, replicas),
-        *_discovery(run, replicas, config_hashes["discovery"], names.held_secret(roster, "discovery")),
-        *_orchestrator(run, replicas, config_hashes["orchestrator"], names.held_secret(roster, "orchestrator")),
+        *_discovery(run, replicas, config_hashes["discovery"], names.held_secret(name, roster, "discovery")),
+        *_orchestrator(run, replicas, config_hashes["orchestrator"], names.held_secret(name, roster, "orchestrator")),
     ]
 
 

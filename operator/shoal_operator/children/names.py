@@ -167,9 +167,9 @@ def role_secret(run: str, role: Role, generation: int = 1) -> str:
     return f"{run}-{role}-key{_later(generation)}"
 
 
-def held_secret(roster: Roster, role: Role) -> str:
+def held_secret(run: str, roster: Roster, role: Role) -> str:
     """That with the key which the role holds by this roster."""
-    return role_secret(roster.run, role, 1 + len(roster.changes_of(role)))
+    return role_secret(run, role, 1 + len(roster.changes_of(role)))
 
 
 def _later(generation: int) -> str:

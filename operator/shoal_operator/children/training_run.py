@@ -105,7 +105,7 @@ def training_run_children(
         *own_kinds(run, observed.scales, hashes, work=observed.stage == "running"),
     ]
     if observed.trainer_attempt is not None:
-        secret = names.held_secret(identity.roster.document, "trainer")
+        secret = names.held_secret(name, identity.roster.document, "trainer")
         made.append(trainer_job(run, observed.trainer_attempt, hashes["trainer"], secret))
     return made
 

@@ -79,7 +79,9 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], id
         if (found := cluster.get("Secret", name)) is not None:
             refuse_anothers(found, owner)
             continue
-        orchestrator = _get(cluster, owner, names.held_secret(identity.roster.document, "orchestrator"))
+        orchestrator = _get(
+            cluster, owner, names.held_secret(owner["metadata"]["name"], identity.roster.document, "orchestrator")
+        )
         ticket = pool_ticket(base64.b64decode(orchestrator["data"][RUN_SECRET]), pool)
         _create(cluster, owner, name, {TICKET: ticket.hex().encode()})
 
@@ -142,7 +144,7 @@ def _require_keys(cluster: Cluster, owner: Object, signed: Signed[Roster], wante
     except BadSignature as error:
         raise ClusterError(f"Secret {names.roster_secret(roster.run)}: {error}; restore it from a backup") from None
     for role in ROLES:
-        name = names.held_secret(roster, role)
+        name = names.held_secret(roster.run, roster, role)
         if cluster.get("Secret", name) is None:
             wish = (wanted or KeysSpec()).wishes().get(role)
             if wish is not None and wish.leaked and wish.generation > 1 + len(roster.changes_of(role)):

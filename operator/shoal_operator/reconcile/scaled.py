@@ -128,7 +128,7 @@ def _build_relays(cluster: Cluster, relay: RelayServer) -> Built:
     config = _read_run(cluster, relay.spec.run)
     if isinstance(config, str):
         return Built(waits_for=config)
-    secret = names.held_secret(config.roster.document, "relay")
+    secret = names.held_secret(config.run, config.roster.document, "relay")
     return Built(relay_server_children(relay, config_hashes(config)["relay"], secret), relay_claims(relay))
 
 
@@ -146,7 +146,7 @@ def _build_validators(cluster: Cluster, validator: Validator) -> Built:
         return Built(
             waits_for=f"TrainingRun {run} has a different spec.storage; create a Validator with the run's storage"
         )
-    secret = names.held_secret(config.roster.document, "validator")
+    secret = names.held_secret(config.run, config.roster.document, "validator")
     return Built(validator_children(validator, config_hashes(config)["validator"], secret))
 
 

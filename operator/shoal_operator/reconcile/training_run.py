@@ -271,7 +271,7 @@ def _decide_trainer(
     addresses = cluster.addresses(name, 0, islands=serves_lighthouse(run))
     config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
     config_hash = config_hashes(config)["trainer"]
-    secret = names.held_secret(identity.roster.document, "trainer")
+    secret = names.held_secret(name, identity.roster.document, "trainer")
     return decide_trainer(
         wanted=seen.prepared and not run.spec.suspend and not late,
         complete=complete,
