@@ -42,7 +42,7 @@ def test_the_output_is_one_yaml_stream_that_reads_back(run: TrainingRun) -> None
 
 def test_secrets_are_named_and_empty(run: TrainingRun) -> None:
     secrets = [made for made in render(run) if made["kind"] == "Secret"]
-    assert len(secrets) == 7
+    assert len(secrets) == 9
     assert all("data" not in made and "stringData" not in made for made in secrets)
 
 

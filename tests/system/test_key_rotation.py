@@ -1,6 +1,8 @@
 """Keys of a running system are replaced: all as planned, then those that leaked. The run goes on, and an old key is refused everywhere."""
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -95,7 +97,9 @@ def agent_state(system: LocalSystem) -> AgentState:
     return state
 
 
-def test_planned_and_leaked_keys_are_replaced_while_the_run_goes_on(system: LocalSystem) -> None:
+def test_planned_and_leaked_keys_are_replaced_while_the_run_goes_on(
+    system: LocalSystem, record_property: Callable[[str, object], None]
+) -> None:
     first = system.config()
     system.advance(1)
     change(system, "run", *ROLES, leaked=False)
@@ -118,11 +122,18 @@ def test_planned_and_leaked_keys_are_replaced_while_the_run_goes_on(system: Loca
     newest = system.advance(2)
     system.until("a worker holds the newest version", lambda: system.worker_version() >= newest)
 
-    system.until("every file has its outcome", lambda: lost_or_doubled(system, handed_in) == 0)
+    with suppress(pytest.fail.Exception):
+        system.until("every file has its outcome", lambda: lost_or_doubled(system, handed_in) == 0)
+    found = lost_or_doubled(system, handed_in)
+    # What benchmarks/trust/key_rotation.py reads.
+    record_property("key_rotation_lost_or_doubled", found)
+    record_property("key_rotation_files", len(handed_in))
+    record_property("key_rotation_seconds_until_refused", round(seconds, 1))
+    assert found == 0
     assert_nothing_lost_or_counted_twice(system)
     changes = [entry for entry in system.ledger() if entry.kind == "keys-changed"]
     assert [len(entry.keys.document.changes) for entry in changes] == [6, 10]
     said = CliRunner().invoke(
-        app, ["ledger", "verify", str(system.folder), "--documents", "--run-key", first.run_key], catch_exceptions=False
+        app, ["ledger", "verify", str(system.store_folder), "--documents", "--run-key", first.run_key], catch_exceptions=False
     )
     assert said.exit_code == 0, said.output

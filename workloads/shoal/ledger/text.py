@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from shoal.contracts.roster import Roster
 from shoal.ledger.audit import AuditReport, NodeTotals
-from shoal.ledger.entries import Accepted, LedgerEntry, NodeInvited, RunDeclared, TermsChanged
+from shoal.ledger.entries import Accepted, KeysChanged, LedgerEntry, NodeInvited, RunDeclared, TermsChanged
 from shoal.ledger.facts import RunTerms
 from shoal.ledger.source import Trust
 from shoal.text import count, plain
@@ -43,11 +44,21 @@ def entry_line(entry: LedgerEntry) -> str:
             parts.append(f"pool {invited.pool}")
         case RunDeclared(terms=terms) | TermsChanged(terms=terms):
             parts.append(terms_line(terms))
+        case KeysChanged(keys=keys):
+            parts.append(changes_line(keys.document))
         case _:
             pass
     if said["detail"]:
         parts.append(plain(said["detail"], 200))
     return "  ".join(parts)
+
+
+def changes_line(roster: Roster) -> str:
+    """The newest change of every key that was changed."""
+    newest = {each.document.role: each.document for each in roster.changes}
+    return f"change {len(roster.changes)}: " + ", ".join(
+        f"{role} {change.new[:SHORT]}{' (leaked before)' if change.leaked else ''}" for role, change in newest.items()
+    )
 
 
 def terms_line(terms: RunTerms) -> str:
@@ -142,6 +153,11 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
         f"run {plain(report.run)}: {count(report.entries)} entries, {count(len(report.nodes))} nodes",
         f"entries: {kinds or 'none'}",
         *(f"terms from entry {each.number} on: {terms_line(each.terms)}" for each in report.terms[-MOST_TERMS:]),
+        *(
+            [f"changes of keys: {count(report.key_changes)}, each signed along the run's keys"]
+            if report.key_changes
+            else []
+        ),
         *([undeclared_line(report)] if report.undeclared else []),
         f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
         f" {count(report.entries - report.covered)} came after it",
@@ -186,6 +202,7 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "entries": report.entries,
         "entries_undeclared": report.undeclared,
         "nodes": len(report.nodes),
+        "key_changes": report.key_changes,
         "kinds": dict(sorted(report.kinds.items())),
         "terms": [{"entry": each.number, **each.terms.model_dump(mode="json")} for each in report.terms],
         "checkpoints": report.checkpoints,
