@@ -119,7 +119,8 @@ def verified_roster(signed: Signed[Roster], run_key: str) -> Roster:
 
 def _check_changes(roster: Roster, first_run_key: str) -> None:
     """Whether every change follows from the one before, and is signed by whom it takes."""
-    holds: dict[KeyHolder, str] = {"run": first_run_key, **roster.first_keys()}
+    holds: dict[KeyHolder, str] = {"run": first_run_key}
+    holds.update((role, key) for role, key in roster.first_keys().items())
     used = set(holds.values())
     expected, last_unix = roster.next_run_key, 0.0
     for number, signed in enumerate(roster.changes, 1):
