@@ -73,6 +73,8 @@ class ProblemCode(StrEnum):
     ENOUGH_UNDER_WAY = "enough-under-way"
     SLICE_UNDER_WAY = "slice-under-way"
     FILES_NOT_JUDGED = "files-not-judged"
+    LEASE_DROPPED = "lease-dropped"
+    NEWCOMERS_SHARE = "newcomers-share"
     QUOTA_LEASED = "quota-leased"
     QUOTA_USED = "quota-used"
     NO_SUCH_LEASE = "no-such-lease"

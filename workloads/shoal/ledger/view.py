@@ -82,6 +82,7 @@ class LedgerView:
         self.rejected_nodes: set[str] = set()
         self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
         self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
+        self.accepted_unix: dict[str, float] = {}  # node -> when its last file was accepted, unless one was rejected since
         self.reject_reasons: Counter[str] = Counter()
         self.files_accepted = 0
         self.files_rejected = 0
@@ -169,6 +170,7 @@ class LedgerView:
                 self.settled[node, file.file] = "rejected"
                 self.rejected_nodes.add(node)
                 self.accepted_in_a_row[node] = 0
+                self.accepted_unix.pop(node, None)
                 self.files_of[node].rejected += 1
                 self.files_rejected += 1
                 self.reject_reasons[file.reason] += 1
@@ -188,6 +190,7 @@ class LedgerView:
                 self.groups_with_signal += file.counted_groups
         self.settled[node, file.file] = "accepted"
         self.accepted_in_a_row[node] += 1
+        self.accepted_unix[node] = unix
         self.files_of[node].accepted += 1
         self.files_accepted += 1
         self.tokens_accepted += file.tokens

@@ -62,6 +62,7 @@ class RunState:
         self.leases = LeaseBook(client, self.prefix, store)
         self.queue = ValidationQueue(client, self.prefix)
         self.lease_lock = threading.Lock()  # room is looked at and taken by one thread at a time
+        self.standing_lock = threading.Lock()  # a node's room is changed by one thread at a time
         self.settle_lock = threading.RLock()  # a step is sealed and files settle one at a time
         self.trainer: TrainerProgress | None = None
         self.last_step: StepMetrics | None = None

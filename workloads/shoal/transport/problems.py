@@ -76,6 +76,8 @@ KINDS: dict[ProblemCode, Kind] = {
     ProblemCode.ENOUGH_UNDER_WAY: Kind(409, "Enough work is in progress"),
     ProblemCode.SLICE_UNDER_WAY: Kind(409, "Slice is in progress"),
     ProblemCode.FILES_NOT_JUDGED: Kind(409, "Files could not be judged"),
+    ProblemCode.LEASE_DROPPED: Kind(409, "A lease was dropped"),
+    ProblemCode.NEWCOMERS_SHARE: Kind(409, "Newcomers hold their share"),
     ProblemCode.QUOTA_LEASED: Kind(409, "Too many files"),
     ProblemCode.QUOTA_USED: Kind(429, "Too many files"),
     ProblemCode.NO_SUCH_LEASE: Kind(404, "No such lease"),

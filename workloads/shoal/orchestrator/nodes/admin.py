@@ -15,7 +15,7 @@ from shoal.ledger.entries import NodeBanned, NodeUnbanned
 from shoal.ledger.view import Files
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.verdicts.verdicts import give_up_leases
+from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.leases import is_open
 from shoal.telemetry import get_logger
 

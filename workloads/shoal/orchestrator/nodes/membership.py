@@ -27,8 +27,7 @@ from shoal.orchestrator.nodes import admin, capability_check
 from shoal.orchestrator.nodes.invites import BadInvite, check_invite
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.work.lease_returns import end
-from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.telemetry import get_logger
 
 
@@ -157,18 +156,7 @@ def reap(state: RunState) -> None:
         changed = state.nodes.change(record, event)
         if changed.state == "Dead":
             state.ledger.append(NodeDead(node=record.node))
-            abandoned = _give_up_leases(state, record.node)
-            state.nodes.change(changed, abandoned_leases=changed.abandoned_leases + abandoned)
+            give_up_leases(state, record.node)
             get_logger().warning(
                 "node is dead", node=record.node, silent_seconds=round(now - record.last_heartbeat_unix)
             )
-
-
-def _give_up_leases(state: RunState, node: str) -> int:
-    now, count = state.clock(), 0
-    with state.lease_lock:
-        for lease in state.leases.all():
-            if lease.lease.node == node and is_open(lease, now):
-                end(state, lease, "abandoned")
-                count += 1
-    return count

@@ -30,6 +30,8 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 """Deletes a record that has not changed."""
 MOST_GONE = 1000
 """Records of dead nodes, and of refused ones, kept for `shoal node list`; the ledger has their work."""
+FULL_ROOM = 2.0
+"""Leases that a node may hold which dropped none: it generates for one while it uploads for another."""
 MOST_TRIES = 100  # each lost try is another writer's progress on this one node
 
 
@@ -68,6 +70,16 @@ class NodeRecord(Contract):
     invite_expires_unix: float = 0.0
     policy_version: int | None = None
     abandoned_leases: int = 0
+    room: float = Field(
+        default=FULL_ROOM,
+        exclude_if=lambda room: room == FULL_ROOM,
+        description="leases that it may hold: each dropped one halves it, accepted files restore it (`work.standing`)",
+    )
+    waits_until_unix: float = Field(
+        default=0.0,
+        exclude_if=lambda unix: unix == 0.0,
+        description="before this time it gets no lease: it dropped one",
+    )
     restarts: int = Field(
         default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
     )

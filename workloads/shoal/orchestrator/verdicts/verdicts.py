@@ -20,11 +20,11 @@ from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
 from shoal.orchestrator import key_changes
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
-from shoal.orchestrator.work.lease_returns import end
-from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import SubmissionRecord
 from shoal.orchestrator.work.sealing import accepted_file, seal_if_full
+from shoal.orchestrator.work.standing import note_accepted, note_rejected
 from shoal.orchestrator.work.uploads import find_verdict
 from shoal.telemetry import get_logger
 
@@ -202,22 +202,18 @@ def evict(state: RunState, node: str, detail: str) -> None:
     give_up_leases(state, node)
 
 
-def give_up_leases(state: RunState, node: str) -> None:
-    """End what a node holds that is excluded."""
-    now = state.clock()
-    for lease in state.leases.all():
-        if lease.lease.node == node and is_open(lease, now):
-            end(state, lease, "abandoned")
-
-
 def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     """Ledger, queue and step of a recorded verdict. Idempotent: the ledger ignores a repeated entry, and the rest only removes."""
     verdict = signed.document
     work = known(state, verdict.step)
+    settled = (verdict.node, verdict.sha256) in state.view.settled
     if verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
-        if isinstance(work, TrainingStep) and (verdict.node, verdict.sha256) not in state.view.settled:
-            state.answers.add(verdict, counted)  # once: an old file that comes again is not among the newest
+        if not settled:  # once: an old file that comes again is not among the newest
+            job = state.queue.get(verdict.node, verdict.sha256)
+            note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
+            if isinstance(work, TrainingStep):
+                state.answers.add(verdict, counted)
         state.ledger.append(
             Accepted(
                 node=verdict.node,
@@ -242,6 +238,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         )
         if state.config.validation.slashing == "Evict":
             evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
+        elif not settled:
+            note_rejected(state, verdict.node)
     state.queue.discard(verdict.node, verdict.sha256)
     if verdict.outcome == "accept" and isinstance(work, TrainingStep | TableSlice):
         seal_if_full(state, work.number)

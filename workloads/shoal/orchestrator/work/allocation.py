@@ -17,6 +17,11 @@ PRIOR_GROUPS = 8
 """Weight of that assumption, in groups: two files of the default size outweigh it."""
 
 
+NEWCOMERS_SHARE = 0.25
+"""Of the groups planned for a step, the part that nodes without good standing may always hold. It is planned on top of what the others do, so that a
+step samples a quarter more at most, and only while nodes are new."""
+
+
 @dataclass(frozen=True)
 class StepLoad:
     """One openable step, in groups. `pending_groups` are leased or wait for a verdict, `judged_groups` were accepted, with signal or without."""
@@ -39,6 +44,16 @@ def has_room(load: StepLoad, rate: float) -> bool:
         return False
     expected = load.accepted_groups + load.pending_groups * rate
     return expected < load.needed_groups * OVERSHOOT
+
+
+def newcomers_have_room(newcomers_groups: int, file_groups: int, planned_groups: float, good_groups: int) -> bool:
+    """Whether newcomers may hold another file of a step beside what they hold.
+
+    The rest of a step is kept for nodes in good standing, as far as these could hold it: `good_groups` are those of all their leases.
+    One file is always permitted.
+    """
+    share = max(file_groups, NEWCOMERS_SHARE * planned_groups, planned_groups - good_groups)
+    return newcomers_groups + file_groups <= share
 
 
 def is_stalled(load: StepLoad, cap: int) -> bool:

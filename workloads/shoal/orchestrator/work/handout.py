@@ -22,10 +22,11 @@ from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
-from shoal.orchestrator.work.leases import MAX_OPEN_LEASES, PROBATION_LEASES, given_up, is_open, lease_seconds
-from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, loads, signal_rate, unjudged_files
+from shoal.orchestrator.work.leases import given_up, is_open, lease_seconds
+from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, loads, signal_rate, under_way, unjudged_files
 from shoal.orchestrator.work.open_work import known, openable_steps
 from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
+from shoal.orchestrator.work.standing import good_nodes, leases_allowed, most_leases, on_probation, require_no_wait
 from shoal.orchestrator.work.uploads import require_quota
 from shoal.sampling.draw import beacon_commitment
 
@@ -45,6 +46,54 @@ def may_serve(state: RunState, node: str, works: Sequence[W]) -> list[W]:
     return [work for work in works if allocation.may_serve(own, revealed.get(work.beacon_number), live)]
 
 
+class Look:
+    """One look at nodes, leases and queue for a node's request: which work has room for it."""
+
+    def __init__(self, state: RunState, node: str) -> None:
+        self._state = state
+        self._good = good_nodes(state)
+        self._rate = signal_rate(state)
+        self._under_way = under_way(state, self._good)
+        self.is_good = node in self._good
+        self.is_trusted = self.is_good or not self._good  # without any others newcomers do everything
+
+    def loads(self, steps: Sequence[int]) -> list[allocation.StepLoad]:
+        """What counts as pending for this node: the leases of its own kind, where a step takes several files and there are both kinds."""
+        found = self._under_way
+        if self.is_good:
+            return loads(self._state, steps, found.good)
+        apart = self._good and self._state.schedule.several_files
+        return loads(self._state, steps, found.newcomers if apart else found.all)
+
+    def has_room(self, load: allocation.StepLoad) -> bool:
+        """Whether this node may have a lease for this step."""
+        schedule = self._state.schedule
+        if not schedule.has_room(load, self._rate):
+            return False
+        if self.is_trusted or not schedule.several_files:
+            return True
+        planned = load.needed_groups * allocation.OVERSHOOT / self._rate
+        held, groups = self._under_way.newcomers[load.step], self._state.codec.shape.groups
+        return allocation.newcomers_have_room(held, groups, planned, groups * sum(self._good.values()))
+
+    def step_to_serve(self, found: Sequence[allocation.StepLoad]) -> int | None:
+        """The smallest step with room. A newcomer, and where a step takes one file anybody, is first sent to one that is short of all leases."""
+        if not (self.is_good and self._state.schedule.several_files):
+            short = loads(self._state, [load.step for load in found], self._under_way.all)
+            if (step := allocation.step_to_serve(short, self.has_room)) is not None:
+                return step
+        return allocation.step_to_serve(found, self.has_room)
+
+    @property
+    def training_needs_work(self) -> bool:
+        """Whether any step that may be worked on has room for another file of a node in good standing."""
+        pending = self._under_way.good if self._good else self._under_way.all
+        return any(
+            self._state.schedule.has_room(load, self._rate)
+            for load in loads(self._state, openable_steps(self._state), pending)
+        )
+
+
 def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
     """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown.
 
@@ -55,11 +104,11 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
     if latest is None:
         return None
     steps = may_serve(state, node, [state.codec.step(step) for step in openable_steps(state)])
-    found = loads(state, [work.number for work in steps])
-    rate = signal_rate(state)
-    step = allocation.step_to_serve(found, lambda load: state.schedule.has_room(load, rate))
-    if holds and state.config.evaluation is not None:
-        slices = evaluations.offer(state, node, holds, training_needs_work=training_needs_work(state))
+    look = Look(state, node)
+    found = look.loads([work.number for work in steps])
+    step = look.step_to_serve(found)
+    if holds and state.config.evaluation is not None and look.is_trusted:
+        slices = evaluations.offer(state, node, holds, training_needs_work=look.training_needs_work)
         if work := next(iter(may_serve(state, node, slices)), None):
             unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
             first = unsealed if unsealed is not None else state.schedule.steps
@@ -100,18 +149,22 @@ def _is_open(state: RunState, work: Work) -> bool:
             return work in evaluations.open_slices(state)
 
 
-def _require_room(state: RunState, node: str, work: Work) -> None:
-    """Whether another file for this work is needed; raises `Refusal`. The caller holds `lease_lock`."""
+def _require_room(state: RunState, node: str, work: Work) -> Look:
+    """Whether another file for this work is needed of this node; raises `Refusal`. The caller holds `lease_lock`."""
+    look = Look(state, node)
     match work:
         case EvaluationSlice(number=number):
-            if not evaluations.is_offered(state, node, work, training_needs_work=training_needs_work(state)):
+            offered = look.is_trusted and evaluations.is_offered(
+                state, node, work, training_needs_work=look.training_needs_work
+            )
+            if not offered:
                 raise Refusal(
                     ProblemCode.SLICE_UNDER_WAY,
                     f"slice {number} of an evaluation is answered, leased to or reserved for another node, or waits behind training: ask GET /v1/step"
                     " again in a second",
                 )
         case TrainingStep(number=step) | TableSlice(number=step):
-            load = loads(state, [step])[0]
+            load = look.loads([step])[0]
             if state.schedule.stalled(load):
                 raise Refusal(ProblemCode.STEP_STALLED, stalled_text(state, load))
             if not state.schedule.has_room(load, signal_rate(state)):
@@ -119,12 +172,12 @@ def _require_room(state: RunState, node: str, work: Work) -> None:
                     ProblemCode.ENOUGH_UNDER_WAY,
                     f"step {step} is probably full with pending files: ask GET /v1/step again in a second",
                 )
-
-
-def training_needs_work(state: RunState) -> bool:
-    """Whether any step that may be worked on has room for another file."""
-    rate = signal_rate(state)
-    return any(state.schedule.has_room(load, rate) for load in loads(state, openable_steps(state)))
+            if not look.has_room(load):
+                raise Refusal(
+                    ProblemCode.NEWCOMERS_SHARE,
+                    f"nodes without an accepted file of late hold their share of step {step} by now: ask GET /v1/step again in a second",
+                )
+    return look
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
@@ -139,39 +192,31 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         mine = [r for r in state.leases.all() if r.lease.node == request.node]
         record = state.nodes.require_member(request.node)
         require_pool(state, record)  # else nobody could tell any more what drew the file's tokens
-        probation = on_probation(state, request.node)
-        pushed_out = given_up(mine, now, PROBATION_LEASES if probation else MAX_OPEN_LEASES)
-        kept = [r for r in mine if r not in pushed_out]
-        for old in pushed_out:
-            end(state, old, "abandoned")
-            record = state.nodes.change(record, abandoned_leases=record.abandoned_leases + 1)
-        _require_room(state, request.node, work)
+        require_no_wait(record, now)
+        most = leases_allowed(record.room, most_leases(state, request.node))
+        if dropped := given_up(mine, now, most):
+            for old in dropped:
+                end(state, old, "abandoned")
+            require_no_wait(state.nodes.require_member(request.node), now)
+        look = _require_room(state, request.node, work)
         if unjudged_files(state, request.node) >= MOST_UNJUDGED_FILES:
             raise Refusal(
                 ProblemCode.FILES_NOT_JUDGED,
                 f"{MOST_UNJUDGED_FILES} or more files of this node had checks without a result; they count until their steps end",
             )
-        require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in kept), now)
+        require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in mine), now)
         reveal(state, work)
         shape = work.shape
         expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
-        # What was given up just now comes again with the next request: numbers go on by files alone. On probation it comes at once: who may
-        # hold one lease would else pass over any by asking twice.
-        if probation and pushed_out:
-            mine = [r for r in state.leases.all() if r.lease.node == request.node]
+        # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, work.number, expires, drawn_by)
-        lease = again or state.leases.issue(request.node, work.number, shape.groups, expires, drawn_by)
+        lease = again or state.leases.issue(request.node, work.number, shape.groups, now, expires, drawn_by)
         if state.config.evaluation is not None:
             given = state.leases.require(lease.lease, request.node)
-            needs_work = training_needs_work(state)
+            needs_work = look.training_needs_work
             credit.note_lease(state, work, given, new=again is None, training_needs_work=needs_work)
         return lease
-
-
-def on_probation(state: RunState, node: str) -> bool:
-    """Whether a key has yet to show that its files are good: fewer than `probationFiles` were accepted since its last rejected one."""
-    return state.view.accepted_in_a_row[node] < state.config.validation.probation_files
 
 
 def stalled_text(state: RunState, load: allocation.StepLoad) -> str:
@@ -196,9 +241,6 @@ def _end_overdue(state: RunState) -> int:
         if record.status != "open" or is_open(record, now):
             continue
         end(state, record, "abandoned")
-        node = state.nodes.get(record.lease.node)
-        if node is not None:
-            state.nodes.change(node, abandoned_leases=node.abandoned_leases + 1)
         ended += 1
     return ended
 

@@ -1,9 +1,9 @@
-"""Leases without a file: given back, or expired. When a node leaves, or its step is sealed, its place is free at once.
+"""Leases without a file: handed back, displaced, or expired. The place is free at once.
 
-Comes in: `LeaseReturn` of a node. A return costs the node nothing, unlike a lease that runs out, and neither gains it anything: the next lease that
-it gets for the same step is the same one; it has the same submission number and so the same prompts and seeds. Otherwise a node could skip whatever
-it prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every
-lease that ends without a file ends here.
+Comes in: `LeaseReturn` of a node. A return costs the node what a lease costs that runs out (`standing`), except when the step was sealed meanwhile.
+It gains nothing by either: the next lease that it gets for the same step is the same one, with the same submission number and so the same prompts
+and seeds. Otherwise a node could skip whatever it prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every lease that ends
+without a file ends here.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from shoal.orchestrator.evaluation import credit
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
+from shoal.orchestrator.work.standing import drop
 from shoal.telemetry import get_logger
 
 
 def take_back(state: RunState, request: LeaseReturn) -> None:
-    """End a lease without a penalty; a lease that is over or has its file is unchanged. Raises `Refusal`."""
+    """End a lease; one that is over or has its file is unchanged. Raises `Refusal`."""
     with state.lease_lock:
         record = state.leases.require(request.lease, request.node)
         if not is_open(record, state.clock()):
@@ -27,10 +28,20 @@ def take_back(state: RunState, request: LeaseReturn) -> None:
     get_logger().info("lease returned", node=request.node, step=record.lease.step, submission=record.lease.submission)
 
 
+def give_up_leases(state: RunState, node: str) -> None:
+    """End what a node holds that is dead or excluded."""
+    now = state.clock()
+    with state.lease_lock:
+        for record in state.leases.all():
+            if record.lease.node == node and is_open(record, now):
+                end(state, record, "abandoned")
+
+
 def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
-    """Close an open lease for which no file came."""
+    """Close an open lease for which no file came, at its node's account."""
     state.leases.put(record.model_copy(update={"status": status, "charged": False}))
     credit.give_back(state, record)
+    drop(state, record)
 
 
 def give_again(
@@ -46,4 +57,4 @@ def give_again(
     if not without_file:
         return None
     record = min(without_file, key=lambda each: each.lease.submission)
-    return state.leases.give_again(record, expires_unix, drawn_by)
+    return state.leases.give_again(record, state.clock(), expires_unix, drawn_by)

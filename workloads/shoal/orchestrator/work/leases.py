@@ -22,9 +22,9 @@ SECONDS_A_TOKEN = 0.05
 TOGETHER = 128
 """Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
 MAX_OPEN_LEASES = 2
-"""A node generates for one lease while it uploads for another. Asking for a third gives up the oldest: that worker has moved on or was restarted."""
+"""A node generates for one lease while it uploads for another. Asking for a third drops the oldest: that worker has moved on or was restarted."""
 PROBATION_LEASES = 1
-"""Leases of a key on probation: keys are free, and each would hold two places of a step. A second request gives the first lease back."""
+"""Leases of a key on probation: keys are free, and each would hold two places of a step. A second request drops the first lease."""
 UPLOAD_SECONDS = 60.0
 """Life of an upload grant beyond the transfer itself."""
 SLOWEST_UPLOAD = 256 * 1024
@@ -92,7 +92,9 @@ class LeaseBook:
     def forget(self, lease: str) -> None:
         self._redis.hdel(self._hash, lease)
 
-    def issue(self, node: str, step: int, groups: int, expires_unix: float, drawn_by: DrawnBy) -> Lease:
+    def issue(
+        self, node: str, step: int, groups: int, given_unix: float, expires_unix: float, drawn_by: DrawnBy
+    ) -> Lease:
         """Give the next submission number of this node and step. The store decides: a number that is taken there is skipped."""
         field = f"{step}/{node}"
         while True:
@@ -100,15 +102,15 @@ class LeaseBook:
             lease = Lease(
                 lease=secrets.token_hex(16), node=node, step=step, submission=number, expires_unix=expires_unix
             )
-            record = LeaseRecord(lease=lease, groups=groups, drawn_by=drawn_by)
+            record = LeaseRecord(lease=lease, groups=groups, drawn_by=drawn_by, given_unix=given_unix)
             if self._store.create(keys.lease(step, node, number), record.to_json()):
                 self.put(record)
                 return lease
 
-    def give_again(self, record: LeaseRecord, expires_unix: float, drawn_by: DrawnBy) -> Lease:
+    def give_again(self, record: LeaseRecord, given_unix: float, expires_unix: float, drawn_by: DrawnBy) -> Lease:
         """Open a lease again that ended without a file. Where its node has changed its pool, the store, which outlives Redis, is informed."""
         lease = record.lease.model_copy(update={"expires_unix": expires_unix})
-        again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by)
+        again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by, given_unix=given_unix)
         if record.drawn_by != drawn_by:
             self._store.put(keys.lease(lease.step, lease.node, lease.submission), again.to_json())
         self.put(again)

@@ -4,12 +4,14 @@ What a step needs beyond it is decided by `allocation` and the run's schedule. C
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work.allocation import StepLoad
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.standing import relied_on
 
 RATE_STEPS = 4
 """Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
@@ -20,15 +22,27 @@ MOST_UNJUDGED_FILES = 8
 """Such files of one node, waiting for another check, at which it gets no further lease. Some may be our fault, or a tool's."""
 
 
-def loads(state: RunState, steps: Sequence[int]) -> list[StepLoad]:
-    """The load of each of these steps."""
-    pending = pending_groups(state)
+@dataclass(frozen=True)
+class UnderWay:
+    """Groups by the number of their work that are leased, and expected still, or wait for a verdict: of nodes in good standing, and of newcomers."""
+
+    good: Counter[int]
+    newcomers: Counter[int]
+
+    @property
+    def all(self) -> Counter[int]:
+        return self.good + self.newcomers
+
+
+def loads(state: RunState, steps: Sequence[int], pending: Mapping[int, int] | None = None) -> list[StepLoad]:
+    """The load of each of these steps; `pending`: groups that count as pending, by step (default: all)."""
+    pending = pending_groups(state) if pending is None else pending
     return [
         StepLoad(
             step=step,
             needed_groups=state.schedule.needed_groups,
             accepted_groups=accepted_groups(state, step),
-            pending_groups=pending[step],
+            pending_groups=pending.get(step, 0),
             judged_groups=sum(file.groups for file in list(state.view.accepted.get(step, ()))),
         )
         for step in steps
@@ -46,6 +60,21 @@ def pending_groups(state: RunState) -> Counter[int]:
         if not _is_unjudged(job):
             pending[job.record.step] += job.record.groups
     return pending
+
+
+def under_way(state: RunState, good: Collection[str]) -> UnderWay:
+    """What comes of which nodes; `good` are those in good standing."""
+    now, found = state.clock(), UnderWay(Counter(), Counter())
+    since = now - relied_on(state)
+    for record in state.leases.all():
+        if is_open(record, now) and (record.given_unix is None or record.given_unix > since):
+            counter = found.good if record.lease.node in good else found.newcomers
+            counter[record.lease.step] += record.groups
+    for job in state.queue.all():
+        if not _is_unjudged(job):
+            counter = found.good if job.record.node in good else found.newcomers
+            counter[job.record.step] += job.record.groups
+    return found
 
 
 def unjudged_files(state: RunState, node: str) -> int:

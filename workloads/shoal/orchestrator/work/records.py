@@ -31,6 +31,9 @@ class LeaseRecord(Contract):
     )
     size: int | None = None
     drawn_by: DrawnBy | None = Field(default=None, description="None: given before this was noted")
+    given_unix: float | None = Field(
+        default=None, exclude_if=unset, description="when it was given last; None: before this was noted"
+    )
     charged: bool = Field(default=False, description="a slice's: it took of the credit that training has earned")
 
 

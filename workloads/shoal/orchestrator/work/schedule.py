@@ -45,6 +45,10 @@ class Schedule(Protocol):
     def rate(self, judged_groups: int, counted_groups: int) -> float:
         """Expected share of groups that will count."""
 
+    @property
+    def several_files(self) -> bool:
+        """Whether a step takes several files. Otherwise two nodes on one step do the same work twice."""
+
     def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
         """Whether another file for this step is probably needed."""
 
@@ -72,6 +76,10 @@ class TrainSchedule:
     @property
     def needed_groups(self) -> int:
         return self.recipe.prompts_per_step
+
+    @property
+    def several_files(self) -> bool:
+        return True
 
     @property
     def beacons_ahead(self) -> int:
@@ -121,6 +129,10 @@ class GenerateSchedule:
         return self.groups
 
     @property
+    def several_files(self) -> bool:
+        return False
+
+    @property
     def beacons_ahead(self) -> int:
         return 1
 
@@ -163,6 +175,10 @@ class SupervisedSchedule:
     @property
     def needed_groups(self) -> int:
         return 0
+
+    @property
+    def several_files(self) -> bool:
+        return False
 
     @property
     def beacons_ahead(self) -> int:
