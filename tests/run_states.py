@@ -6,6 +6,7 @@ from redis import Redis
 
 from protocol_stack import GROUPS, RUN, SECRET, config, new_role_keys, prepare, publish, sha
 from shoal.contracts import keys
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import (
     ClaimRequest,
     Heartbeat,
@@ -103,6 +104,18 @@ class Orchestrator:
 
     def lease(self, node: str, step: int = 0) -> Lease:
         return handout.lease_for(self.state, LeaseRequest(node=node, step=step))
+
+    def lease_in_time(self, node: str, step: int = 0) -> Lease:
+        """The same, after the node has waited for what it dropped."""
+        for _ in range(2):  # asking for more than it may hold drops a lease at that moment
+            try:
+                return self.lease(node, step)
+            except Refusal as refusal:
+                if refusal.code != ProblemCode.LEASE_DROPPED:
+                    raise
+                assert refusal.retry_after_seconds is not None
+                self.clock.now += refusal.retry_after_seconds
+        return self.lease(node, step)
 
     def upload(self, lease: Lease) -> bytes:
         """Grant and staged bytes, not yet confirmed."""

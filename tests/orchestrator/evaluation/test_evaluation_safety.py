@@ -166,26 +166,27 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
             rated.beat(node)
     elif how == "pushed out":
         rated.clock.now += 1
-        rated.lease(first, 1)  # another lease of a key on probation ends the one before
+        with pytest.raises(Refusal, match="lease-dropped"):
+            rated.lease(first, 1)  # one lease more than a key on probation may hold drops the one before
     else:
         rated.confirm(lease, rated.upload(lease))
         rated.judge(verdict_on(rated.claimed(), "expired", evidence="another version"))
     with pytest.raises(Refusal, match="slice-under-way"):
-        rated.lease(first, FIRST_SLICE)
+        rated.lease_in_time(first, FIRST_SLICE)
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "2")
     assert asked(rated, first, 0).step in (1, 2, FIRST_SLICE + 1)
     assert asked(rated, second, 0).step == FIRST_SLICE
     give_back(rated, rated.lease(second, FIRST_SLICE))
-    assert rated.lease(first, FIRST_SLICE).step == FIRST_SLICE
+    assert rated.lease_in_time(first, FIRST_SLICE).step == FIRST_SLICE
 
 
 def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_back(
     rated: Orchestrator, first: str
 ) -> None:
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "1")
-    assert handout.training_needs_work(rated.state)
+    assert handout.Look(rated.state, first).training_needs_work
     for ending in ("returned", "run out", "returned"):
-        lease = rated.lease(first, FIRST_SLICE)
+        lease = rated.lease_in_time(first, FIRST_SLICE)
         assert credit(rated.state) == 0.0
         if ending == "returned":
             give_back(rated, lease)
@@ -198,7 +199,7 @@ def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_
     rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "0")
     earned = []
     for _ in range(3):
-        give_back(rated, rated.lease(first, 1))
+        give_back(rated, rated.lease_in_time(first, 1))
         earned.append(credit(rated.state))
     assert earned == [1.0, 1.0, 1.0], "the same lease again earns nothing"
 

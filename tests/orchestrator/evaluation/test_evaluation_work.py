@@ -201,6 +201,7 @@ def test_a_rejected_file_slashes_and_its_slice_goes_to_another_node(scored: Orch
     first, second = scored.join(), scored.join()
     scored.announce(0)
     train_step(scored, first, 0)
+    scored.state.view.accepted_unix[second] = scored.clock()  # slices are for nodes in good standing
     scored.hand_in(second, FIRST_SLICE)
     scored.judge(verdict_on(scored.claimed(), "reject", "reward", evidence="row 0"))
     assert second in scored.state.view.evicted

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -44,7 +45,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Itera
 @pytest.fixture(scope="module")
 def members(stack: Stack) -> list[Node]:
     """Members that were all admitted before any beacon was revealed; steps 0 and 1 are open."""
-    nodes = [Node(stack).join() for _ in range(5)]
+    with ThreadPoolExecutor(12) as threads:
+        nodes = list(threads.map(lambda _: Node(stack).join(), range(12)))
     stack.announce(0)
     return nodes
 
@@ -52,6 +54,12 @@ def members(stack: Stack) -> list[Node]:
 @pytest.fixture(scope="module")
 def member(members: list[Node]) -> Node:
     return members[0]
+
+
+@pytest.fixture
+def worker(members: list[Node]) -> Node:
+    """A member for one test: it may leave its lease without a file, after which it would have to wait."""
+    return members.pop()
 
 
 def send(stack: Stack, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -243,39 +251,39 @@ def test_an_unknown_lease_is_refused(stack: Stack, member: Node) -> None:
     assert (answer.problem.status, answer.code) == (404, "no-such-lease")
 
 
-def test_a_file_larger_than_the_recipe_allows_gets_no_grant(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    request = UploadRequest(node=member.id, lease=lease.lease, size=100 << 20, sha256="0" * 64)
-    answer = refused(lambda: member.orchestrator.call("POST", "/v1/uploads", request))
+def test_a_file_larger_than_the_recipe_allows_gets_no_grant(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    request = UploadRequest(node=worker.id, lease=lease.lease, size=100 << 20, sha256="0" * 64)
+    answer = refused(lambda: worker.orchestrator.call("POST", "/v1/uploads", request))
     assert (answer.problem.status, answer.code) == (413, "file-too-large")
 
 
-def test_more_bytes_than_granted_are_refused(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    answer = post(member.grant(lease, b"small"), b"much larger than that")
+def test_more_bytes_than_granted_are_refused(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    answer = post(worker.grant(lease, b"small"), b"much larger than that")
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:shoal:problem:file-too-large")
-    assert refused(lambda: member.confirm(lease, b"small")).code == "nothing-uploaded"
+    assert refused(lambda: worker.confirm(lease, b"small")).code == "nothing-uploaded"
 
 
-def test_other_bytes_than_announced_are_refused(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    grant = member.grant(lease, b"honest bytes")
+def test_other_bytes_than_announced_are_refused(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    grant = worker.grant(lease, b"honest bytes")
     assert post(grant, b"forged bytes").status_code == 204
-    answer = refused(lambda: member.confirm(lease, b"honest bytes"))
+    answer = refused(lambda: worker.confirm(lease, b"honest bytes"))
     assert (answer.problem.status, answer.code) == (422, "wrong-digest")
     # Nothing is left behind, and the right bytes are still welcome.
     assert post(grant, b"honest bytes").status_code == 204
-    assert member.confirm(lease, b"honest bytes").status == "queued"
+    assert worker.confirm(lease, b"honest bytes").status == "queued"
 
 
-def test_a_shorter_file_than_announced_is_refused(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    assert post(member.grant(lease, b"twelve bytes"), b"four").status_code == 204
-    assert refused(lambda: member.confirm(lease, b"twelve bytes")).code == "wrong-size"
+def test_a_shorter_file_than_announced_is_refused(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    assert post(worker.grant(lease, b"twelve bytes"), b"four").status_code == 204
+    assert refused(lambda: worker.confirm(lease, b"twelve bytes")).code == "wrong-size"
 
 
-def test_a_forged_or_broken_form_is_refused(stack: Stack, member: Node) -> None:
-    grant = member.grant(member.lease(1), b"data")
+def test_a_forged_or_broken_form_is_refused(stack: Stack, worker: Node) -> None:
+    grant = worker.grant(worker.lease(1), b"data")
     stolen = grant.model_copy(update={"fields": {**grant.fields, "key": f"staging/{'0' * 64}/{'0' * 32}"}})
     assert post(stolen, b"data").json()["detail"] == "key is not the one that the policy allows"
     unsigned = grant.model_copy(update={"fields": {**grant.fields, "signature": "0" * 64}})
@@ -290,10 +298,10 @@ def test_a_forged_or_broken_form_is_refused(stack: Stack, member: Node) -> None:
     assert (empty.status_code, empty.json()["type"]) == (400, "urn:shoal:problem:form-not-valid")
 
 
-def test_a_lease_hands_in_one_file(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    member.grant(lease, b"first")
-    answer = refused(lambda: member.grant(lease, b"second"))
+def test_a_lease_hands_in_one_file(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    worker.grant(lease, b"first")
+    answer = refused(lambda: worker.grant(lease, b"second"))
     assert (answer.problem.status, answer.code) == (409, "lease-for-another-file")
 
 
@@ -308,10 +316,10 @@ def test_the_same_bytes_cannot_be_handed_in_for_two_leases(members: list[Node]) 
     assert (answer.problem.status, answer.code) == (409, "submitted-before")
 
 
-def test_a_wrong_number_of_groups_is_refused(stack: Stack, member: Node) -> None:
-    lease = member.lease(1)
-    notice = SubmissionNotice(node=member.id, lease=lease.lease, size=4, sha256=sha(b"data"), groups=GROUPS + 1)
-    answer = refused(lambda: member.orchestrator.call("POST", "/v1/submissions", notice))
+def test_a_wrong_number_of_groups_is_refused(stack: Stack, worker: Node) -> None:
+    lease = worker.lease(1)
+    notice = SubmissionNotice(node=worker.id, lease=lease.lease, size=4, sha256=sha(b"data"), groups=GROUPS + 1)
+    answer = refused(lambda: worker.orchestrator.call("POST", "/v1/submissions", notice))
     assert (answer.problem.status, answer.code) == (422, "wrong-groups")
 
 

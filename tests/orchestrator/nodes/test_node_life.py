@@ -100,7 +100,7 @@ def test_a_node_that_dies_and_returns_again_and_again_loses_each_lease_once_and_
     run.hand_in(node)
     run.judge(verdict_on(run.claimed()))
     for turn in range(5):
-        run.lease(node)
+        run.lease_in_time(node)
         run.clock.now += SILENT_SECONDS + 1
         membership.reap(run.state)
         membership.reap(run.state)  # a second look, as of a second orchestrator

@@ -79,7 +79,7 @@ def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(
     assert store.exists(keys.lease_file(lease.lease))
     run.redis.flushall()
     run.restarted(store)
-    assert run.lease(node).lease == lease.lease
+    assert run.lease_in_time(node).lease == lease.lease
     other = b"other rollouts"
     request = UploadRequest(node=node, lease=lease.lease, size=len(other), sha256=sha(other))
     uploads.grant_upload(run.state, request)
@@ -89,4 +89,4 @@ def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(
         with pytest.raises(Refusal, match="lease-for-another-file"):
             uploads.submit(run.state, notice)
     assert run.claimed().sha256 == sha(data), "what was begun is finished"
-    assert run.lease(node).submission == 1
+    assert run.lease_in_time(node).submission == 1

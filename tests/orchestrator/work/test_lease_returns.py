@@ -1,4 +1,4 @@
-"""Leases handed back: the place is free at once, the node pays nothing and gains nothing."""
+"""Leases handed back: the place is free at once; the node pays as for one that ran out, and gains nothing."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def abandoned(run: Orchestrator, node: str) -> int:
     return record.abandoned_leases
 
 
-def test_the_place_is_free_at_once_and_the_node_pays_nothing(run: Orchestrator, node: str) -> None:
+def test_the_place_is_free_at_once_and_the_node_pays_as_for_one_that_ran_out(run: Orchestrator, node: str) -> None:
     others = [run.join() for _ in range(4)]
     late = run.join()
     held = run.lease(node)
@@ -52,42 +52,46 @@ def test_the_place_is_free_at_once_and_the_node_pays_nothing(run: Orchestrator, 
     run.lease(late)
     run.clock.now += lease_seconds(64) + 1
     handout.end_overdue_leases(run.state)
-    assert (abandoned(run, node), abandoned(run, late)) == (0, 1)
+    assert (abandoned(run, node), abandoned(run, late)) == (1, 1)
+    rooms = {record.node: record.room for record in run.state.nodes.all()}
+    assert rooms[node] == rooms[late] == 1.0
 
 
 def test_a_node_cannot_choose_its_prompts_by_handing_back(run: Orchestrator, node: str) -> None:
     first = run.lease(node)
-    give_back(run, first)
-    again = run.lease(node)
-    assert (again.lease, again.submission) == (first.lease, first.submission)
     second = run.lease(node)
+    give_back(run, first)
+    again = run.lease_in_time(node)
+    assert (again.lease, again.submission) == (first.lease, first.submission)
     give_back(run, second)
     give_back(run, again)
-    assert [run.lease(node).submission for _ in range(3)] == [0, 1, 2]
+    assert {run.lease_in_time(node).submission for _ in range(6)} == {0}, "it may hold one now, and it is the same each time"
 
 
 def test_nor_by_letting_leases_run_out_or_asking_for_more(run: Orchestrator, node: str) -> None:
     first = run.lease(node)
     run.upload(first)  # a file that is named and never confirmed does not help either
     run.clock.now += 10 * lease_seconds(64)
-    again = run.lease(node)
+    handout.end_overdue_leases(run.state)
+    again = run.lease_in_time(node)
     assert (again.lease, abandoned(run, node)) == (first.lease, 1)
-    assert {run.lease(node).submission for _ in range(12)} <= {0, 1, 2}
-    last = run.lease(node)
+    assert {run.lease_in_time(node).submission for _ in range(12)} <= {0, 1, 2}
+    last = run.lease_in_time(node)
     data = run.upload(last)
     assert run.confirm(last, data).status == "queued"
 
 
-def test_the_oldest_lease_is_given_up_for_a_third(run: Orchestrator, node: str) -> None:
+def test_the_oldest_lease_is_dropped_for_a_third(run: Orchestrator, node: str) -> None:
     leases = []
-    for _ in range(3):
+    for _ in range(2):
         run.clock.now += 1
         leases.append(run.lease(node))
-    assert [lease.submission for lease in leases] == [0, 1, 2]
+    with pytest.raises(Refusal, match="lease-dropped: this node dropped a lease; it gets the next one in 10 s"):
+        run.lease(node)
     with pytest.raises(Refusal, match="lease-over"):
         run.upload(leases[0])
-    for lease in leases[1:]:
-        assert run.confirm(lease, run.upload(lease)).status == "queued"
+    assert run.confirm(leases[1], run.upload(leases[1])).status == "queued"
+    assert run.lease_in_time(node).lease == leases[0].lease
 
 
 def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more(
@@ -100,15 +104,18 @@ def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more
     def held(times: int) -> set[tuple[str, int]]:
         for _ in range(times):
             run.clock.now += 1
-            run.lease(node)
+            run.lease_in_time(node)
         return {(r.lease.lease, r.lease.submission) for r in run.state.leases.all() if is_open(r, run.clock.now)}
 
     first = held(1)
     assert (held(3), [number for _, number in first]) == (first, [0])
-    run.hand_in(node)
-    run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # accepted, without signal: the step needs more
-    assert [number for _, number in sorted(held(2), key=lambda each: each[1])] == [1, 2], "no probation, two leases"
-    run.hand_in(node)
+    for _ in range(8):  # accepted, without signal: the step needs more
+        lease = run.lease_in_time(node)
+        run.confirm(lease, run.upload(lease))
+        run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))
+    assert len(held(2)) == 2, "no probation, and what was dropped is made good"
+    lease = run.lease_in_time(node)
+    run.confirm(lease, run.upload(lease))
     run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0: 1.0 claimed, 0.0 found"))
     assert len(held(1)) == 1, "a rejected file starts probation anew"
 
@@ -129,7 +136,7 @@ def test_a_file_that_was_begun_before_the_return_does_not_bind_the_lease(run: Or
     give_back(run, lease)
     with pytest.raises(Refusal, match="lease-over"):
         run.upload(lease)
-    again = run.lease(node)
+    again = run.lease_in_time(node)
     assert run.confirm(again, run.upload(again)).status == "queued"
 
 
@@ -144,7 +151,7 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
         """The node asks for more while its first file is hashed."""
         monkeypatch.undo()
         give_back(run, lease)
-        again = run.lease(node)
+        again = run.lease_in_time(node)
         assert again.lease == lease.lease
         other = b"other rollouts of the same prompts"
         request = UploadRequest(node=node, lease=lease.lease, size=len(other), sha256=sha(other))
@@ -185,7 +192,9 @@ def test_a_return_outlives_a_restart_of_the_orchestrator(run: Orchestrator, node
     give_back(run, lease)
     run.restarted()
     assert run_progress(run.state).pending_groups == 0
-    assert run.lease(node).lease == lease.lease
+    with pytest.raises(Refusal, match="lease-dropped"):
+        run.lease(node)
+    assert run.lease_in_time(node).lease == lease.lease
 
 
 def test_the_step_says_below_which_files_expire(run: Orchestrator, node: str) -> None:
@@ -216,14 +225,9 @@ def test_no_lease_is_given_for_a_file_that_would_be_over_the_hours_number(
 ) -> None:
     monkeypatch.setattr(uploads, "FILES_AN_HOUR", 3)
     run.hand_in(node)
-    held = []
-    for _ in range(3):  # the third pushes the first out, of which no file comes
-        run.clock.now += 1
-        held.append(run.lease(node))
-    del held[0]
-    for lease in held:
+    for lease in [run.lease(node) for _ in range(2)]:
         assert run.confirm(lease, run.upload(lease)).status == "queued"
-    with pytest.raises(Refusal, match="quota-leased: a node hands in 3 files an hour at most: wait 3597 s"):
+    with pytest.raises(Refusal, match="quota-leased: a node hands in 3 files an hour at most: wait 3600 s"):
         run.lease(node)
     run.judge(verdict_on(run.claimed(), rewards=[1.0] * 4))  # without signal: the step needs more
     run.clock.now += uploads.HOUR_SECONDS

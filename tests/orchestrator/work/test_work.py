@@ -163,6 +163,7 @@ def test_a_job_says_what_its_node_has_earned(run: Orchestrator, node: str) -> No
         run.clock.now += 61  # the claim runs out: the next one is of the same file
         reason = "reward" if outcome == "reject" else None
         run.judge(verdict_on(run.claimed(), outcome, reason, rewards=equal))  # without signal the step stays open
+        run.clock.now += 20  # a rejected file costs as much as a dropped lease
     assert found == [(0, True), (1, True), (2, False), (0, True)]
     run.restarted()
     run.hand_in(node)
