@@ -32,7 +32,7 @@ def run_of(text: str) -> TrainingRun:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("gpus", [0, 1, 8, 32])
 def test_it_is_accepted_passes_the_preflight_and_renders(size: str, gpus: int) -> None:
-    made = first_manifest(ManifestRequest(f"owner/model-{size}", "owner/data", gpus))
+    made = first_manifest(ManifestRequest(f"owner/model-{size}", ("owner/data",), gpus))
     run = run_of(made.text)
     assert lacking(run.spec) == []
     assert {"Job", "StatefulSet"} <= {each["kind"] for each in render(run)}
@@ -43,7 +43,7 @@ def test_it_is_accepted_passes_the_preflight_and_renders(size: str, gpus: int) -
 
 def test_smaller_models_learn_faster_and_answer_shorter() -> None:
     small, large = (
-        run_of(first_manifest(ManifestRequest(f"owner/m-{size}", "o/d", 32)).text).spec for size in ("135M", "32B")
+        run_of(first_manifest(ManifestRequest(f"owner/m-{size}", ("o/d",), 32)).text).spec for size in ("135M", "32B")
     )
     assert small.recipe.learning_rate > large.recipe.learning_rate == 3e-7
     assert small.sampling.max_completion_tokens < large.sampling.max_completion_tokens
@@ -59,7 +59,7 @@ def test_a_folder_s_configuration_is_read(tmp_path: Path) -> None:
         "vocab_size": 300,
     }
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
-    made = first_manifest(ManifestRequest(str(tmp_path), "math", 0))
+    made = first_manifest(ManifestRequest(str(tmp_path), ("math",), 0))
     spec = run_of(made.text).spec
     assert spec.model.path == str(tmp_path)
     assert (spec.tasks.environment, spec.tasks.dataset) == ("math", None)
@@ -71,20 +71,20 @@ def test_a_folder_s_configuration_is_read(tmp_path: Path) -> None:
 def test_a_data_set_on_disk_is_taken_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tasks.jsonl").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    spec = run_of(first_manifest(ManifestRequest("o/m-1B", "tasks.jsonl", 0, environment="code")).text).spec
+    spec = run_of(first_manifest(ManifestRequest("o/m-1B", ("tasks.jsonl",), 0, environment="code")).text).spec
     assert spec.tasks.dataset is not None
     assert spec.tasks.dataset.path == str(tmp_path / "tasks.jsonl")
     assert spec.tasks.environment == "code"
 
 
 def test_the_generated_model_gets_the_settings_of_the_demo() -> None:
-    spec = run_of(first_manifest(ManifestRequest("generated", "arithmetic", 0)).text).spec
+    spec = run_of(first_manifest(ManifestRequest("generated", ("arithmetic",), 0)).text).spec
     assert spec.model.generated is not None
     assert (spec.recipe.max_sequence_length, spec.recipe.learning_rate) == (64, 1.5e-4)
 
 
 def test_one_gpu_is_shared_and_the_manifest_says_so() -> None:
-    made = first_manifest(ManifestRequest("o/m-1B", "o/d", 1))
+    made = first_manifest(ManifestRequest("o/m-1B", ("o/d",), 1))
     [pool] = run_of(made.text).spec.inference_pools
     assert (pool.gpu.count, pool.engine.gpu_memory_utilization) == (1, 0.3)
     assert "share one GPU" in made.text
@@ -103,14 +103,14 @@ def test_what_does_not_fit_is_a_note_in_the_manifest_and_on_standard_error(tmp_p
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (ManifestRequest("o/model", "o/d", 0), "give its size, such as --parameters 7B"),
-        (ManifestRequest("nothing here", "o/d", 0), "is no folder here and no hub id"),
-        (ManifestRequest("o/m-1B", "no such thing", 0), "is nothing here, no hub id and no installed environment"),
-        (ManifestRequest("o/m-1B", "o/d", 0, parameters="large"), "--parameters large: not a size"),
-        (ManifestRequest("o/m-1B", "o/d", 0, environment="chess"), "--environment chess: not installed here"),
-        (ManifestRequest("o/m-1B", "math", 0, environment="code"), "leave out --environment"),
-        (ManifestRequest("generated", "math", 0), "is made for --dataset arithmetic"),
-        (ManifestRequest("o/m-1B", "o/d", 0, name="Not A Name"), "metadata.name"),
+        (ManifestRequest("o/model", ("o/d",), 0), "give its size, such as --parameters 7B"),
+        (ManifestRequest("nothing here", ("o/d",), 0), "is no folder here and no hub id"),
+        (ManifestRequest("o/m-1B", ("no such thing",), 0), "is nothing here, no hub id and no installed environment"),
+        (ManifestRequest("o/m-1B", ("o/d",), 0, parameters="large"), "--parameters large: not a size"),
+        (ManifestRequest("o/m-1B", ("o/d",), 0, environment="chess"), "--environment chess: not installed here"),
+        (ManifestRequest("o/m-1B", ("math",), 0, environment="code"), "leave out --environment"),
+        (ManifestRequest("generated", ("math",), 0), "is made for --dataset arithmetic"),
+        (ManifestRequest("o/m-1B", ("o/d",), 0, name="Not A Name"), "metadata.name"),
     ],
 )
 def test_bad_input_is_told_in_one_line(asked: ManifestRequest, told: str) -> None:

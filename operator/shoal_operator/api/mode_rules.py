@@ -3,6 +3,11 @@
 from shoal.contracts.datasets import LONGEST_FILTERED_NAME
 from shoal_operator.api.rule import Rule, immutable
 
+ALL_SOURCES = "(!has(self.tasks.mixture) || self.tasks.mixture.all(s, {}))"
+"""What holds of every source of a mixture."""
+NOT_SAMPLED = "!has(s.offlineFilter) || has(s.offlineFilter.solveRate)"
+_ONE = {"name": "math", "environment": "math"}
+
 MODE_RULES: tuple[Rule, ...] = (
     Rule(
         model="TrainingRunSpec",
@@ -30,7 +35,7 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="self.mode == 'Train' || !has(self.tasks.offlineFilter)",
+        expression=f"self.mode == 'Train' || (!has(self.tasks.offlineFilter) && {ALL_SOURCES.format('!has(s.offlineFilter)')})",
         message="goes with mode Train only",
         field="tasks.offlineFilter",
         good={"mode": "Train", "tasks": {"offlineFilter": {"samples": 8}}},
@@ -38,7 +43,8 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="!has(self.tasks.offlineFilter) || has(self.tasks.offlineFilter.solveRate) || self.inferencePools.size() > 0",
+        expression="self.inferencePools.size() > 0 || ((!has(self.tasks.offlineFilter) || has(self.tasks.offlineFilter.solveRate)) && "
+        f"{ALL_SOURCES.format(NOT_SAMPLED)})",
         message="needs a pool of the run's own in inferencePools, which samples the tasks before others can join",
         field="tasks.offlineFilter",
         good={"tasks": {"offlineFilter": {"samples": 8}}, "inferencePools": [{"name": "pool"}]},
@@ -46,8 +52,9 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRun",
-        expression="!has(self.spec.tasks.offlineFilter) || has(self.spec.tasks.offlineFilter.solveRate) || "
-        f"self.metadata.name.size() <= {LONGEST_FILTERED_NAME}",
+        expression=f"self.metadata.name.size() <= {LONGEST_FILTERED_NAME} || "
+        "((!has(self.spec.tasks.offlineFilter) || has(self.spec.tasks.offlineFilter.solveRate)) && "
+        f"{ALL_SOURCES.format(NOT_SAMPLED).replace('self.', 'self.spec.')})",
         message=f"must have at most {LONGEST_FILTERED_NAME} characters with tasks.offlineFilter: the run that samples is called <name>-filter",
         field="metadata.name",
         good={"metadata": {"name": "a" * LONGEST_FILTERED_NAME}, "spec": {"tasks": {"offlineFilter": {"samples": 8}}}},
@@ -72,13 +79,16 @@ MODE_RULES: tuple[Rule, ...] = (
         good={"minCompletionTokens": 10, "maxCompletionTokens": 20},
         bad={"minCompletionTokens": 10, "maxCompletionTokens": 5},
     ),
-    Rule(
-        model="TaskSource",
-        expression="!has(self.offlineFilter) || !has(self.offlineFilter.solveRate) || has(self.dataset)",
-        message="needs dataset, whose column it is",
-        field="offlineFilter.solveRate",
-        good={"offlineFilter": {"solveRate": "solve_rate"}, "dataset": {"path": "/data/tasks"}},
-        bad={"offlineFilter": {"solveRate": "solve_rate"}},
+    *(
+        Rule(
+            model=model,
+            expression="!has(self.offlineFilter) || !has(self.offlineFilter.solveRate) || has(self.dataset)",
+            message="needs dataset, whose column it is",
+            field="offlineFilter.solveRate",
+            good={**_ONE, "offlineFilter": {"solveRate": "solve_rate"}, "dataset": {"path": "/data/tasks"}},
+            bad={**_ONE, "offlineFilter": {"solveRate": "solve_rate"}},
+        )
+        for model in ("TaskSource", "MixtureSource")
     ),
     Rule(
         model="OfflineFilter",

@@ -16,6 +16,7 @@ from shoal_operator.api.algorithm_rules import ALGORITHM_RULES, GROUP_SIZE
 from shoal_operator.api.evaluation_rules import EVALUATION_RULES
 from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
+from shoal_operator.api.mixture_rules import MIXTURE_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.pool_rules import POOL_RULES
 from shoal_operator.api.prime_rules import PRIME_RULES
@@ -343,6 +344,7 @@ RULES: tuple[Rule, ...] = (
         good={"validatorRef": "shared"},
         bad={"validatorRef": "shared", "validator": {"replicas": 2}},
     ),
+    *MIXTURE_RULES,
     *MODE_RULES,
     *EVALUATION_RULES,
     *POOL_RULES,

@@ -207,9 +207,9 @@ def _outward_ports(run: TrainingRun, component: str) -> set[int]:
 def _asks_a_hub(run: TrainingRun) -> bool:
     """Whether prepare fetches the model, tasks or benchmarks from a Hugging Face hub."""
     spec = run.spec
-    sources = [(spec.tasks.dataset, spec.tasks.environment)]
+    sources = [(each.dataset, each.judged_by) for each in spec.tasks.origins]
     if spec.evaluation is not None:
-        sources += [(each.tasks.dataset, each.tasks.environment) for each in spec.evaluation.benchmarks]
+        sources += [(each.tasks.dataset, each.tasks.environment or "") for each in spec.evaluation.benchmarks]
     return spec.model.hugging_face is not None or any(
         dataset.hugging_face is not None if dataset is not None else _is_of_a_hub(environment)
         for dataset, environment in sources

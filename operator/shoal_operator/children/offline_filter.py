@@ -5,7 +5,7 @@ begin. Its counts are read by the run's prepare (`shoal.environments.offline_fil
 """
 
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings, filter_run
-from shoal.contracts.recipe import INTELLECT_2
+from shoal.contracts.recipe import INTELLECT_2, TaskSource
 from shoal_operator.api import API_VERSION, TrainingRun, TrainingRunSpec
 from shoal_operator.api.training_run import ControlPlaneTemplate
 from shoal_operator.api.validator import ValidatorTemplate
@@ -14,6 +14,14 @@ from shoal_operator.children.own_kinds import References, validation_of
 from shoal_operator.engine.cluster import Object
 
 COMPONENT = "filter"
+
+
+def sampled_tasks(tasks: TaskSource) -> TaskSource:
+    """The tasks that the filter's run samples: all, or of a mixture the sources whose filters need it."""
+    if tasks.mixture is None:
+        return tasks.model_copy(update={"offline_filter": None})
+    sampled = [each.model_copy(update={"offline_filter": None}) for each in tasks.mixture if each.is_sampled_first]
+    return tasks.model_copy(update={"mixture": sampled})
 
 
 def filter_training_run(run: TrainingRun, references: References, *, suspend: bool) -> Object | None:
@@ -27,7 +35,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
     sampled = TrainingRunSpec(
         mode="Generate",
         model=rule.model or spec.model,
-        tasks=spec.tasks.model_copy(update={"offline_filter": None}),
+        tasks=sampled_tasks(spec.tasks),
         seed=spec.seed,
         # A file holds as many tasks as in the run, so that one that fits there fits here too.
         # What is learnt with, PRIME's reward model or VinePPO's values, has no part in sampling, and mode Generate refuses it.

@@ -22,16 +22,8 @@ def runner_count(run: TrainingRun) -> int:
     if run.spec.mode == "SFT":
         return 0
     benchmarks = run.spec.evaluation.benchmarks if run.spec.evaluation is not None else []
-    used = {run.spec.tasks.environment, *(each.tasks.environment for each in benchmarks)}
-    return 1 if any(map(_judges_programs, used)) else 0
-
-
-def _judges_programs(environment: str) -> bool:
-    """Whether it is one of these, or a mixture with one."""
-    package, _, parts = environment.partition(":")
-    if package == "mixed":
-        return not parts or bool(JUDGE_PROGRAMS & set(parts.split("+")))
-    return package in JUDGE_PROGRAMS
+    used = {each.environment for each in run.spec.tasks.origins} | {each.tasks.environment for each in benchmarks}
+    return 1 if used & JUDGE_PROGRAMS else 0
 
 
 def runner_children(run: TrainingRun, *, work: bool) -> list[Object]:

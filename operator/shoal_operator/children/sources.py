@@ -24,7 +24,8 @@ def sources(spec: TrainingRunSpec) -> list[Source]:
         found.append(Source(spec.model.run, "model.run", ("Train", "SFT")))
     filtered_by = spec.tasks.sampled_filter.model if spec.tasks.sampled_filter is not None else None
     if filtered_by is not None and filtered_by.run is not None:
-        found.append(Source(filtered_by.run, "tasks.offlineFilter.model.run", ("Train", "SFT")))
+        place = "tasks.offlineFilter" if spec.tasks.mixture is None else "tasks.mixture[].offlineFilter"
+        found.append(Source(filtered_by.run, f"{place}.model.run", ("Train", "SFT")))
     if spec.sft is not None and spec.sft.dataset.run is not None:
         found.append(Source(spec.sft.dataset.run, "sft.dataset.run", ("Generate",)))
     return found

@@ -59,11 +59,16 @@ def _builds_on(cluster: Cluster, other: Object, own_name: str) -> bool:
 def _named(run: Object) -> list[str]:
     """The runs that a live one names, as `sources` finds them; its release may have unknown fields."""
     names = []
-    for path in (("model",), ("tasks", "offlineFilter", "model"), ("sft", "dataset")):
-        place: Any = run["spec"]
-        for field in path:
-            place = (place or {}).get(field)
-        names.append((place or {}).get("run"))
+    spec = run["spec"]
+    tasks = spec.get("tasks") or {}
+    origins = [tasks, *(tasks.get("mixture") or [])]
+    filters = [each.get("offlineFilter") or {} for each in origins]
+    places: list[Any] = [
+        spec.get("model"),
+        *(each.get("model") for each in filters),
+        (spec.get("sft") or {}).get("dataset"),
+    ]
+    names += [(place or {}).get("run") for place in places]
     return [name for name in names if name is not None]
 
 

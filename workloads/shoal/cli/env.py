@@ -1,5 +1,6 @@
 """The verbs of `shoal env`: make an environment, check it, list what is installed. Thin; the work is done in `shoal.environments`."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -103,8 +104,8 @@ def preview(
     from shoal.environments.preview import preview as look
 
     manifest = read_manifest(file)
-    unused = () if tokenizer is None else ("spec.model.", "spec.tasks.offlineFilter.model.")
-    if lines := [line for line in lacking(manifest.run.spec) if not line.startswith(unused)]:
+    unused = "" if tokenizer is None else r"spec\.model\.|spec\.tasks\S*\.offlineFilter\.model\."
+    if lines := [line for line in lacking(manifest.run.spec) if not unused or not re.match(unused, line)]:
         raise InputWrong(*(f"{file}: {line}" for line in lines))
     try:
         found = look(config_of(manifest), tokenizer)

@@ -36,15 +36,21 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class ManifestRequest:
-    """What the person gave. `environment`: None to take the data set's usual one."""
+    """What the person gave. `environment`: None to take a data set's usual one. Of several data sets, each has `@ENVIRONMENT` behind it where that is
+    not mathematics."""
 
     model: str
-    dataset: str
+    datasets: Sequence[str]
     gpus: int
     gpu_gb: int = 80
     parameters: str | None = None
     environment: str | None = None
     name: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The data sets in words."""
+        return " and ".join(self.datasets)
 
 
 @dataclass(frozen=True)
@@ -167,40 +173,74 @@ def _parameters(given: str | None) -> int | None:
 
 
 def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
-    """`spec.tasks`, and notes. A data set is judged as mathematics unless another environment is named."""
+    """`spec.tasks` as flow-style YAML, or as a block below it for several data sets; and notes."""
+    if asked.model == GENERATED and any(each != "arithmetic" for each in asked.datasets):
+        raise InputWrong(f"--model {GENERATED}: is made for --dataset arithmetic; give that, or another model")
+    if len(asked.datasets) == 1:
+        dataset, named = _with_environment(asked.datasets[0])
+        tasks, notes = _origin(dataset, asked.environment or named)
+        return f"{{{tasks}}}", notes
+    if asked.environment is not None:
+        raise InputWrong(
+            f"--environment {asked.environment}: is for one --dataset; with several, name it behind each: --dataset DATA@{asked.environment}"
+        )
+    lines, notes, names = (
+        ["", "    # One prompt of each in turn; raise a weight for more of one.", "    mixture:"],
+        [],
+        [],
+    )
+    for dataset in asked.datasets:
+        found, said = _origin(*_with_environment(dataset))
+        names.append(_source_name(dataset, names))
+        lines.append(f"      - {{name: {names[-1]}, weight: 1, {found}}}")
+        notes += said
+    return "\n".join(lines), notes
+
+
+def _with_environment(dataset: str) -> tuple[str, str | None]:
+    """`DATA@ENVIRONMENT` in its parts. A task of lm-evaluation-harness has its own @, for a revision."""
+    data, at, environment = dataset.rpartition("@")
+    whole = not at or dataset.startswith("lm-eval:") or Path(dataset).expanduser().exists()
+    return (dataset, None) if whole else (data, environment)
+
+
+def _source_name(dataset: str, taken: Sequence[str]) -> str:
+    """A name for a source, such as gsm8k for openai/gsm8k; numbered where two would be alike."""
+    stem = Path(_with_environment(dataset)[0].partition(":")[0]).stem.lower()
+    plain = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:36].strip("-") or "tasks"
+    return next(name for name in (plain, *(f"{plain}-{number}" for number in range(2, 99))) if name not in taken)
+
+
+def _origin(dataset: str, environment: str | None) -> tuple[str, list[str]]:
+    """Environment and data of one source, and notes. A data set is judged as mathematics unless another environment is named."""
     from shoal.environments.base import installed
 
     known = installed()
-    if asked.environment is not None and asked.environment.partition(":")[0] not in known:
-        raise InputWrong(
-            f"--environment {asked.environment}: not installed here; installed: {', '.join(sorted(known))}"
-        )
-    path = Path(asked.dataset).expanduser()
-    if asked.model == GENERATED and asked.dataset != "arithmetic":
-        raise InputWrong(f"--model {GENERATED}: is made for --dataset arithmetic; give that, or another model")
-    if asked.dataset.partition(":")[0] in known and not path.exists():
-        if asked.environment not in (None, asked.dataset):
+    if environment is not None and environment.partition(":")[0] not in known:
+        raise InputWrong(f"--environment {environment}: not installed here; installed: {', '.join(sorted(known))}")
+    path = Path(dataset).expanduser()
+    if dataset.partition(":")[0] in known and not path.exists():
+        if environment not in (None, dataset):
             raise InputWrong(
-                f"--dataset {asked.dataset}: is an environment, which makes its own tasks; leave out --environment"
+                f"--dataset {dataset}: is an environment, which makes its own tasks; leave out --environment"
             )
-        return f"{{environment: {_quoted(asked.dataset)}}}", []
-    environment = asked.environment or "math"
+        return f"environment: {_quoted(dataset)}", []
+    environment = environment or "math"
     if path.exists():
-        return f"{{environment: {environment}, dataset: {{path: {_quoted(str(path.resolve()))}}}}}", []
-    if not _HUB_NAME.fullmatch(asked.dataset):
+        return f"environment: {environment}, dataset: {{path: {_quoted(str(path.resolve()))}}}", []
+    if not _HUB_NAME.fullmatch(dataset):
         raise InputWrong(
-            f"--dataset {asked.dataset}: is nothing here, no hub id and no installed environment; allowed: a file, a folder, owner/name, or one of "
+            f"--dataset {dataset}: is nothing here, no hub id and no installed environment; allowed: a file, a folder, owner/name, or one of "
             + ", ".join(sorted(known))
         )
     from shoal.environments.hub import HubRefused, commit_of
 
     revision, notes = "main", []
     try:
-        revision = commit_of("dataset", asked.dataset, "main")
+        revision = commit_of("dataset", dataset, "main")
     except HubRefused as error:
         notes.append(_not_pinned(error))
-    dataset = f"{{huggingFace: {asked.dataset}, revision: {_quoted(revision)}}}"
-    return f"{{environment: {environment}, dataset: {dataset}}}", notes
+    return f"environment: {environment}, dataset: {{huggingFace: {dataset}, revision: {_quoted(revision)}}}", notes
 
 
 def _not_pinned(error: Exception) -> str:
@@ -231,7 +271,7 @@ def _text(
     needed = volumes(shape, STEPS)
     where = f"{made.gpus} GPUs of {asked.gpu_gb} GB" if made.gpus else "CPUs"
     lines = [
-        f"# {asked.model} on {asked.dataset}, on {where}. Written by `shoal init`; nothing here was tuned on this run.",
+        f"# {asked.model} on {asked.words}, on {where}. Written by `shoal init`; nothing here was tuned on this run.",
         f"# The model has {count(shape.parameters)} parameters{'' if shape.exact else '; its widths are those of a published model of that size'}.",
         *(f"# NOTE: {note}" for note in notes),
         "#",
@@ -244,7 +284,7 @@ def _text(
         f"metadata: {{name: {_quoted(name)}}}",
         "spec:",
         f"  model: {model.yaml}",
-        f"  tasks: {tasks}",
+        f"  tasks:{'' if tasks.startswith(chr(10)) else ' '}{tasks}",
         f"  steps: {STEPS}",
         f"  # {settings.prompts_per_step * settings.group_size} completions a step, in {settings.optimizer_steps} updates. A starting point"
         f" for this size{', ten times as large for adapters' if made.method != 'Full' else ''}; raise the rate if the reward does not move.",

@@ -111,7 +111,9 @@ def step_line(metrics: StepMetrics, steps_total: int) -> str:
             f"learning rate {metrics.learning_rate:.2e}, {took}"
         )
     each = "; ".join(
-        f"{name} {number(of.task_reward)} in {of.groups} groups" for name, of in metrics.by_task_type.items()
+        f"{name} {number(of.task_reward)} in {of.groups} groups"
+        + (f", {percent(of.sampled_share)} of those sampled" if of.sampled_share is not None else "")
+        for name, of in metrics.by_task_type.items()
     )
     return (
         f"step {metrics.step + 1}/{steps_total} trained: reward {number(metrics.reward)}, "

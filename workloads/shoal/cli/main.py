@@ -82,9 +82,11 @@ def init(
         ),
     ],
     dataset: Annotated[
-        str,
+        list[str],
         typer.Option(
-            "--dataset", metavar="DATA", help="owner/name on a hub, a file or folder, or an installed environment."
+            "--dataset",
+            metavar="DATA[@ENV]",
+            help="owner/name on a hub, a file or folder, or an installed environment; given again: a mixture of all. @ENV judges this one alone.",
         ),
     ],
     gpus: Annotated[int, typer.Option("--gpus", min=0, max=4096, help="GPUs of the whole run; 0: CPUs only.")] = 0,
@@ -113,7 +115,7 @@ def init(
     """
     from shoal.cli.first_manifest import ManifestRequest, first_manifest, write
 
-    made = first_manifest(ManifestRequest(model, dataset, gpus, gpu_memory, parameters, environment, name))
+    made = first_manifest(ManifestRequest(model, tuple(dataset), gpus, gpu_memory, parameters, environment, name))
     for note in made.notes:
         typer.echo(f"note: {note}", err=True)
     if output is None:

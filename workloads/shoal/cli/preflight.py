@@ -14,6 +14,7 @@ from shoal.environments.base import installed
 from shoal.environments.harness_names import BadHarnessTask, HarnessTask
 
 if TYPE_CHECKING:
+    from shoal.contracts.recipe import TaskOrigin
     from shoal_operator.api.training_run import TrainingRunSpec
 
 
@@ -40,9 +41,6 @@ def _problem_of_environment(name: str) -> str | None:
     package, _, part = name.partition(":")
     if package not in installed():
         return f"environment {name!r} is not installed here; installed: {', '.join(sorted(installed()))}"
-    if package == "mixed":
-        problems = map(_problem_of_environment, filter(None, part.split("+")))
-        return next(filter(None, problems), None)
     if package != "lm-eval" or not part:
         return None
     try:
@@ -55,16 +53,26 @@ def _problem_of_environment(name: str) -> str | None:
 
 
 def _environments(spec: TrainingRunSpec) -> Iterator[tuple[str, str]]:
-    yield "spec.tasks.environment", spec.tasks.environment
+    for field, origin in _origins(spec):
+        yield f"{field}.environment", origin.judged_by
     for number, benchmark in enumerate(spec.evaluation.benchmarks if spec.evaluation is not None else ()):
-        yield f"spec.evaluation.benchmarks[{number}].tasks.environment", benchmark.tasks.environment
+        if benchmark.tasks.environment is not None:
+            yield f"spec.evaluation.benchmarks[{number}].tasks.environment", benchmark.tasks.environment
+
+
+def _origins(spec: TrainingRunSpec) -> Iterator[tuple[str, TaskOrigin]]:
+    """Where tasks come from, and the field that says it."""
+    if spec.tasks.mixture is None:
+        yield "spec.tasks", spec.tasks
+    else:
+        yield from ((f"spec.tasks.mixture[{number}]", each) for number, each in enumerate(spec.tasks.mixture))
 
 
 def _models(spec: TrainingRunSpec) -> Iterator[tuple[str, Path]]:
-    offline = spec.tasks.offline_filter
+    filters = [(field, each.offline_filter) for field, each in _origins(spec)]
     for field, model in (
         ("spec.model.path", spec.model),
-        ("spec.tasks.offlineFilter.model.path", offline.model if offline is not None else None),
+        *((f"{field}.offlineFilter.model.path", each.model) for field, each in filters if each is not None),
     ):
         if model is not None and model.path is not None:
             yield field, Path(model.path)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from shoal.environments.preview import MOST_PROOFS, Preview, ScoredText, ShownTask
-from shoal.text import count, number, plain
+from shoal.environments.preview import MOST_PROOFS, Preview, ScoredText, ShownTask, SourcePreview
+from shoal.text import count, number, percent, plain
 
 SHOWN_TOKENS = 200
 """Tokens shown of a prompt: its beginning and its end, which are what templates change."""
@@ -13,9 +13,17 @@ SHOWN_ANSWER = 200
 
 def preview_lines(found: Preview) -> Iterator[str]:
     """The lines, without problems."""
-    lengths = [len(each.tokens) for each in found.shown]
-    yield f"{count(found.tasks)} tasks; prompts of {min(lengths)} to {max(lengths)} tokens among those shown"
     yield f"an answer may have {found.longest_completion} tokens, prompt and answer together {found.longest_sequence}"
+    for source in found.sources:
+        if source.name:
+            yield ""
+        yield from _source_lines(source)
+
+
+def _source_lines(found: SourcePreview) -> Iterator[str]:
+    lengths = [len(each.tokens) for each in found.shown]
+    source = f"source {found.name}, {percent(found.share)} of the prompts: " if found.name else ""
+    yield f"{source}{count(found.tasks)} tasks; prompts of {min(lengths)} to {max(lengths)} tokens among those shown"
     for reason, rows in sorted(found.left_out.items()):
         yield f"{count(rows)} rows are left out: {plain(reason, 200)}"
     if found.proven:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import Contract, Sha256Hex, SpecModel, unset
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.prompts import PromptSettings, PromptTerms
-from shoal.contracts.recipe import LengthReward, Sampling
+from shoal.contracts.recipe import LengthReward, Sampling, SourceName
 from shoal.contracts.weights import VersionNumber
 from shoal.sampling.draw import slice_count
 
@@ -24,10 +24,15 @@ ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 class BenchmarkTasks(SpecModel):
     """Where a benchmark's tasks come from, and what judges the answers."""
 
-    environment: ShortText = Field(
-        ...,
+    environment: ShortText | None = Field(
+        None,
         description="Name of an installed environment (`shoal env list`). It judges answers, and makes the tasks when there is no dataset."
         " A task of lm-evaluation-harness is `lm-eval:TASK@REVISION`.",
+    )
+    source: SourceName | None = Field(
+        None,
+        exclude_if=unset,
+        description="Name of a source of tasks.mixture, whose environment and prompt settings the benchmark has; given instead of environment.",
     )
     count: int | None = Field(
         None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.base import Contract, RunName, Sha256Hex, unset
 from shoal.contracts.recipe import OfflineFilter
 
 TOO_HARD, TOO_EASY, KEPT = "too hard", "too easy", "kept"
@@ -42,7 +42,12 @@ class FilterReport(Contract):
     tasks_before: int = Field(ge=1)
     tasks_kept: int = Field(ge=0)
     outcomes: dict[str, int] = Field(description="problems by what became of them")
-    histogram: list[int] = Field(description="problems by number of correct samples, from none to all")
+    histogram: list[int] = Field(
+        description="problems by number of correct samples, from none to all; of a mixture only where all sources have as many samples"
+    )
+    by_source: dict[str, "FilterReport"] = Field(
+        default_factory=dict, exclude_if=unset, max_length=16, description="of a mixture: each source that has a filter"
+    )
 
 
 def decide(count: ProblemCount, rule: OfflineFilter) -> str:

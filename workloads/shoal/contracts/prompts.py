@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import rfc8785
 from pydantic import AfterValidator, Field, StringConstraints
 
-from shoal.contracts.base import Contract, Sha256Hex, SpecModel
+from shoal.contracts.base import Contract, Sha256Hex, SpecModel, unset
 
 RESERVED_ARGUMENTS = frozenset(
     {"add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents"}
@@ -80,3 +80,13 @@ class PromptTerms(Contract):
     tokenizer_digest: Sha256Hex = Field(
         description="over the files of tokenizer and chat template, and the stop tokens"
     )
+    by_task_type: dict[str, "PromptTerms"] = Field(
+        default_factory=dict,
+        exclude_if=unset,
+        max_length=16,
+        description="of a mixture: for tasks of these sources, in the place of the fields above",
+    )
+
+    def of(self, task_type: str) -> "PromptTerms":
+        """Those of a task."""
+        return self.by_task_type.get(task_type, self)

@@ -4,6 +4,7 @@ These models are both the parts of `TrainingRun.spec` from which the CRD is gene
 read: one definition, one set of defaults. Defaults are those of INTELLECT-2 (paper sections 3 and 4.1) unless the field says otherwise.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -279,11 +280,11 @@ class OfflineFilter(SpecModel):
     )
 
 
-class TaskSource(SpecModel):
-    """Which environment gives or judges the tasks, where they come from, and how many."""
+class TaskOrigin(SpecModel):
+    """Which environment gives or judges tasks, where they come from, how many, and how they are asked."""
 
-    environment: ShortText = Field(
-        ...,
+    environment: ShortText | None = Field(
+        None,
         description="Name of an installed environment (`shoal env list`). It judges answers, and makes the tasks when there is no dataset.",
     )
     count: int | None = Field(
@@ -303,10 +304,66 @@ class TaskSource(SpecModel):
     )
 
     @property
+    def judged_by(self) -> str:
+        """The environment's name; empty for a mixture, which has none of its own."""
+        return self.environment or ""
+
+    @property
+    def is_sampled_first(self) -> bool:
+        """Whether an offline filter needs these tasks sampled before the run. With the data set's own solve rates it does not."""
+        return self.offline_filter is not None and self.offline_filter.solve_rate is None
+
+
+MOST_SOURCES = 16
+LARGEST_WEIGHT = 1000
+"""With 16 sources a cycle of turns has at most 16,000 prompts (`sampling.mixture`)."""
+SourceName = Annotated[str, StringConstraints(max_length=40, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+
+
+class MixtureSource(TaskOrigin):
+    """One source of a mixture of tasks."""
+
+    name: SourceName = Field(
+        ..., description="Name in metrics, reports and problem ids; also the `task_type` of the source's tasks."
+    )
+    environment: ShortText = Field(
+        ...,
+        description="Name of an installed environment without tools. It judges answers, and makes the tasks when there is no dataset.",
+    )
+    weight: int = Field(
+        1,
+        ge=1,
+        le=LARGEST_WEIGHT,
+        description="The source's share of the prompts that are sampled: this number of the sum of all weights. The shares hold in every step:"
+        " exactly where they are whole prompts of a file (sampling.groupsPerSubmission), else within two prompts for each node.",
+    )
+    length_targets: list[Annotated[int, Field(ge=1, le=1_048_576)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Target lengths of this source, in tokens, with the alpha of lengthReward. Absent: lengthReward.targets.",
+    )
+
+
+class TaskSource(TaskOrigin):
+    """Tasks of one environment, or a mixture of several sources."""
+
+    mixture: Annotated[list[MixtureSource], Field(min_length=1, max_length=MOST_SOURCES)] | None = Field(
+        None,
+        exclude_if=unset,
+        description="Sources that are trained on together, each with its own environment, data and weight. Given instead of environment, count,"
+        " dataset and offlineFilter; prompt counts for sources that have none. Absent: one environment.",
+    )
+
+    @property
+    def origins(self) -> Sequence[TaskOrigin]:
+        """Where tasks come from: the sources of a mixture, or this alone."""
+        return self.mixture or [self]
+
+    @property
     def sampled_filter(self) -> OfflineFilter | None:
-        """The offline filter, where it needs a run that samples; None where the data set's own solve rates decide."""
-        rule = self.offline_filter
-        return rule if rule is not None and rule.solve_rate is None else None
+        """The offline filter, where it needs a run that samples; all sources of a mixture that have one say the same of samples and model."""
+        return next((each.offline_filter for each in self.origins if each.is_sampled_first), None)
 
 
 class S3Storage(SpecModel):

@@ -15,6 +15,7 @@ from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
+from shoal.contracts.mixture import SourceTerms, rows_of_sources
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
@@ -167,6 +168,12 @@ class PublicRun(Contract):
     truncation: Truncation | None = Field(
         default=None, exclude_if=unset, description="of a benchmark that stands in the run's place"
     )
+    mixture: list[SourceTerms] = Field(
+        default_factory=list,
+        exclude_if=unset,
+        max_length=16,
+        description="sources of the tasks, where there are several",
+    )
 
     @property
     def rows_each(self) -> int:
@@ -177,7 +184,8 @@ class PublicRun(Contract):
     def codec(self) -> WorkCodec:
         """The meaning of the numbers of this run's work."""
         shape = FileShape.of(self.sampling, self.group_size, self.length_reward, self.rows_each)
-        return WorkCodec(self.mode, shape, self.task_count, self.async_level, self.benchmarks)
+        sources = rows_of_sources(self.mixture, self.length_reward)
+        return WorkCodec(self.mode, shape, self.task_count, self.async_level, self.benchmarks, sources)
 
 
 class Prepared(Contract):
@@ -211,6 +219,12 @@ class Prepared(Contract):
         default=None,
         exclude_if=unset,
         description="of the tasks, with those that were left out for their prompts; None: none were",
+    )
+    mixture: list[SourceTerms] = Field(
+        default_factory=list,
+        exclude_if=unset,
+        max_length=16,
+        description="sources of the tasks, where there are several",
     )
     commits: list[HubCommit] | None = Field(
         default=None,

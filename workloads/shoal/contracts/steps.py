@@ -16,6 +16,13 @@ class BatchFile(Contract):
     prompt_indices: list[int] = Field(min_length=1, max_length=100_000, description="groups used, by prompt index")
 
 
+class SourceGroups(Contract):
+    """Groups of one source of a mixture that were accepted for a step, and how many of them carry signal. A batch may leave some out at its end."""
+
+    sampled: int = Field(ge=0)
+    with_signal: int = Field(ge=0)
+
+
 class StepBatch(Contract):
     """`batch.json`: written once, when the step is full; exactly `prompts_per_step` groups that carry signal."""
 
@@ -25,6 +32,9 @@ class StepBatch(Contract):
     groups: int = Field(ge=1)
     groups_dropped: int = Field(ge=0, description="accepted groups without signal, dropped by the online filter")
     files: list[BatchFile] = Field(min_length=1, max_length=1_000_000)
+    by_source: dict[str, SourceGroups] = Field(
+        default_factory=dict, max_length=16, exclude_if=unset, description="of a run on a mixture: each source"
+    )
 
 
 class Beacon(Contract):
@@ -36,13 +46,22 @@ class Beacon(Contract):
 
 
 class TypeMeans(Contract):
-    """Rows of one task type in one step: how many groups, and what came of them."""
+    """Rows of one task type in one step: how many groups, and what came of them. A task type is a source of a mixture, where there is one."""
 
-    groups: int = Field(ge=1)
+    groups: int = Field(ge=1, description="that were trained on")
     rows: int = Field(ge=1)
     task_reward: float
     reward: float
     completion_length_mean: float = Field(ge=0.0)
+    share: float | None = Field(
+        default=None, ge=0.0, le=1.0, exclude_if=unset, description="of the groups that were trained on"
+    )
+    sampled_share: float | None = Field(
+        default=None, ge=0.0, le=1.0, exclude_if=unset, description="of the groups that were sampled, which weights set"
+    )
+    signal_share: float | None = Field(
+        default=None, ge=0.0, le=1.0, exclude_if=unset, description="of its sampled groups: those that carry signal"
+    )
 
 
 class StepMetrics(Contract):

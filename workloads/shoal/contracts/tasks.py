@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import rfc8785
 from pydantic import Field
 
-from shoal.contracts.base import Contract
+from shoal.contracts.base import Contract, unset
 
 TASKS_SCHEMA_VERSION = "1"
 
@@ -66,6 +66,9 @@ class TaskReport(Contract):
         default_factory=list, description="rows and tasks at fault, the most frequent reason first"
     )
     proven: int = Field(ge=0, description="tasks whose gold answer was judged against an equivalent one")
+    by_source: dict[str, "TaskReport"] = Field(
+        default_factory=dict, exclude_if=unset, max_length=16, description="of a mixture: each source with a data set"
+    )
 
 
 class JudgedTasks(Contract):

@@ -10,7 +10,7 @@ function that does not answer for it. Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from typing import Self
@@ -19,7 +19,8 @@ from shoal.contracts.base import NodeId
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.recipe import LengthReward, Sampling
-from shoal.sampling.draw import DrawnGroup, draw_submission, own_tasks, slice_tasks
+from shoal.sampling.draw import DrawnGroup, draw_mixture, draw_submission, own_tasks, slice_tasks
+from shoal.sampling.mixture import SourceRows
 
 EVERYBODY: NodeId = "0" * 64
 """In the place of a node where a draw is the same for all."""
@@ -61,6 +62,8 @@ class _Step:
     number: int
     shape: FileShape
     task_count: int
+    sources: Sequence[SourceRows] = field(default=(), kw_only=True)
+    """Whose the rows of the task table are, in a run on a mixture; none: all are alike."""
 
     @property
     def beacon_number(self) -> int:
@@ -74,7 +77,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class TrainingStep(_Step):
-    """A step of training: each file draws prompts of its own from the whole task table."""
+    """A step of training: each file draws prompts of its own from the whole task table, of a mixture by its sources' turns."""
 
     async_level: int
 
@@ -142,6 +145,17 @@ def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) 
     """The groups that a file of this work must hold. ValueError for a beacon that is none, and for a table with too few rows."""
     node, submission = work.drawn_for(node, submission)
     drawn, shape = work.drawn, work.shape
+    if isinstance(work, TrainingStep) and work.sources:
+        return draw_mixture(
+            beacon=beacon,
+            run=run,
+            step=work.number,
+            node=node,
+            submission=submission,
+            groups=shape.groups,
+            group_size=shape.group_size,
+            sources=work.sources,
+        )
     return draw_submission(
         beacon=beacon,
         run=run,
@@ -153,6 +167,7 @@ def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) 
         groups=shape.groups,
         group_size=shape.group_size,
         targets=shape.targets,
+        sources=() if isinstance(work, EvaluationSlice) else work.sources,
     )
 
 
@@ -181,13 +196,14 @@ class UnknownWorkError(ValueError):
 
 @dataclass(frozen=True)
 class WorkCodec:
-    """The numbers of one run's work. `shape` and `task_count` are those of its steps."""
+    """The numbers of one run's work. `shape`, `task_count` and the `sources` of a mixture are those of its steps."""
 
     mode: Mode
     shape: FileShape
     task_count: int
     async_level: int
     benchmarks: Sequence[BenchmarkTerms] = ()
+    sources: Sequence[SourceRows] = ()
 
     def decode(self, number: int) -> Work:
         """The work behind a number. Raises `UnknownWorkError`."""
@@ -200,8 +216,8 @@ class WorkCodec:
     def step(self, step: int) -> TrainingStep | TableSlice:
         """A step of the run."""
         if self.mode == "Generate":
-            return TableSlice(step, self.shape, self.task_count)
-        return TrainingStep(step, self.shape, self.task_count, self.async_level)
+            return TableSlice(step, self.shape, self.task_count, sources=self.sources)
+        return TrainingStep(step, self.shape, self.task_count, self.async_level, sources=self.sources)
 
     def slice(self, number: int) -> EvaluationSlice:
         """The slice of a benchmark with this number. Raises `UnknownWorkError`."""

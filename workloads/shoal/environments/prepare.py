@@ -11,7 +11,9 @@ import hashlib
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from shoal import environments, telemetry
@@ -20,22 +22,32 @@ from shoal.contracts.datasets import DatasetSource, filter_run
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.hub import HubCommit
+from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
-from shoal.contracts.tasks import Task, tasks_digest, write_tasks
+from shoal.contracts.tasks import Task, TaskReport, tasks_digest, write_tasks
 from shoal.environments import hub, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
-from shoal.environments.offline_filter import CannotFilter, filtered, filtered_by_rates, sampled_model
+from shoal.environments.offline_filter import CannotFilter, filter_sources, sampled_model
 from shoal.environments.prompt_check import askable, decided, example, template_end
 from shoal.environments.prompts import BadPrompt, load_tokenizer
 from shoal.environments.revisions import Revisions
-from shoal.environments.task_source import BadTaskSource, benchmark_tasks, find_tasks
+from shoal.environments.task_source import (
+    BadTaskSource,
+    RunSource,
+    benchmark_tasks,
+    environment_name,
+    find_tasks,
+    judged_by,
+    prompt_of,
+)
 from shoal.environments.tokens import eos_token_ids
 from shoal.errors import EXIT_INPUT_WRONG, MayPass
 from shoal.proofs import CannotCalibrate
+from shoal.sampling.mixture import most_of_a_file
 from shoal.storage import NotFound, Store, open_store, open_store_of
 from shoal.transport.authorities import trust_also
 
@@ -57,11 +69,13 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         log.info("already prepared; nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
     config, commits = _pinned(config)
-    environment = environments.load(config.tasks.environment)
-    _check_machine(environment)
+    sources = RunSource.of_run(config.tasks)
+    environment = judged_by(sources)
+    for source in sources:
+        _check_machine(source)
     _check_vine(config, environment)
     _look_at_model(config, scratch / "looked-at")
-    found = _tasks(config, environment, store, scratch)
+    found = _tasks(config, sources, store, scratch)
     scored = _benchmark_tasks(config, store, scratch)
     folder, rate = scratch / "base", None
     shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +83,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     if rule is not None and rule.model is None:
         rate = sampled_model(open_store_of(filter_run(config.run), config), folder)
     elif config.model.generated is not None:
-        rate = _generate(config, environment, folder)
+        rate = _generate(config, sources, folder)
     elif config.model.path is not None:
         folder = checked_checkpoint(Path(config.model.path))
     elif config.model.run is not None:
@@ -77,14 +91,14 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     else:
         folder = _download(config, folder)
     asked = PromptMaker(config, folder)
-    terms, tasks = asked.of(
-        "spec.tasks", config.tasks.prompt, config.tasks.dataset, found, environment, config.length_reward
-    )
-    _check_count(config, tasks)
+    terms, asked_of = asked.sources(sources, found)
+    tasks = [task for each in asked_of for task in each]
+    _check_count(config, sources, asked_of)
     pinned = [asked.benchmark(*each) for each in scored]
     benchmarks = [each for each, _ in pinned]
     _check_slices(benchmarks)
-    profile = _proof_profile(config, environment, tasks, folder, terms)
+    in_turn = [task for turn in zip_longest(*asked_of) for task in turn if task is not None]
+    profile = _proof_profile(config, environment, in_turn, folder, terms)
     digest = tasks_digest(tasks)
     for pins, table in [(digest, tasks), *((each.tasks_digest, table) for each, table in pinned)]:
         store.put(keys.task_table(pins), write_tasks(table))
@@ -106,7 +120,8 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         benchmarks=benchmarks,
         prompt=terms,
         example_prompt=asked.examples[0],
-        tasks_digest_found=tasks_digest(found) if len(tasks) < len(found) else None,
+        tasks_digest_found=_digest_found(found, tasks),
+        mixture=_pinned_sources(sources, asked_of),
         commits=commits or None,
     )
     store.put(keys.PREPARED, prepared.to_json())
@@ -117,7 +132,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
 def _pinned(config: RunConfig) -> tuple[RunConfig, list[HubCommit]]:
     """Branches and tags as the commits that they are now, or were when the run of the offline filter was prepared. Raises CannotPrepare."""
     known: list[HubCommit] = []
-    if config.tasks.offline_filter is not None:
+    if config.tasks.sampled_filter is not None:
         with contextlib.suppress(NotFound):
             sampled = open_store_of(filter_run(config.run), config).get(keys.PREPARED)
             known = Prepared.from_json(sampled).commits or []
@@ -133,25 +148,54 @@ def _pinned(config: RunConfig) -> tuple[RunConfig, list[HubCommit]]:
     return config, revisions.used
 
 
-def _tasks(config: RunConfig, environment: environments.Environment, store: Store, scratch: Path) -> list[Task]:
-    """The run's tasks, filtered if it says so; the filter's report goes into the store."""
+def _digest_found(found: list[list[Task]], tasks: list[Task]) -> str | None:
+    """That of the tasks with those that were left out for their prompts; None where none were."""
+    together = [task for each in found for task in each]
+    return tasks_digest(together) if len(tasks) < len(together) else None
+
+
+def _pinned_sources(sources: list[RunSource], tasks: list[list[Task]]) -> list[SourceTerms]:
+    """The sources of a mixture as workers and validators read them; none for a run of one environment."""
+    return [
+        SourceTerms(
+            name=source.name,
+            environment=source.environment.name,
+            task_count=len(own),
+            weight=source.weight,
+            targets=source.own_targets,
+        )
+        for source, own in zip(sources, tasks, strict=True)
+        if source.name
+    ]
+
+
+def _tasks(config: RunConfig, sources: list[RunSource], store: Store, scratch: Path) -> list[list[Task]]:
+    """The tasks of each source, filtered if it says so; what became of data sets and filters goes into the store."""
     log = telemetry.get_logger()
+    tasks, reports = [], {}
     try:
-        found = find_tasks(config, environment, scratch, _found_before(config, store))
-        tasks = found.tasks
-        for reason, count in sorted(found.skipped.items()):
-            log.info("rows that are no tasks", count=count, reason=reason)
-        if (became := found.report()) is not None:
-            for each in became.refused:
-                log.warning("tasks that cannot be used", count=each.count, reason=each.reason, first=each.first)
-            log.info("data set read", rows=became.rows, tasks=became.tasks, proven=became.proven)
-            store.put(keys.TASK_REPORT, became.to_json())
-        rule = config.tasks.offline_filter
-        if rule is not None:
-            if rule.solve_rate is None:
-                tasks, report = filtered(config, rule, tasks, open_store_of(filter_run(config.run), config))
-            else:
-                tasks, report = filtered_by_rates(config, rule, tasks)
+        for source in sources:
+            found = find_tasks(config, source, scratch, _found_before(config, store))
+            for reason, count in sorted(found.skipped.items()):
+                log.info("rows that are no tasks", count=count, reason=reason, of=source.field)
+            if (became := found.report()) is not None:
+                for each in became.refused:
+                    log.warning(
+                        "tasks that cannot be used",
+                        count=each.count,
+                        reason=each.reason,
+                        first=each.first,
+                        of=source.field,
+                    )
+                log.info("data set read", rows=became.rows, tasks=became.tasks, proven=became.proven, of=source.field)
+                reports[source.name] = became
+            tasks.append(found.tasks)
+        if reports:
+            store.put(keys.TASK_REPORT, _one_report(reports).to_json())
+        filter_store = filter_run(config.run)
+        found_tasks = list(zip(sources, tasks, strict=True))
+        tasks, report = filter_sources(config, found_tasks, lambda: open_store_of(filter_store, config))
+        if report is not None:
             store.put(keys.FILTER_REPORT, report.to_json())
             log.info("tasks filtered", kept=report.tasks_kept, of=report.tasks_before, outcomes=report.outcomes)
     except BadTaskSource as error:
@@ -161,23 +205,55 @@ def _tasks(config: RunConfig, environment: environments.Environment, store: Stor
     return tasks
 
 
+def _one_report(reports: dict[str, TaskReport]) -> TaskReport:
+    """That of the only source, or of a mixture: sums over its sources that have a data set."""
+    if "" in reports:
+        return reports[""]
+    skipped: Counter[str] = Counter()
+    for report in reports.values():
+        skipped.update(report.skipped)
+    return TaskReport(
+        rows=sum(report.rows for report in reports.values()),
+        tasks=sum(report.tasks for report in reports.values()),
+        skipped=dict(skipped),
+        refused=[
+            each.model_copy(update={"reason": f"{name}: {each.reason}"})
+            for name, report in reports.items()
+            for each in report.refused
+        ],
+        proven=sum(report.proven for report in reports.values()),
+        by_source=reports,
+    )
+
+
 def _found_before(config: RunConfig, store: Store) -> list[Store]:
     """Where golds that are judged already are kept. Those of the run that sampled for the filter count: two proofs need not agree."""
     return [store] if config.tasks.sampled_filter is None else [store, open_store_of(filter_run(config.run), config)]
 
 
-def _check_count(config: RunConfig, tasks: list[Task]) -> None:
-    if len(tasks) < config.sampling.groups_per_submission and config.mode != "SFT":
+def _check_count(config: RunConfig, sources: list[RunSource], tasks: list[list[Task]]) -> None:
+    """Raises CannotPrepare for a source with fewer tasks than a file may hold of it."""
+    if config.mode == "SFT":
+        return
+    groups, weights = config.sampling.groups_per_submission, tuple(source.weight for source in sources)
+    needed = most_of_a_file(weights, groups) if config.mode == "Train" else [1] * len(sources)
+    for source, own, most in zip(sources, tasks, needed, strict=True):
+        if len(own) < most:
+            raise CannotPrepare(
+                f"{source.field}: there are {len(own)} tasks; a submission has up to {most} different ones"
+                " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
+            )
+    if (count := sum(map(len, tasks))) < groups:
         raise CannotPrepare(
-            f"spec.tasks: there are {len(tasks)} tasks; a submission has {config.sampling.groups_per_submission} different ones"
-            " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
+            f"spec.tasks: there are {count} tasks; a submission has {groups} different ones (spec.sampling.groupsPerSubmission): lower it,"
+            " or give more tasks"
         )
 
 
-def _check_machine(environment: environments.Environment) -> None:
+def _check_machine(source: RunSource) -> None:
     """Raises CannotPrepare, as passing, for what this machine lacks: another may have it."""
-    if missing := list(getattr(environment, "problems", list)()):
-        raise CannotPrepare(f"spec.tasks.environment: {missing[0]}", passing=True)
+    if missing := list(getattr(source.environment, "problems", list)()):
+        raise CannotPrepare(f"{source.field}.environment: {missing[0]}", passing=True)
 
 
 def _check_vine(config: RunConfig, environment: environments.Environment) -> None:
@@ -195,7 +271,7 @@ def _benchmark_tasks(
     """Each benchmark with its environment and tasks. Raises CannotPrepare."""
     found = []
     for each in config.evaluation.benchmarks if config.evaluation is not None else []:
-        environment = environments.load(each.tasks.environment)
+        environment = environments.load(environment_name(config.tasks, each.tasks))
         try:
             chosen = benchmark_tasks(config, each, environment, scratch / each.name, [store])
         except BadTaskSource as error:
@@ -216,6 +292,20 @@ class PromptMaker:
         except Exception as error:  # the library raises plain Exception for a tokenizer that it cannot read
             raise CannotPrepare(f"spec.model: {' '.join(str(error).split())[:400]}") from error
         self.examples: list[str] = []
+
+    def sources(self, sources: list[RunSource], found: list[list[Task]]) -> tuple[PromptTerms, list[list[Task]]]:
+        """The terms of the run, and of each source the tasks that can be asked. Terms of a source that differ from the first one's are kept apart."""
+        kept, terms = [], {}
+        for source, tasks in zip(sources, found, strict=True):
+            settings, origin = source.origin.prompt or self._config.tasks.prompt, source.origin
+            lengths = source.lengths(self._config)
+            terms[source.name], own = self.of(
+                source.field, settings, origin.dataset, tasks, source.environment, lengths
+            )
+            kept.append(own)
+        first = terms[sources[0].name]
+        others = {name: each for name, each in terms.items() if each != first}
+        return first.model_copy(update={"by_task_type": others}), kept
 
     def of(
         self,
@@ -265,7 +355,7 @@ class PromptMaker:
         config = self._config
         lengths = LengthReward(targets=[each.target_length]) if each.target_length is not None else None
         field = f"spec.evaluation.benchmarks, {each.name}"
-        settings = each.prompt or config.tasks.prompt
+        settings = each.prompt or prompt_of(config.tasks, each.tasks.source)
         terms, tasks = self.of(field, settings, each.tasks.dataset, tasks, environment, lengths)
         pinned = BenchmarkTerms(
             name=each.name,
@@ -324,18 +414,23 @@ def checked_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _generate(config: RunConfig, environment: environments.Environment, folder: Path) -> float:
+def _generate(config: RunConfig, sources: list[RunSource], folder: Path) -> float:
     # torch takes seconds to import, and a run that is prepared, or brings its model, needs none.
     from shoal.environments.generated_model import WarmStartFailed, make_model
 
-    if not isinstance(environment, Arithmetic):
-        raise CannotPrepare(
-            f"spec.model.generated: the model is made for the tasks of 'arithmetic', spec.tasks.environment is"
-            f" {environment.name!r}; set that to 'arithmetic', or give the model by huggingFace or path"
-        )
+    for source in sources:
+        if not isinstance(source.environment, Arithmetic):
+            raise CannotPrepare(
+                f"spec.model.generated: the model is made for the tasks of 'arithmetic', {source.field}.environment is"
+                f" {source.environment.name!r}; set that to 'arithmetic', or give the model by huggingFace or path"
+            )
+    environment = sources[0].environment
+    assert isinstance(environment, Arithmetic)
     log = telemetry.get_logger()
     assert config.model.generated is not None
-    targets = config.length_reward.targets if config.length_reward is not None else [None]
+    lengths = [source.lengths(config) for source in sources]
+    asked = dict.fromkeys(target for each in lengths if each is not None for target in each.targets)
+    targets: list[int | None] = [*asked] or [None]
     try:
         return make_model(
             folder,

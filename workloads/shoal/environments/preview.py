@@ -14,11 +14,11 @@ from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable, load
+from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable
 from shoal.environments.hub import explained
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import TOKENIZER_FILES, BadPrompt, load_tokenizer, prompt_tokens
-from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.environments.task_source import BadTaskSource, Found, RunSource, find_tasks, judged_by
 
 SHOWN_TASKS = 3
 MOST_PROOFS = 64
@@ -52,54 +52,76 @@ class ShownTask:
 
 
 @dataclass(frozen=True)
-class Preview:
-    """What is shown, and what is wrong with it, in words."""
+class SourcePreview:
+    """Tasks of one source: how many, three of them, and what became of its data set. `name` and `share` are those of a mixture's source."""
 
+    name: str
+    share: float
     tasks: int
     shown: list[ShownTask]
     left_out: dict[str, int]
     proven: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is shown of each source, and what is wrong with it, in words."""
+
+    sources: list[SourcePreview]
     longest_completion: int
     longest_sequence: int
     problems: tuple[str, ...]
 
 
 def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
-    """The first, a middle and the last task of the run. Reads its whole data set, proves `MOST_PROOFS` golds. Raises CannotPreview."""
-    source = config.tasks
-    if source.dataset is not None and source.dataset.object is not None:
-        raise CannotPreview(
-            "spec.tasks.dataset.object: lies in the run's store, which is not read here; try its file with `path`"
-        )
+    """The first, a middle and the last task of each source. Reads whole data sets, proves `MOST_PROOFS` golds of each. Raises CannotPreview."""
     try:
-        environment = load(source.environment)
-        if missing := list(getattr(environment, "problems", list)()):
-            raise CannotPreview(f"spec.tasks.environment: {missing[0]}")
-        with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
-            found = find_tasks(config, environment, Path(scratch), most_proofs=MOST_PROOFS)
+        sources = RunSource.of_run(config.tasks)
+        judged_by(sources)
     except BadEnvironment as error:
-        raise CannotPreview(f"spec.tasks.environment: {error}") from None
+        raise CannotPreview(f"spec.tasks: {error}") from None
+    longest, room = config.sampling.max_completion_tokens, config.recipe.max_sequence_length
+    weights = sum(source.weight for source in sources)
+    looked_at: list[SourcePreview] = []
+    with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
+        for source in sources:
+            found = _found(config, source, Path(scratch))
+            tokenizer, terms = _asked(config, source, tokenizer_folder)
+            lengths = source.lengths(config)
+            targets = lengths.targets if lengths is not None else []
+            picked = sorted({0, len(found.tasks) // 2, len(found.tasks) - 1})[:SHOWN_TASKS]
+            shown = [
+                _shown(
+                    source, tokenizer, terms, found.tasks[place], targets[number % len(targets)] if targets else None
+                )
+                for number, place in enumerate(picked)
+            ]
+            share = source.weight / weights
+            looked_at.append(SourcePreview(source.name, share, len(found.tasks), shown, found.left_out, found.proven))
+    problems = [problem for each in looked_at for problem in _problems(each.shown, longest, room)]
+    return Preview(looked_at, longest, room, tuple(problems))
+
+
+def _found(config: RunConfig, source: RunSource, scratch: Path) -> Found:
+    dataset = source.origin.dataset
+    if dataset is not None and dataset.object is not None:
+        raise CannotPreview(
+            f"{source.field}.dataset.object: lies in the run's store, which is not read here; try its file with `path`"
+        )
+    if missing := list(getattr(source.environment, "problems", list)()):
+        raise CannotPreview(f"{source.field}.environment: {missing[0]}")
+    try:
+        return find_tasks(config, source, scratch, most_proofs=MOST_PROOFS)
     except BadTaskSource as error:
         raise CannotPreview(str(error)) from None
-    tasks = found.tasks
-    tokenizer, terms = _asked(config, environment, tokenizer_folder)
-    targets = config.length_reward.targets if config.length_reward is not None else []
-    picked = sorted({0, len(tasks) // 2, len(tasks) - 1})[:SHOWN_TASKS]
-    shown = [
-        _shown(environment, tokenizer, terms, tasks[place], targets[number % len(targets)] if targets else None)
-        for number, place in enumerate(picked)
-    ]
-    longest, room = config.sampling.max_completion_tokens, config.recipe.max_sequence_length
-    return Preview(
-        len(tasks), shown, found.left_out, found.proven, longest, room, tuple(_problems(shown, longest, room))
-    )
 
 
-def _shown(environment: Environment, tokenizer: Any, terms: PromptTerms, task: Task, target: int | None) -> ShownTask:
+def _shown(source: RunSource, tokenizer: Any, terms: PromptTerms, task: Task, target: int | None) -> ShownTask:
+    environment = source.environment
     try:
         tokens = prompt_tokens(tokenizer, environment, task, target, terms)
     except BadPrompt as error:
-        raise CannotPreview(f"spec.tasks: task {task.problem_id}: {error}") from None
+        raise CannotPreview(f"{source.field}: task {task.problem_id}: {error}") from None
     try:
         right = _scored(environment, task, environment.gold(task))
     except ValueError:  # most programs and forms come without a solution
@@ -150,17 +172,18 @@ def _problems(shown: Sequence[ShownTask], longest: int, room: int) -> list[str]:
     return lines
 
 
-def _asked(config: RunConfig, environment: Environment, folder: Path | None) -> tuple[Any, PromptTerms]:
-    """The tokenizer of the run's base model, and how tasks become its prompts."""
-    model, settings = config.model, config.tasks.prompt
+def _asked(config: RunConfig, source: RunSource, folder: Path | None) -> tuple[Any, PromptTerms]:
+    """The tokenizer of the run's base model, and how the source's tasks become its prompts."""
+    model, settings = config.model, source.origin.prompt or config.tasks.prompt
     if folder is None and model.generated is not None:
+        environment, lengths = source.environment, source.lengths(config)
         if not isinstance(environment, Arithmetic):
             raise CannotPreview(
                 "spec.model.generated: is made for the environment arithmetic; name that, or another model"
             )
         from shoal.environments.generated_model import tokenizer_for
 
-        targets = config.length_reward.targets if config.length_reward else [None]
+        targets = lengths.targets if lengths is not None else [None]
         return tokenizer_for(environment, targets, config.seed), _raw(settings)
     if folder is None and model.run is not None:
         raise CannotPreview(
@@ -175,7 +198,7 @@ def _asked(config: RunConfig, environment: Environment, folder: Path | None) -> 
         tokenizer = load_tokenizer(folder)
         return tokenizer, decided(settings, folder, tokenizer)
     except BadPrompt as error:
-        raise CannotPreview(f"spec.tasks.prompt: {error}") from None
+        raise CannotPreview(f"{source.field}.prompt: {error}") from None
     except Exception as error:  # of the hub, of transformers, of tokenizers: each has its own
         said = " ".join(str(error).split())[:300]
         raise CannotPreview(

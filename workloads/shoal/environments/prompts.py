@@ -63,6 +63,7 @@ def prompt_pieces(
     tokenizer: Tokenizer, environment: Environment, task: Task, target_length: int | None, terms: PromptTerms | None
 ) -> list[str]:
     """The text of a prompt, in pieces that are encoded each by itself: one, unless a message spells a control token."""
+    terms = terms.of(task.task_type) if terms is not None else None
     if terms is None or terms.template == "Raw":
         return [environment.prompt(task, target_length) + (terms.assistant_prefix if terms is not None else "")]
     messages = _messages(environment, task, target_length, terms.system)

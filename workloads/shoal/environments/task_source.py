@@ -7,16 +7,17 @@ Called by `prepare`, which writes them as the run's task table.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
-from shoal.contracts.recipe import TaskSource
+from shoal.contracts.prompts import PromptSettings
+from shoal.contracts.recipe import LengthReward, MixtureSource, TaskOrigin, TaskSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import RefusedTasks, Task, TaskReport
 from shoal.environments import hub
-from shoal.environments.base import Environment, known_count
+from shoal.environments.base import Environment, known_count, load
 from shoal.environments.datasets import (
     BadDataset,
     Imported,
@@ -28,6 +29,7 @@ from shoal.environments.datasets import (
     split_files,
 )
 from shoal.environments.judgeable import fitting
+from shoal.environments.mixture import Mixture, of_source
 from shoal.errors import MayPass
 from shoal.rewards.sandbox import SandboxFailed
 from shoal.storage import Store, open_below_prefix
@@ -74,16 +76,74 @@ class Found:
         )
 
 
+@dataclass(frozen=True)
+class RunSource:
+    """One source of the run's tasks: the settings, the environment that judges them, and its field in the manifest. `name` is empty for the only one."""
+
+    name: str
+    field: str
+    origin: TaskOrigin
+    environment: Environment
+
+    @classmethod
+    def of_run(cls, tasks: TaskSource) -> "list[RunSource]":
+        """The sources of a run, at least one. BadEnvironment for one that is not installed."""
+        if tasks.mixture is None:
+            return [cls("", "spec.tasks", tasks, load(tasks.judged_by))]
+        return [
+            cls(each.name, f"spec.tasks.mixture, {each.name}", each, load(each.judged_by)) for each in tasks.mixture
+        ]
+
+    @property
+    def weight(self) -> int:
+        return self.origin.weight if isinstance(self.origin, MixtureSource) else 1
+
+    @property
+    def own_targets(self) -> list[int]:
+        """Lengths in tokens that it alone asks for; empty: those of the run."""
+        return (self.origin.length_targets or []) if isinstance(self.origin, MixtureSource) else []
+
+    def lengths(self, config: RunConfig) -> LengthReward | None:
+        """The lengths that its prompts ask for."""
+        if not self.own_targets or config.length_reward is None:
+            return config.length_reward
+        return LengthReward(targets=self.own_targets, alpha=config.length_reward.alpha)
+
+
+def judged_by(sources: Sequence[RunSource]) -> Environment:
+    """The environment of a run with these sources."""
+    return sources[0].environment if not sources[0].name else Mixture({each.name: each.environment for each in sources})
+
+
+def environment_name(tasks: TaskSource, benchmark: BenchmarkTasks) -> str:
+    """The environment that judges a benchmark: its own, or that of the source of the mixture that it names."""
+    named = [each for each in tasks.mixture or [] if each.name == benchmark.source]
+    return named[0].environment if named else benchmark.environment or ""
+
+
+def prompt_of(tasks: TaskSource, source: str | None) -> PromptSettings | None:
+    """How a benchmark is asked that says nothing of it: as the source that it names, or as the run's tasks."""
+    named = [each.prompt for each in tasks.mixture or [] if each.name == source]
+    return (named[0] if named else None) or tasks.prompt
+
+
 def find_tasks(
     config: RunConfig,
-    environment: Environment,
+    source: RunSource,
     scratch: Path,
     found_before: Sequence[Store] = (),
     most_proofs: int | None = None,
 ) -> Found:
-    """The run's tasks; `scratch` is a folder for the data set's files, `found_before` and `most_proofs` are as in `fitting`. Raises BadTaskSource."""
-    source, usual = config.tasks, TASKS_OF_AN_ENVIRONMENT
-    return _find(config, source, environment, scratch, "spec.tasks", usual, config.seed, found_before, most_proofs)
+    """The tasks of one source of the run, as its table has them. `scratch` is a folder for data sets' files, which sources may share.
+
+    `found_before` and `most_proofs` are as in `fitting`. Raises BadTaskSource. An environment makes each source's tasks with a seed of its own.
+    """
+    seed = config.seed if not source.name else _derived_seed(f"shoal-source {config.seed} {source.name}")
+    usual = TASKS_OF_AN_ENVIRONMENT
+    found = _find(
+        config, source.origin, source.environment, scratch, source.field, usual, seed, found_before, most_proofs
+    )
+    return found if not source.name else replace(found, tasks=[of_source(task, source.name) for task in found.tasks])
 
 
 def benchmark_tasks(
@@ -95,15 +155,18 @@ def benchmark_tasks(
 ) -> Found:
     """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
     field_ = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
-    seed = int.from_bytes(
-        hashlib.sha256(f"shoal-benchmark {config.seed} {benchmark.name}".encode()).digest()[:4], "big"
-    )
-    return _find(config, benchmark.tasks, environment, scratch, field_, TASKS_OF_A_BENCHMARK, seed >> 1, found_before)
+    seed = _derived_seed(f"shoal-benchmark {config.seed} {benchmark.name}")
+    return _find(config, benchmark.tasks, environment, scratch, field_, TASKS_OF_A_BENCHMARK, seed, found_before)
+
+
+def _derived_seed(text: str) -> int:
+    """31 bits of the text's digest."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 def _find(
     config: RunConfig,
-    wanted: TaskSource | BenchmarkTasks,
+    wanted: TaskOrigin | BenchmarkTasks,
     environment: Environment,
     scratch: Path,
     where: str,
@@ -119,7 +182,7 @@ def _find(
         except ValueError as error:
             passing = isinstance(error, MayPass) and error.passing
             raise BadTaskSource(f"{where}: {error}", passing=passing) from error
-    rule = wanted.offline_filter if isinstance(wanted, TaskSource) else None
+    rule = wanted.offline_filter if isinstance(wanted, TaskOrigin) else None
     try:
         imported = _import(wanted.dataset, rule.solve_rate if rule is not None else None, config, scratch)
         fit = fitting(
@@ -155,6 +218,9 @@ def _import(source: DatasetSource, solve_rate: str | None, config: RunConfig, sc
     selection = Selection(source.where, source.row_limit, source.shuffle_seed, solve_rate)
     folder = scratch / "dataset"
     if source.hugging_face is not None:
+        # Sources of one repository share its files.
+        place = hashlib.sha256(f"{source.hugging_face} {source.revision}".encode()).hexdigest()[:16]
+        folder /= place
         files = hub.fetch(source.hugging_face, source.revision or "", source.subset, source.split, folder)
         return import_files(files, layout, selection)
     if source.object is not None:

@@ -13,6 +13,7 @@ from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
 from shoal.environments import BadEnvironment, Environment
+from shoal.environments.mixture import environment_of
 from shoal.telemetry import get_logger
 
 
@@ -44,7 +45,7 @@ def require_rule(rule: Sampler) -> None:
 def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContext:
     """The work that a description stands for; `tasks` gives the table with a digest. Raises WrongEnvironmentError."""
     try:
-        environment = environments.load(public.environment)
+        environment = environment_of(public.environment, public.mixture)
         found = environments.digest(environment)
     except BadEnvironment as error:
         raise WrongEnvironmentError(str(error)) from None
@@ -85,5 +86,6 @@ def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
             "vine": None,
             "prompt": terms.prompt,
             "truncation": terms.truncation,
+            "mixture": [],
         }
     )

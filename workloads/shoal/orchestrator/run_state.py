@@ -13,6 +13,7 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.mixture import rows_of_sources
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.roster import Roster
@@ -108,4 +109,5 @@ class RunState:
         """The meaning of the numbers of this run's work."""
         config, recipe = self.config, self.config.recipe
         shape = FileShape.of(config.sampling, recipe.group_size, config.length_reward, recipe.rows_each)
-        return WorkCodec(config.mode, shape, self.prepared.task_count, config.async_level, self.plan.benchmarks)
+        count, sources = self.prepared.task_count, rows_of_sources(self.prepared.mixture, config.length_reward)
+        return WorkCodec(config.mode, shape, count, config.async_level, self.plan.benchmarks, sources)

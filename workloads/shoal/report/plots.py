@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -127,18 +128,26 @@ def inline(svg: str, name: str) -> str:
 
 
 def _by_task_type(trained: Sequence[StepMetrics]) -> list[Plot]:
-    """Task reward and completion length of each task type, where a run has several."""
+    """Task reward, completion length, signal and shares of each task type, where a run has several."""
     names = sorted({name for metrics in trained for name in metrics.by_task_type})
     plots = []
     for key, attribute, what, unit in (
         ("reward-by-type", "task_reward", "Task reward", "mean task reward"),
         ("length-by-type", "completion_length_mean", "Length of completions", "tokens"),
+        ("signal-by-type", "signal_share", "Groups with signal, as a share of those sampled,", "share of groups"),
+        ("sampled-by-type", "sampled_share", "Share of the groups that were sampled,", "share of groups"),
+        ("share-by-type", "share", "Share of the groups that were trained on,", "share of groups"),
     ):
         lines = []
-        for name, colour in zip(names, (BLUE, ORANGE, GREEN, GREY), strict=False):
-            own = [(metrics.step, metrics.by_task_type[name]) for metrics in trained if name in metrics.by_task_type]
-            values = [float(getattr(means, attribute)) for _, means in own]
-            lines.append(Line(name, [float(step) for step, _ in own], values, colour, True))
+        for name, colour in zip(names, cycle((BLUE, ORANGE, GREEN, GREY)), strict=False):
+            own = [
+                (float(metrics.step), float(value))
+                for metrics in trained
+                if name in metrics.by_task_type
+                and (value := getattr(metrics.by_task_type[name], attribute)) is not None
+            ]
+            if own:
+                lines.append(Line(name, [step for step, _ in own], [value for _, value in own], colour, True))
         if lines:
             plots.append(Plot(key, f"{what} of each task type.", draw(key, lines, "step", unit, from_zero=True)))
     return plots

@@ -12,6 +12,8 @@ import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shoal.sampling.mixture import SourceRows, turns, turns_of_file
+
 BEACON_BYTES = 32
 SEED_BITS = 63  # a vLLM seed is a signed 64-bit integer; 63 bits keep it non-negative
 
@@ -126,27 +128,66 @@ def draw_submission(
     group_size: int,
     targets: Sequence[int] | None,
     first_task: int = 0,
+    sources: Sequence[SourceRows] = (),
 ) -> list[DrawnGroup]:
     """The groups that submission number `submission` of `node` must hold for `step`.
 
     Prompts are drawn first (different ones of the `task_count` rows from `first_task` on); then for each group its target
-    length (when the run has `targets`) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
+    length (when the run has `targets`; with `sources` those of the row's own source) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
     """
+    generator = _generator(b"shoal/draw/v1\0", beacon, run, step, node, submission)
+    prompts = [first_task + place for place in generator.distinct(groups, task_count)]
+    own = {prompt: source.targets for source in sources for prompt in prompts if prompt in source.rows}
+    return _drawn_groups(generator, [(prompt, own.get(prompt, targets)) for prompt in prompts], group_size)
+
+
+def draw_mixture(
+    *,
+    beacon: bytes,
+    run: str,
+    step: int,
+    node: str,
+    submission: int,
+    groups: int,
+    group_size: int,
+    sources: Sequence[SourceRows],
+) -> list[DrawnGroup]:
+    """The same of a mixture: as many prompts of each source as it has turns (`mixture.turns_of_file`), different ones of its rows, in the order of
+    the turns. Raises ValueError when a source has fewer rows than turns or the beacon is not 32 bytes.
+    """
+    weights = tuple(source.weight for source in sources)
+    start = _generator(b"shoal/mixture/v1\0", beacon, run, step, node).below(len(turns(weights)))
+    order = turns_of_file(weights, start, submission, groups)
+    generator = _generator(b"shoal/draw/v1\0", beacon, run, step, node, submission)
+    rows = [
+        iter([source.rows[place] for place in generator.distinct(order.count(number), len(source.rows))])
+        for number, source in enumerate(sources)
+    ]
+    asked = [(next(rows[number]), sources[number].targets) for number in order]
+    return _drawn_groups(generator, asked, group_size)
+
+
+def _generator(
+    tag: bytes, beacon: bytes, run: str, step: int, node: str, submission: int | None = None
+) -> CounterGenerator:
+    """The stream of a file, or without `submission` of all files that a node makes for a step."""
     if len(beacon) != BEACON_BYTES:
         raise ValueError(f"a beacon has {BEACON_BYTES} bytes, got {len(beacon)}")
-    key = hashlib.sha256(
-        b"shoal/draw/v1\0"
-        + _length_prefixed(
-            beacon, run.encode(), step.to_bytes(8, "big"), bytes.fromhex(node), submission.to_bytes(8, "big")
-        )
-    ).digest()
-    generator = CounterGenerator(key)
-    prompts = [first_task + place for place in generator.distinct(groups, task_count)]
+    parts = [beacon, run.encode(), step.to_bytes(8, "big"), bytes.fromhex(node)]
+    if submission is not None:
+        parts.append(submission.to_bytes(8, "big"))
+    return CounterGenerator(hashlib.sha256(tag + _length_prefixed(*parts)).digest())
+
+
+def _drawn_groups(
+    generator: CounterGenerator, asked: Sequence[tuple[int, Sequence[int] | None]], group_size: int
+) -> list[DrawnGroup]:
+    """For each prompt its target length, where there are any to draw from, and its seeds."""
     return [
         DrawnGroup(
             prompt_index=prompt,
             target_length=targets[generator.below(len(targets))] if targets else None,
             seeds=tuple(generator.below(1 << SEED_BITS) for _ in range(group_size)),
         )
-        for prompt in prompts
+        for prompt, targets in asked
     ]

@@ -40,7 +40,10 @@ def point(metrics: StepMetrics) -> TrackedStep:
         values["train/clip_ratio"] = metrics.clip_ratio
         values |= {f"value/{at}": value for at, value in enumerate(metrics.value_by_boundary)}
         values |= {
-            f"type/{kind}/{name}": float(value) for kind, means in metrics.by_task_type.items() for name, value in means
+            f"type/{kind}/{name}": float(value)
+            for kind, means in metrics.by_task_type.items()
+            for name, value in means
+            if value is not None
         }
     values |= {f"seconds/{phase}": seconds for phase, seconds in metrics.phase_seconds.items()}
     values["seconds/step"] = metrics.finished_unix - metrics.started_unix

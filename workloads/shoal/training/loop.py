@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
+from shoal.contracts.mixture import MIXTURE
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound
 from shoal.training.context import TrainerContext
@@ -65,7 +66,7 @@ class Trainer:
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(context.base, config.trainer, ranks, context.liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)
-        progress.environment = config.tasks.environment
+        progress.environment = config.tasks.judged_by or MIXTURE
         extensions.attach(context, self._policy)
         progress.listeners = tuple(extensions)
         self._method = method_of(context, self._policy, extensions)

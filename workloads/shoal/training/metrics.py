@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.contracts.steps import StepMetrics, TypeMeans
+from shoal.contracts.steps import SourceGroups, StepMetrics, TypeMeans
 from shoal.training.batches import StepPlan
 from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Updates
@@ -37,11 +37,12 @@ def step_metrics(
     mismatch_kl: float,
     times: StepTimes,
     rows_left_out: int = 0,
+    by_source: Mapping[str, SourceGroups] = MappingProxyType({}),
     extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> StepMetrics:
     """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so.
 
-    `extra`: further fields, which extensions measured.
+    `by_source`: of a mixture, what was sampled for the step. `extra`: further fields, which extensions measured.
     """
     samples = list(chain.from_iterable(group.samples for group in groups))
     lags = np.array([step - sample.policy_version for sample in samples])
@@ -76,28 +77,35 @@ def step_metrics(
         data_digest=plan.digest,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
-        by_task_type=_by_task_type(groups),
+        by_task_type=means_by_task_type(groups, by_source),
         phase_seconds=times.phase_seconds,
         **extra,
     )
 
 
-def _by_task_type(groups: Sequence[RolloutGroup]) -> dict[str, TypeMeans]:
-    """Means of each task type, in the order of their names; none where all rows have one."""
+def means_by_task_type(
+    groups: Sequence[RolloutGroup], by_source: Mapping[str, SourceGroups] = MappingProxyType({})
+) -> dict[str, TypeMeans]:
+    """Means of each task type, in the order of their names; none where all rows have one and the run has no mixture."""
     found: dict[str, list[RolloutGroup]] = {}
     for group in groups:
         found.setdefault(group.samples[0].task_type, []).append(group)
-    if len(found) < 2:
+    if len(found) < 2 and not by_source:
         return {}
+    all_sampled = sum(each.sampled for each in by_source.values())
     means = {}
     for name, own in sorted(found.items()):
         samples = [sample for group in own for sample in group.samples]
+        sampled = by_source.get(name)
         means[name] = TypeMeans(
             groups=len(own),
             rows=len(samples),
             task_reward=float(np.mean([sample.task_reward for sample in samples])),
             reward=float(np.mean([sample.reward for sample in samples])),
             completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),
+            share=len(own) / len(groups),
+            sampled_share=sampled.sampled / all_sampled if sampled is not None else None,
+            signal_share=sampled.with_signal / sampled.sampled if sampled is not None and sampled.sampled else None,
         )
     return means
 

@@ -47,6 +47,22 @@ REWARDS = {
     )
     for name in ("reward", "task_reward", "length_penalty")
 }
+BY_TYPE = {
+    name: Gauge(
+        f"shoal_trainer_type_{name}",
+        f"{what} of each task type in the last finished step that trained on it. Only where a run has several.",
+        ["task_type"],
+    )
+    for name, what in (
+        ("task_reward", "Mean task reward"),
+        ("reward", "Mean reward"),
+        ("completion_length_mean", "Mean completion length in tokens"),
+        ("share", "Share of the groups that were trained on"),
+        ("sampled_share", "Share of the groups that were sampled"),
+        ("signal_share", "Share of its sampled groups that carry signal"),
+    )
+}
+"""A task type is a source, where the run has a mixture."""
 LAST = {
     name: unmeasured(
         Gauge(
@@ -243,6 +259,10 @@ class ProgressReporter:
         if not metrics.supervised:
             for name, gauge in REWARDS.items():
                 gauge.labels(self.environment).set(getattr(metrics, name) if metrics.trained else math.nan)
+        for kind, means in metrics.by_task_type.items():
+            for name, gauge in BY_TYPE.items():
+                value = getattr(means, name)
+                gauge.labels(kind).set(math.nan if value is None else value)
         self._measure_times(metrics)
 
     def _measure_times(self, metrics: StepMetrics) -> None:

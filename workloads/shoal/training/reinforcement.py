@@ -105,6 +105,7 @@ class Reinforcement:
             updates=updates,
             mismatch_kl=mismatch_kl,
             times=times,
+            by_source=batch.by_source,
             extra=extensions.measured(rows.groups),
         )
 

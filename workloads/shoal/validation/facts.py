@@ -18,6 +18,7 @@ from shoal.contracts.work import EvaluationSlice, FileShape, TableSlice, Trainin
 from shoal.environments import Environment
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
+from shoal.sampling.mixture import SourceRows
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Facts:
     """Which continuations follow on a file's completions; None: none."""
     prompt: PromptTerms | None = None
     """How prompts are made; None: the environment's text."""
+    sources: Sequence[SourceRows] = ()
+    """Of a run on a mixture."""
 
     @property
     def truncation(self) -> Truncation | None:
@@ -59,7 +62,7 @@ class Facts:
     def work(self, job: ValidationJob) -> Work:
         """The work that a file belongs to. Raises `UnknownWorkError` for a number that this run does not have."""
         terms = [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
-        return WorkCodec(self.mode, self.shape, len(self.tasks), self.async_level, terms).decode(job.step)
+        return WorkCodec(self.mode, self.shape, len(self.tasks), self.async_level, terms, self.sources).decode(job.step)
 
     def of(self, work: Work) -> "Facts":
         """The facts that files of this work are judged by: the run's, or those of a benchmark."""

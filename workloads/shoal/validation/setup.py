@@ -11,9 +11,11 @@ from pathlib import Path
 from shoal import environments
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
+from shoal.contracts.mixture import rows_of_sources
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest
 from shoal.environments import BadEnvironment, Environment
+from shoal.environments.mixture import environment_of
 from shoal.environments.prompts import WrongTokenizer, pinned_tokenizer
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage.store import NotFound, Store
@@ -66,6 +68,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         async_level=config.async_level,
         vine=config.recipe.vine,
         prompt=prepared.prompt,
+        sources=rows_of_sources(prepared.mixture, config.length_reward),
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
@@ -93,7 +96,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
 def _pinned(store: Store, pinned: Prepared | BenchmarkTerms) -> tuple[Environment, list[Task]]:
     """Environment and tasks as prepare pinned them, of the run or of a benchmark."""
     try:
-        environment = environments.load(pinned.environment)
+        environment = environment_of(pinned.environment, pinned.mixture if isinstance(pinned, Prepared) else [])
         found = environments.digest(environment)
     except BadEnvironment as error:
         raise WrongSetupError(

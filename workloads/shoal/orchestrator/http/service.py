@@ -327,6 +327,7 @@ def public_run(state: RunState) -> PublicRun:
         benchmarks=list(state.plan.benchmarks),
         vine=config.recipe.vine,
         prompt=prepared.prompt,
+        mixture=prepared.mixture,
     )
 
 

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import RunConfig
+from shoal.contracts.steps import SourceGroups
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.work import Work
 from shoal.orchestrator.work import allocation, step_counter
 from shoal.sampling.draw import slice_count
+from shoal.sampling.mixture import SourceRows
 
 OPEN_SLICES = 512
 """Slices handed out at once, smallest first: two leases and a few queued files for each of a hundred nodes. A request reads all of them."""
@@ -226,7 +228,21 @@ def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequen
         rows=verdict.rows,
         signal_prompts=tuple(carrying),
         dropped_groups=work.shape.groups - len(carrying),
+        by_source=_by_source(work.sources, prompts, carrying),
     )
+
+
+def _by_source(
+    sources: Sequence[SourceRows], prompts: Sequence[int], carrying: Sequence[int]
+) -> dict[str, SourceGroups]:
+    """How many of a file's groups each source of a mixture has."""
+    return {
+        source.name: SourceGroups(
+            sampled=sum(prompt in source.rows for prompt in prompts),
+            with_signal=sum(prompt in source.rows for prompt in carrying),
+        )
+        for source in sources
+    }
 
 
 def schedule_of(config: RunConfig, task_count: Callable[[], int]) -> Schedule:

@@ -4,12 +4,13 @@ Comes in: sealed steps and versions from the ledger, verdicts with their rewards
 Called by `sealing` and `schedule`.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.contracts.prime import PrimeSettings
-from shoal.contracts.steps import BatchFile, StepBatch
+from shoal.contracts.steps import BatchFile, SourceGroups, StepBatch
 from shoal.contracts.verdicts import RowReward
 
 OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
@@ -67,6 +68,8 @@ class AcceptedFile:
     rows: int
     signal_prompts: tuple[int, ...]
     dropped_groups: int
+    by_source: Mapping[str, SourceGroups] = field(default_factory=dict)
+    """Of a run on a mixture."""
 
 
 def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Sequence[AcceptedFile]) -> StepBatch | None:
@@ -76,8 +79,13 @@ def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Seque
     """
     chosen: list[BatchFile] = []
     taken = dropped = 0
+    sampled: Counter[str] = Counter()
+    with_signal: Counter[str] = Counter()
     for file in files:
         dropped += file.dropped_groups
+        for name, groups in file.by_source.items():
+            sampled[name] += groups.sampled
+            with_signal[name] += groups.with_signal
         prompts = list(file.signal_prompts[: needed - taken])
         if prompts:
             chosen.append(
@@ -92,5 +100,15 @@ def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Seque
             )
             taken += len(prompts)
         if taken == needed:
-            return StepBatch(run=run, step=step, beacon=beacon_hex, groups=needed, groups_dropped=dropped, files=chosen)
+            return StepBatch(
+                run=run,
+                step=step,
+                beacon=beacon_hex,
+                groups=needed,
+                groups_dropped=dropped,
+                files=chosen,
+                by_source={
+                    name: SourceGroups(sampled=sampled[name], with_signal=with_signal[name]) for name in sorted(sampled)
+                },
+            )
     return None

@@ -1,0 +1,99 @@
+"""The CEL rules about a mixture of tasks (`spec.tasks.mixture`). Part of `rules.RULES`."""
+
+from typing import Any
+
+from shoal_operator.api.rule import Rule
+
+_MATH: dict[str, Any] = {"name": "math", "environment": "math", "weight": 3}
+_CODE: dict[str, Any] = {"name": "code", "environment": "code", "weight": 1}
+_TWO: dict[str, Any] = {"mixture": [_MATH, _CODE]}
+_SAMPLED = "(has({0}.offlineFilter) && !has({0}.offlineFilter.solveRate))"
+
+
+def _run(targets: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "tasks": {"mixture": [{**_MATH, "lengthTargets": targets}, _CODE]},
+        "sampling": {"maxCompletionTokens": 96},
+        **more,
+    }
+
+
+MIXTURE_RULES: tuple[Rule, ...] = (
+    Rule(
+        model="TaskSource",
+        expression="has(self.environment) != has(self.mixture)",
+        message="must have exactly one of environment and mixture",
+        field="",
+        good=_TWO,
+        bad={**_TWO, "environment": "math"},
+    ),
+    Rule(
+        model="TaskSource",
+        expression="!has(self.mixture) || (!has(self.count) && !has(self.dataset) && !has(self.offlineFilter))",
+        message="must not be given with count, dataset or offlineFilter: each of its sources has its own",
+        field="mixture",
+        good=_TWO,
+        bad={**_TWO, "count": 8},
+    ),
+    Rule(
+        model="TaskSource",
+        expression="!has(self.mixture) || self.mixture.all(s, self.mixture.exists_one(t, t.name == s.name))",
+        message="must not repeat a name",
+        field="mixture",
+        good=_TWO,
+        bad={"mixture": [_MATH, {**_CODE, "name": "math"}]},
+    ),
+    Rule(
+        model="TaskSource",
+        expression=f"!has(self.mixture) || self.mixture.all(s, !{_SAMPLED.format('s')} || self.mixture.all(t, "
+        f"!{_SAMPLED.format('t')} || (s.offlineFilter.samples == t.offlineFilter.samples && "
+        "has(s.offlineFilter.model) == has(t.offlineFilter.model) && "
+        "(!has(s.offlineFilter.model) || s.offlineFilter.model == t.offlineFilter.model))))",
+        message="must have the same samples and model in every offlineFilter without solveRate: one run samples for all of them",
+        field="mixture",
+        good={"mixture": [{**_MATH, "offlineFilter": {"samples": 8}}, {**_CODE, "offlineFilter": {"samples": 8}}]},
+        bad={"mixture": [{**_MATH, "offlineFilter": {"samples": 8}}, {**_CODE, "offlineFilter": {"samples": 4}}]},
+    ),
+    Rule(
+        model="MixtureSource",
+        expression="!has(self.lengthTargets) || self.lengthTargets.all(t, self.lengthTargets.exists_one(u, u == t))",
+        message="must not repeat a target",
+        field="lengthTargets",
+        good={**_MATH, "lengthTargets": [16, 32]},
+        bad={**_MATH, "lengthTargets": [16, 16]},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="has(self.lengthReward) || !has(self.tasks.mixture) || self.tasks.mixture.all(s, !has(s.lengthTargets))",
+        message="lengthTargets of a source need lengthReward, whose alpha says what a token of difference costs",
+        field="tasks.mixture",
+        good=_run([16], lengthReward={"alpha": 0.001}),
+        bad=_run([16]),
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.tasks.mixture) || self.tasks.mixture.all(s, !has(s.lengthTargets) || "
+        "s.lengthTargets.all(t, t <= self.sampling.maxCompletionTokens))",
+        message="lengthTargets must all be at most sampling.maxCompletionTokens",
+        field="tasks.mixture",
+        good=_run([96], lengthReward={"alpha": 0.001}),
+        bad=_run([97], lengthReward={"alpha": 0.001}),
+    ),
+    Rule(
+        model="BenchmarkTasks",
+        expression="has(self.environment) != has(self.source)",
+        message="must have exactly one of environment and source",
+        field="",
+        good={"source": "math"},
+        bad={"source": "math", "environment": "math"},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.evaluation) || self.evaluation.benchmarks.all(b, !has(b.tasks.source) || "
+        "(has(self.tasks.mixture) && self.tasks.mixture.exists(s, s.name == b.tasks.source)))",
+        message="tasks.source must be the name of a source of tasks.mixture",
+        field="evaluation.benchmarks",
+        good={"tasks": _TWO, "evaluation": {"benchmarks": [{"name": "sums", "tasks": {"source": "math"}}]}},
+        bad={"tasks": _TWO, "evaluation": {"benchmarks": [{"name": "sums", "tasks": {"source": "sums"}}]}},
+    ),
+)
