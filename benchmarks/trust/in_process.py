@@ -59,7 +59,7 @@ class PaperRun:
         self._home = home
         (home / "store").mkdir(parents=True)
         store = open_folder(home / "store", f"{config.storage.prefix}/{config.run}")
-        environment = environments.load(config.tasks.environment)
+        environment = environments.load(config.tasks.judged_by)
         tasks = environment.tasks(config.tasks.count or 1024, config.seed)
         store.put(keys.task_table(tasks_digest(tasks)), write_tasks(tasks))
         for path in sorted(base.iterdir()):

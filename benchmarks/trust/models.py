@@ -34,7 +34,7 @@ class Made:
 
 def make_models(config: RunConfig, home: Path) -> Made:
     """A minute on one core."""
-    environment = environments.load(config.tasks.environment)
+    environment = environments.load(config.tasks.judged_by)
     assert isinstance(environment, Arithmetic)
     assert config.model.generated is not None
     targets = list(config.length_reward.targets) if config.length_reward is not None else [None]
@@ -51,7 +51,7 @@ def make_models(config: RunConfig, home: Path) -> Made:
 
 def calibrate(config: RunConfig, folder: Path) -> None:
     """Write the proof profile of a checkpoint, as prepare does."""
-    environment = environments.load(config.tasks.environment)
+    environment = environments.load(config.tasks.judged_by)
     tasks = environment.tasks(config.tasks.count or 1024, config.seed)
     profile = proof_calibration.of_run(config, environment, tasks, folder, None)
     if profile is not None:
@@ -70,7 +70,7 @@ def calibrate_engine(config: RunConfig, folder: Path) -> None:
         seed=config.seed,
     )
     length, targets = config.recipe.max_sequence_length, config.length_reward.targets if config.length_reward else ()
-    calibrate_model(folder, config.tasks.environment, "auto", length, effort, None, print, targets=targets, engine=True)
+    calibrate_model(folder, config.tasks.judged_by, "auto", length, effort, None, print, targets=targets, engine=True)
 
 
 def in_bfloat16(source: Path, target: Path) -> Path:

@@ -65,8 +65,9 @@ def test_the_demo_shows_three_prompts_with_tokens_lengths_and_scores() -> None:
 def test_the_tokens_are_those_that_a_worker_samples_from(tmp_path: Path, tokenizer: Path) -> None:
     rows = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(5)]
     found = preview(config_of(read_manifest(manifest(tmp_path, rows))), tokenizer)
-    assert [each.text.splitlines()[0] for each in found.shown] == ["What is 0+1?", "What is 2+1?", "What is 4+1?"]
-    for each in found.shown:
+    [only] = found.sources
+    assert [each.text.splitlines()[0] for each in only.shown] == ["What is 0+1?", "What is 2+1?", "What is 4+1?"]
+    for each in only.shown:
         assert len(each.tokens) == len(each.pieces)
         assert each.right is not None
         assert (each.right.task_reward, each.wrong.task_reward) == (1.0, 0.0)
@@ -89,8 +90,25 @@ def test_no_more_golds_are_proven_than_a_look_needs(
     monkeypatch.setattr("shoal.environments.judgeable.AT_ONCE", 40)
     rows = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(100)]
     found = preview(config_of(read_manifest(manifest(tmp_path, rows))), tokenizer)
-    assert (len(proven), found.proven, found.tasks) == (64, 64, 100)
+    [only] = found.sources
+    assert (len(proven), only.proven, only.tasks) == (64, 64, 100)
     assert "64 gold answers can be judged of the first 64; prepare looks at all" in list(preview_lines(found))
+
+
+def test_of_a_mixture_three_prompts_of_each_source_are_shown(tmp_path: Path, tokenizer: Path) -> None:
+    rows = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(5)]
+    data = {"path": str(tmp_path / "train.jsonl"), "columns": {"prompt": "problem", "answer": "answer"}}
+    mixture = [
+        {"name": "sums", "environment": "math", "dataset": data, "weight": 3, "prompt": {"assistantPrefix": "So: "}},
+        {"name": "programs", "environment": "code", "count": 4},
+    ]
+    path = manifest(tmp_path, rows, tasks={"mixture": mixture})
+    result = CliRunner().invoke(app, ["env", "preview", "-f", str(path), "--tokenizer", str(tokenizer)])
+    assert result.exit_code == 0, result.output
+    assert "source sums, 75.0 % of the prompts: 5 tasks" in result.output
+    assert "source programs, 25.0 % of the prompts: 4 tasks" in result.output
+    assert result.output.count("\ntask sums-") == result.output.count("\ntask programs-") == 3
+    assert result.output.count("| So: ") == 3
 
 
 def test_a_model_that_is_not_here_matters_only_without_a_tokenizer(tmp_path: Path, tokenizer: Path) -> None:

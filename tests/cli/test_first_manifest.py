@@ -77,6 +77,27 @@ def test_a_data_set_on_disk_is_taken_by_its_whole_path(tmp_path: Path, monkeypat
     assert spec.tasks.environment == "code"
 
 
+def test_several_data_sets_are_a_mixture_each_with_what_judges_it(tmp_path: Path) -> None:
+    data = tmp_path / "My Tasks.jsonl"
+    data.write_text("{}")
+    spec = run_of(
+        first_manifest(ManifestRequest("o/m-1B", ("arithmetic", "o/d", f"{data}@code", "o/d@ifeval"), 0)).text
+    ).spec
+    assert spec.tasks.mixture is not None
+    assert [(each.name, each.environment, each.weight) for each in spec.tasks.mixture] == [
+        ("arithmetic", "arithmetic", 1),
+        ("d", "math", 1),
+        ("my-tasks", "code", 1),
+        ("d-2", "ifeval", 1),
+    ]
+    assert [each.dataset and (each.dataset.path or each.dataset.hugging_face) for each in spec.tasks.mixture] == [
+        None,
+        "o/d",
+        str(data),
+        "o/d",
+    ]
+
+
 def test_the_generated_model_gets_the_settings_of_the_demo() -> None:
     spec = run_of(first_manifest(ManifestRequest("generated", ("arithmetic",), 0)).text).spec
     assert spec.model.generated is not None
@@ -109,6 +130,8 @@ def test_what_does_not_fit_is_a_note_in_the_manifest_and_on_standard_error(tmp_p
         (ManifestRequest("o/m-1B", ("o/d",), 0, parameters="large"), "--parameters large: not a size"),
         (ManifestRequest("o/m-1B", ("o/d",), 0, environment="chess"), "--environment chess: not installed here"),
         (ManifestRequest("o/m-1B", ("math",), 0, environment="code"), "leave out --environment"),
+        (ManifestRequest("o/m-1B", ("o/d", "o/e"), 0, environment="code"), "name it behind each: --dataset DATA@code"),
+        (ManifestRequest("o/m-1B", ("o/d@chess", "o/e"), 0), "--environment chess: not installed here"),
         (ManifestRequest("generated", ("math",), 0), "is made for --dataset arithmetic"),
         (ManifestRequest("o/m-1B", ("o/d",), 0, name="Not A Name"), "metadata.name"),
     ],

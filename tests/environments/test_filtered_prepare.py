@@ -17,9 +17,8 @@ from shoal.contracts.sft_data import DatasetCard, DatasetFile, write_problem_cou
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.environments.math import Math
 from shoal.environments.prepare import CannotPrepare, prepare
-from shoal.environments.task_source import find_tasks
+from shoal.environments.task_source import RunSource, find_tasks
 from shoal.rewards.math import MathJudge
 from shoal.storage.store import Store, open_folder
 
@@ -99,7 +98,7 @@ def test_golds_that_the_run_that_sampled_has_proven_are_not_proven_again(
     counted = open_folder(
         tmp_path / "others" / f"{config.run}-filter", f"shoal/{config.run}-filter", deadline_seconds=2
     )
-    find_tasks(config, Math(), tmp_path, [counted])
+    find_tasks(config, RunSource.of_run(config.tasks)[0], tmp_path, [counted])
 
     def again(judge: MathJudge, gold: str) -> str | None:
         raise AssertionError(f"{gold} is proven again")

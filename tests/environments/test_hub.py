@@ -14,11 +14,10 @@ from hub_server import COMMIT, Hub, serving
 from huggingface_hub.errors import HfHubHTTPError
 
 from samples import run_config
-from shoal import environments
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.recipe import TaskSource
 from shoal.environments.hub import is_away
-from shoal.environments.task_source import BadTaskSource, Found, find_tasks
+from shoal.environments.task_source import BadTaskSource, Found, RunSource, find_tasks
 
 README = b"""---
 license: mit
@@ -67,7 +66,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def found(scratch: Path, repository: str = "openai/gsm8k", **dataset: Any) -> Found:
     source = DatasetSource(hugging_face=repository, **{"revision": "main", **dataset})
     config = run_config(tasks=TaskSource(environment="math", dataset=source))
-    return find_tasks(config, environments.load("math"), scratch)
+    return find_tasks(config, RunSource.of_run(config.tasks)[0], scratch)
 
 
 def refused(scratch: Path, repository: str = "openai/gsm8k", **dataset: Any) -> tuple[str, bool]:

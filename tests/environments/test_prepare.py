@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from samples import PROOF_PROFILE, run_config
-from shoal import environments
 from shoal.contracts import keys
 from shoal.contracts.algorithm import Algorithm, VinePpo
 from shoal.contracts.datasets import DatasetSource
@@ -220,7 +219,7 @@ def test_a_machine_that_cannot_score_is_tried_again_and_no_gold_is_looked_at(
 ) -> None:
     other = OtherEnvironment()
     monkeypatch.setattr(other, "problems", lambda: ["programs cannot be isolated here"], raising=False)
-    monkeypatch.setattr(environments, "load", lambda name: other)
+    monkeypatch.setattr("shoal.environments.task_source.load", lambda name: other)
     with pytest.raises(CannotPrepare, match=r"spec.tasks.environment: programs cannot be isolated here") as caught:
         prepare(config(), store, tmp_path / "scratch")
     assert caught.value.passing
@@ -229,7 +228,7 @@ def test_a_machine_that_cannot_score_is_tried_again_and_no_gold_is_looked_at(
 def test_a_generated_model_for_another_environment_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "load", lambda name: OtherEnvironment())
+    monkeypatch.setattr("shoal.environments.task_source.load", lambda name: OtherEnvironment())
     with pytest.raises(CannotPrepare, match=r"made for the tasks of 'arithmetic', spec.tasks.environment is 'other'"):
         prepare(config(), store, tmp_path / "scratch")
 

@@ -9,13 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from samples import run_config
-from shoal import environments
 from shoal.contracts.datasets import DatasetColumns, DatasetSource
 from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.code import Code
-from shoal.environments.task_source import BadTaskSource, find_tasks
+from shoal.environments.task_source import BadTaskSource, RunSource, find_tasks
 from shoal.rewards.sandbox import SandboxFailed
 from shoal.rewards.sandbox.pool import ProgramPool
 
@@ -41,7 +40,7 @@ def config(environment: str = "math", count: int | None = None, **dataset: Any) 
 
 
 def found(config: RunConfig, scratch: Path) -> list[Task]:
-    return find_tasks(config, environments.load(config.tasks.environment), scratch).tasks
+    return find_tasks(config, RunSource.of_run(config.tasks)[0], scratch).tasks
 
 
 def refused(config: RunConfig, scratch: Path) -> str:
@@ -150,7 +149,7 @@ def test_tasks_that_the_environment_cannot_judge_are_left_out_and_counted(tmp_pa
     ]
     path = write_lines(tmp_path / "mixed.jsonl", rows)
     mixed = config(path=str(path), max_refused_share=0.5)
-    found = find_tasks(mixed, environments.load("math"), tmp_path)
+    found = find_tasks(mixed, RunSource.of_run(mixed.tasks)[0], tmp_path)
     assert [task.problem_id for task in found.tasks] == ["m"]
     assert found.left_out == {"cannot be judged by environment 'math'": 1}
 

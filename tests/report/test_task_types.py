@@ -4,10 +4,11 @@ import numpy as np
 from run_documents import step_metrics
 
 from shoal.cli.lines import step_line
-from shoal.contracts.steps import StepMetrics, TypeMeans
+from shoal.contracts.steps import SourceGroups, StepMetrics, TypeMeans
 from shoal.report.collect import ReportData
 from shoal.report.plots import all_plots
-from shoal.training.metrics import _by_task_type
+from shoal.tracking.points import point
+from shoal.training.metrics import means_by_task_type
 from shoal.training.rollouts import RolloutGroup, Sample
 
 
@@ -23,14 +24,31 @@ def group(task_type: str, *rewards: float, length: int = 4) -> RolloutGroup:
     return RolloutGroup(samples)
 
 
-MATH = TypeMeans(groups=2, rows=4, task_reward=0.75, reward=0.5, completion_length_mean=4.0)
-CODE = TypeMeans(groups=1, rows=2, task_reward=0.5, reward=0.25, completion_length_mean=9.0)
+MATH = TypeMeans(groups=2, rows=4, task_reward=0.75, reward=0.5, completion_length_mean=4.0, share=2 / 3)
+CODE = TypeMeans(groups=1, rows=2, task_reward=0.5, reward=0.25, completion_length_mean=9.0, share=1 / 3)
 
 
 def test_the_rows_of_a_step_have_means_by_task_type_where_there_are_several() -> None:
     math, code = [group("math", 1.0, 0.0), group("math", 1.0, 1.0)], group("code", 0.0, 1.0, length=9)
-    assert _by_task_type([math[0], code, math[1]]) == {"code": CODE, "math": MATH}
-    assert _by_task_type(math) == {}
+    assert means_by_task_type([math[0], code, math[1]]) == {"code": CODE, "math": MATH}
+    assert means_by_task_type(math) == {}
+
+
+def test_of_a_mixture_the_shares_of_what_was_sampled_and_of_what_carries_signal_are_told_too() -> None:
+    math, code = [group("math", 1.0, 0.0), group("math", 1.0, 0.0)], group("code", 0.0, 1.0, length=9)
+    sampled = {"math": SourceGroups(sampled=9, with_signal=6), "code": SourceGroups(sampled=3, with_signal=1)}
+    found = means_by_task_type([*math, code], sampled)
+    assert [(each.share, each.sampled_share, each.signal_share) for each in found.values()] == [
+        (1 / 3, 0.25, 1 / 3),
+        (2 / 3, 0.75, 6 / 9),
+    ]
+    metrics = step_metrics(0, by_task_type=found)
+    assert "code 0.500 in 1 groups, 25.0 % of those sampled; math" in step_line(metrics, 3)
+    assert point(metrics).values["type/code/sampled_share"] == 0.25
+    plots = {plot.name for plot in all_plots(ReportData(run="demo", steps_total=3, store="", steps=[metrics]))}
+    assert {"signal-by-type", "sampled-by-type", "share-by-type"} <= plots
+    # With one source left after the filter its figures are told all the same.
+    assert means_by_task_type(math, sampled)["math"].share == 1.0
 
 
 def test_they_are_in_the_steps_line_and_in_plots_of_their_own() -> None:

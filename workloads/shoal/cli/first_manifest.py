@@ -184,11 +184,9 @@ def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
         raise InputWrong(
             f"--environment {asked.environment}: is for one --dataset; with several, name it behind each: --dataset DATA@{asked.environment}"
         )
-    lines, notes, names = (
-        ["", "    # One prompt of each in turn; raise a weight for more of one.", "    mixture:"],
-        [],
-        [],
-    )
+    lines = ["", "    # One prompt of each in turn; raise a weight for more of one.", "    mixture:"]
+    notes: list[str] = []
+    names: list[str] = []
     for dataset in asked.datasets:
         found, said = _origin(*_with_environment(dataset))
         names.append(_source_name(dataset, names))

@@ -1,6 +1,7 @@
 """What an environment is: tasks to solve, the prompt of a task, and a score for an answer.
 
-A run names one environment, or a mixture of several (`mixture`). `prepare` asks it for tasks, workers ask it for prompts and for the reward they claim, and
+A run names one environment, or a mixture of several (`mixture`).
+`prepare` asks it for tasks, workers ask it for prompts and for the reward they claim, and
 validators ask it for the reward that counts. All of them must get the same answer for the same input, so an
 environment is deterministic and bounded: no clock, no network, no global random state, time linear in the text.
 

@@ -235,19 +235,19 @@ def _check_count(config: RunConfig, sources: list[RunSource], tasks: list[list[T
     """Raises CannotPrepare for a source with fewer tasks than a file may hold of it."""
     if config.mode == "SFT":
         return
-    groups, weights = config.sampling.groups_per_submission, tuple(source.weight for source in sources)
-    needed = most_of_a_file(weights, groups) if config.mode == "Train" else [1] * len(sources)
-    for source, own, most in zip(sources, tasks, needed, strict=True):
-        if len(own) < most:
-            raise CannotPrepare(
-                f"{source.field}: there are {len(own)} tasks; a submission has up to {most} different ones"
-                " (spec.sampling.groupsPerSubmission): lower it, or give more tasks"
-            )
+    groups = config.sampling.groups_per_submission
     if (count := sum(map(len, tasks))) < groups:
         raise CannotPrepare(
             f"spec.tasks: there are {count} tasks; a submission has {groups} different ones (spec.sampling.groupsPerSubmission): lower it,"
             " or give more tasks"
         )
+    needed = most_of_a_file(tuple(source.weight for source in sources), groups)
+    for source, own, most in zip(sources, tasks, needed, strict=True):
+        if len(own) < most and config.mode == "Train":
+            raise CannotPrepare(
+                f"{source.field}: there are {len(own)} tasks; a submission has up to {most} different ones of it"
+                " (weight, spec.sampling.groupsPerSubmission): lower one of them, or give more tasks"
+            )
 
 
 def _check_machine(source: RunSource) -> None:

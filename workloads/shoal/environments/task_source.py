@@ -78,7 +78,7 @@ class Found:
 
 @dataclass(frozen=True)
 class RunSource:
-    """One source of the run's tasks: the settings, the environment that judges them, and its field in the manifest. `name` is empty for the only one."""
+    """One source of the run's tasks: its settings, its environment, and its field in the manifest. `name` is empty for the only one."""
 
     name: str
     field: str

@@ -133,7 +133,8 @@ def draw_submission(
     """The groups that submission number `submission` of `node` must hold for `step`.
 
     Prompts are drawn first (different ones of the `task_count` rows from `first_task` on); then for each group its target
-    length (when the run has `targets`; with `sources` those of the row's own source) and its seeds. Raises ValueError when `groups` is larger than `task_count` or the beacon is not 32 bytes.
+    length (when the run has `targets`; with `sources` those of the row's own source) and its seeds. Raises ValueError when
+    `groups` is larger than `task_count` or the beacon is not 32 bytes.
     """
     generator = _generator(b"shoal/draw/v1\0", beacon, run, step, node, submission)
     prompts = [first_task + place for place in generator.distinct(groups, task_count)]
