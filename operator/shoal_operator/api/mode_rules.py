@@ -6,7 +6,6 @@ from shoal_operator.api.rule import Rule, immutable
 ALL_SOURCES = "(!has(self.tasks.mixture) || self.tasks.mixture.all(s, {}))"
 """What holds of every source of a mixture."""
 NOT_SAMPLED = "!has(s.offlineFilter) || has(s.offlineFilter.solveRate)"
-_ONE = {"name": "math", "environment": "math"}
 
 MODE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -85,10 +84,10 @@ MODE_RULES: tuple[Rule, ...] = (
             expression="!has(self.offlineFilter) || !has(self.offlineFilter.solveRate) || has(self.dataset)",
             message="needs dataset, whose column it is",
             field="offlineFilter.solveRate",
-            good={**_ONE, "offlineFilter": {"solveRate": "solve_rate"}, "dataset": {"path": "/data/tasks"}},
-            bad={**_ONE, "offlineFilter": {"solveRate": "solve_rate"}},
+            good={**one, "offlineFilter": {"solveRate": "solve_rate"}, "dataset": {"path": "/data/tasks"}},
+            bad={**one, "offlineFilter": {"solveRate": "solve_rate"}},
         )
-        for model in ("TaskSource", "MixtureSource")
+        for model, one in (("TaskSource", {}), ("MixtureSource", {"name": "math", "environment": "math"}))
     ),
     Rule(
         model="OfflineFilter",

@@ -59,6 +59,7 @@ AROUND: dict[str, Object] = {
         "tasks": {"dataset": {"path": "/data/tasks", "columns": {"prompt": "question", "answer": "answer"}}}
     },
     "RowFilter": {"tasks": {"dataset": {"path": "/data/tasks"}}},
+    "MixtureSource": {"lengthReward": {"targets": [16]}},
 }
 """What other rules want of the rest of the spec when the example is in its place."""
 
@@ -71,7 +72,9 @@ def with_example(rule: Rule, value: Object, namespace: str) -> Object:
     kind, path = where(rule)
     changed = placed(path, BESIDE.get(rule.model, {}) | value)
     example = changed["spec"]
-    rest = {key: each for key, each in SMALL[kind].items() if key not in CHOICES or key not in example}
+    mixture = "mixture" in example.get("tasks", {})
+    whole_fields = [*CHOICES, "tasks"] if mixture else CHOICES
+    rest = {key: each for key, each in SMALL[kind].items() if key not in whole_fields or key not in example}
     around = AROUND.get(rule.model, {})
     if "Generate" in (around.get("mode"), example.get("mode")):
         del rest["steps"]  # which that mode does not have
