@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from tools.observability.catalogue import PARTS, _own, families, values_of
 
-from shoal.contracts.steps import StepMetrics
+from shoal.contracts.steps import StepMetrics, TypeMeans
 from shoal_operator.engine.kinds import Key
 from shoal_operator.engine.metrics import Gauges, Metrics
 from shoal_operator.engine.queue import WorkQueue
@@ -29,6 +29,14 @@ FINISHED = StepMetrics(
     clip_delta=0.001, entropy=0.7, kl=0.001, mismatch_kl=0.0001, policy_lag_mean=1.5, policy_lag_max=2, rows=256, completion_tokens=20_000,
     completion_length_mean=78.0, packing_density=0.98, learning_rate=3e-7, warnings=["one", "two"],
     phase_seconds={"wait": 40.0, "read": 1.0, "old_logprobs": 9.0, "update": 45.0, "save": 5.0},
+    by_task_type={
+        "sums": TypeMeans(
+            groups=24, rows=192, task_reward=0.6, reward=0.5, completion_length_mean=60.0, share=0.75, sampled_share=0.75, signal_share=0.5
+        ),
+        "programs": TypeMeans(
+            groups=8, rows=64, task_reward=0.6, reward=0.5, completion_length_mean=120.0, share=0.25, sampled_share=0.25, signal_share=0.4
+        ),
+    },
 )  # fmt: skip
 """What the trainer's own code is told, so that its gauges hold what it makes of it."""
 

@@ -287,7 +287,7 @@ def test_broken_rules_are_reported_beside_mistakes_of_the_schema() -> None:
         ({"spec__model": None, "spec__asyncLevel": 9}, ["spec.model", "spec.asyncLevel"]),
         (
             {"spec__tasks": {}, "spec__recipe__algorithm": {"twoSidedGrpo": {"clipDelta": 1.1}}},
-            ["spec.tasks.environment", "spec.recipe.algorithm.twoSidedGrpo.clipDelta"],
+            ["spec.tasks", "spec.recipe.algorithm.twoSidedGrpo.clipDelta"],
         ),
         ({"metadata__name": "Sums", "spec__model": {}}, ["metadata.name", "spec.model"]),
         ({"spec__inferencePools": [[[]]], "spec__model": {}}, ["spec.inferencePools[0]", "spec.model"]),

@@ -34,6 +34,7 @@ from shoal.contracts.islands import (
     IslandsSettings,
     IslandTerms,
 )
+from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
 from shoal.contracts.prompts import PromptSettings
@@ -79,6 +80,7 @@ from shoal.contracts.recipe import (
     DrawnGaps,
     FileMean,
     Lora,
+    MixtureSource,
     ModelSource,
     OfflineFilter,
     OverlongShaping,
@@ -107,7 +109,7 @@ from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.steps import BatchFile, SourceGroups, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.trust import KeysNotice, PastWork
@@ -392,6 +394,33 @@ DOCUMENTS: dict[str, Contract] = {
     "filter-report": FilterReport(
         run=RUN, model_id="arithmetic-tiny", weights_digest=DIGEST, samples=2, min_correct=0.125, max_correct=0.5,
         tasks_digest_before=DIGEST, tasks_before=4, tasks_kept=2, outcomes={"kept": 2, "too hard": 1, "too easy": 1}, histogram=[1, 2, 1],
+    ),
+    "tasks-of-a-mixture": TaskSource(
+        mixture=[
+            MixtureSource(name="sums", environment="arithmetic", weight=3, length_targets=[16, 32]),
+            MixtureSource(name="programs", environment="code", count=64, prompt=PromptSettings(template="Raw")),
+        ]
+    ),
+    "sources-of-a-mixture": sample(PublicRun).model_copy(
+        update={
+            "environment": "mixture",
+            "mixture": [
+                SourceTerms(name="sums", environment="arithmetic", task_count=30, weight=3, targets=[16, 32]),
+                SourceTerms(name="programs", environment="code", task_count=10, weight=1),
+            ],
+        }
+    ),
+    "batch-of-a-mixture": sample(StepBatch).model_copy(
+        update={"by_source": {"programs": SourceGroups(sampled=2, with_signal=1), "sums": SourceGroups(sampled=6, with_signal=5)}}
+    ),
+    "metrics-of-a-mixture": sample(StepMetrics).model_copy(
+        update={
+            "by_task_type": {
+                "sums": TypeMeans(
+                    groups=3, rows=12, task_reward=0.5, reward=0.25, completion_length_mean=7.5, share=1.0, sampled_share=0.75, signal_share=0.5
+                )
+            }
+        }
     ),
     "task-report": TaskReport(
         rows=9, tasks=4, skipped={"has no answer": 3}, proven=4,

@@ -55,6 +55,17 @@ OVERVIEW = Board(
             Panel("Groups of the open step", {"{{run}} {{kind}}": one("shoal_step_groups", by="kind")}, runbook="ShoalStalledOnSignal"),
             Panel("Completion length", {"{{run}}": one("shoal_trainer_completion_length_mean")}, "short", "Tokens, mean of the last step."),
         ),
+        "What comes of each task type": (
+            Panel("Task reward by task type", {"{{run}} {{task_type}}": one("shoal_trainer_type_task_reward", by="task_type")},
+                  says="Sources of a mixture. Empty in a run with one task type, as are the others of this row."),
+            Panel("Shares by task type", {
+                f"{{{{run}}}} {{{{task_type}}}} {words}": one(f"shoal_trainer_type_{name}", by="task_type")
+                for words, name in (("sampled", "sampled_share"), ("trained", "share"), ("with signal", "signal_share"))
+            }, "percentunit", "Weights set the share of what is sampled. What is trained on has signal, so its share differs."),
+            Panel("Completion length by task type", {
+                "{{run}} {{task_type}}": one("shoal_trainer_type_completion_length_mean", by="task_type"),
+            }, "short", "Tokens, mean of the last step."),
+        ),
         "What versions score": (
             Panel("Score of the newest version", {
                 "{{run}} {{benchmark}}": one("shoal_evaluation_score", by="benchmark"),

@@ -50,16 +50,16 @@ REWARDS = {
 BY_TYPE = {
     name: Gauge(
         f"shoal_trainer_type_{name}",
-        f"{what} of each task type in the last finished step that trained on it. Only where a run has several.",
+        f"{what} by task type, in the last finished step that trained on it. Only where a run has several types.",
         ["task_type"],
     )
     for name, what in (
         ("task_reward", "Mean task reward"),
         ("reward", "Mean reward"),
         ("completion_length_mean", "Mean completion length in tokens"),
-        ("share", "Share of the groups that were trained on"),
-        ("sampled_share", "Share of the groups that were sampled"),
-        ("signal_share", "Share of its sampled groups that carry signal"),
+        ("share", "Share of the groups that were trained on,"),
+        ("sampled_share", "Share of the groups that were sampled,"),
+        ("signal_share", "Share of the type's sampled groups that carry signal,"),
     )
 }
 """A task type is a source, where the run has a mixture."""
