@@ -134,6 +134,8 @@ def test_planned_and_leaked_keys_are_replaced_while_the_run_goes_on(
     changes = [entry for entry in system.ledger() if entry.kind == "keys-changed"]
     assert [len(entry.keys.document.changes) for entry in changes] == [6, 10]
     said = CliRunner().invoke(
-        app, ["ledger", "verify", str(system.store_folder), "--documents", "--run-key", first.run_key], catch_exceptions=False
+        app,
+        ["ledger", "verify", str(system.store_folder), "--documents", "--run-key", first.run_key],
+        catch_exceptions=False,
     )
     assert said.exit_code == 0, said.output

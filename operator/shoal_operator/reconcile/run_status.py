@@ -202,7 +202,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def keys_status(signed: Signed[Roster]) -> list[dict[str, Any]]:
     """Number, fingerprint and age of every key."""
-    roster, held = signed.document, {"run": signed.signer, **signed.document.keys}
+    roster = signed.document
+    held: dict[str, str] = {"run": signed.signer, **roster.keys}
     found: list[dict[str, Any]] = []
     for holder in HOLDERS:
         changes = roster.changes_of(holder)

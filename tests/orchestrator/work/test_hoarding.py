@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import hoarders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hoarders
 from protocol_stack import verdict_on
 from run_states import Orchestrator
 from servers import Redis
@@ -194,7 +194,9 @@ def test_without_anybody_in_good_standing_newcomers_do_everything(run: Orchestra
 
 
 @given(st.integers(0, 100), st.integers(1, 8), st.floats(0, 100), st.integers(0, 100))
-def test_newcomers_may_always_hold_a_file_and_what_others_cannot(held: int, file: int, planned: float, good: int) -> None:
+def test_newcomers_may_always_hold_a_file_and_what_others_cannot(
+    held: int, file: int, planned: float, good: int
+) -> None:
     assert newcomers_have_room(0, file, planned, good)
     assert newcomers_have_room(held, file, planned, good) <= newcomers_have_room(held, file, planned, 0)
     if held + file <= planned - good:

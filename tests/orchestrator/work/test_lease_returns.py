@@ -65,7 +65,9 @@ def test_a_node_cannot_choose_its_prompts_by_handing_back(run: Orchestrator, nod
     assert (again.lease, again.submission) == (first.lease, first.submission)
     give_back(run, second)
     give_back(run, again)
-    assert {run.lease_in_time(node).submission for _ in range(6)} == {0}, "it may hold one now, and it is the same each time"
+    assert {run.lease_in_time(node).submission for _ in range(6)} == {0}, (
+        "it may hold one now, and it is the same each time"
+    )
 
 
 def test_nor_by_letting_leases_run_out_or_asking_for_more(run: Orchestrator, node: str) -> None:

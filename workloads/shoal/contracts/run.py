@@ -244,7 +244,9 @@ class AgentState(Contract):
     latest_version: VersionNumber | None = None
     trainer_key: NodeId
     notice: KeysNotice | None = Field(
-        default=None, exclude_if=unset, description="the run's keys, once any was changed; None: those of the configuration"
+        default=None,
+        exclude_if=unset,
+        description="the run's keys, once any was changed; None: those of the configuration",
     )
     public: PublicRun | None = None
     restarts: int | None = Field(

@@ -137,7 +137,9 @@ class StepMetrics(Contract):
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"
     )
-    phase_seconds: dict[str, float] = Field(description="wait, read, old_logprobs and reference_logprobs where they are needed, update, save, and those of extensions")
+    phase_seconds: dict[str, float] = Field(
+        description="wait, read, old_logprobs and reference_logprobs where they are needed, update, save, and those of extensions"
+    )
 
     @property
     def trained(self) -> bool:

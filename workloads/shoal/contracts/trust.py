@@ -136,11 +136,10 @@ class RoleKeys:
 
     def refusal(self, signer: str, document: Contract) -> str:
         """See `Signers`: what a former key signed is believed as far as the ledger holds it."""
-        card = document.card if isinstance(document, Verdict) else None
-        if card is not None:
-            if (problem := card_problem(card, document, signer)) is not None:
+        if isinstance(document, Verdict) and document.card is not None:
+            if (problem := card_problem(document.card, document, signer)) is not None:
                 return problem
-            signer = card.signer
+            signer = document.card.signer
         roster = self._keys.roster
         if signer == roster.keys[self._role] or self._keys.role_of(signer) == self._role:
             return ""

@@ -109,6 +109,8 @@ class TableSlice(_Step):
 class EvaluationSlice:
     """A slice of a benchmark, answered by one version. No batch contains it: the first accepted file answers it."""
 
+    sources: ClassVar[Sequence[SourceRows]] = ()
+    """A benchmark is no mixture."""
     number: int
     version: int
     benchmark: BenchmarkTerms
@@ -167,7 +169,7 @@ def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) 
         groups=shape.groups,
         group_size=shape.group_size,
         targets=shape.targets,
-        sources=() if isinstance(work, EvaluationSlice) else work.sources,
+        sources=work.sources,
     )
 
 

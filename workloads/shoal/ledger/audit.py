@@ -186,7 +186,7 @@ class Audit:
     @property
     def roster(self) -> Roster:
         """The roster that everything was checked with."""
-        return self._roster
+        return self.keys.roster
 
     def take(self, data: bytes) -> LedgerEntry:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""

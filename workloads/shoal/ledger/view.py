@@ -82,7 +82,9 @@ class LedgerView:
         self.rejected_nodes: set[str] = set()
         self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
         self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
-        self.accepted_unix: dict[str, float] = {}  # node -> when its last file was accepted, unless one was rejected since
+        self.accepted_unix: dict[
+            str, float
+        ] = {}  # node -> when its last file was accepted, unless one was rejected since
         self.reject_reasons: Counter[str] = Counter()
         self.files_accepted = 0
         self.files_rejected = 0

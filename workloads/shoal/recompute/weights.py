@@ -14,7 +14,8 @@ from shoal.recompute.steps import Made
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
 from shoal.storage.checkpoint_files import WrongWeights
-from shoal.validation.policies import LoadedPolicy, Policies, load_model
+from shoal.validation.models import load_model
+from shoal.validation.policies import LoadedPolicy, Policies
 
 HELD = 2
 

@@ -87,7 +87,9 @@ class Page:
     """takes `since`: what is older is left out"""
 
 
-KEYS = Page("get", "/v1/keys", "anyone", "Whose keys hold; 204 when none changed after generation `after`", reply=KeysNotice)
+KEYS = Page(
+    "get", "/v1/keys", "anyone", "Whose keys hold; 204 when none changed after generation `after`", reply=KeysNotice
+)
 DISCOVERY = (
     KEYS,
     Page("get", "/v1/join", "anyone", "What a stranger's machine must know of the run", reply=JoinOffer),

@@ -14,8 +14,8 @@ from typing import Any
 
 from shoal.contracts.keys import version_name
 from shoal.contracts.proof_profile import ProofProfile, read_profile
-from shoal.environments.proof_calibration import hidden_size
 from shoal.contracts.signed import Signer
+from shoal.environments.proof_calibration import hidden_size
 from shoal.storage.store import Store
 from shoal.storage.versions import materialise, read_sealed_manifest
 from shoal.telemetry import get_logger

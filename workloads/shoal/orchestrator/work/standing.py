@@ -155,9 +155,7 @@ def _charge(state: RunState, node: str, waits_from: float | None) -> None:
             return
         room = room_after_drop(record.room, most_leases(state, node))
         until = record.waits_until_unix if waits_from is None else waits_from + wait_seconds(room)
-        state.nodes.change(
-            record, room=room, waits_until_unix=until, abandoned_leases=record.abandoned_leases + 1
-        )
+        state.nodes.change(record, room=room, waits_until_unix=until, abandoned_leases=record.abandoned_leases + 1)
 
 
 def _times(state: RunState) -> str:
