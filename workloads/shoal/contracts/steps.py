@@ -138,7 +138,7 @@ class StepMetrics(Contract):
         default=None, ge=0, description="this step took up an earlier version instead of training"
     )
     phase_seconds: dict[str, float] = Field(
-        description="wait, read, old_logprobs and reference_logprobs where they are needed, update, save, and those of extensions"
+        description="wait, read, old_logprobs, reference_logprobs, update, save, and those of extensions; what was not needed is not there"
     )
 
     @property

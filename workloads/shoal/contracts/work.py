@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 from shoal.contracts.base import NodeId
 from shoal.contracts.datasets import Mode
