@@ -233,6 +233,13 @@ class Prepared(Contract):
         description="of every repository that was read from a hub; None: there was none, or prepare was older",
     )
 
+    def codec(self, config: RunConfig) -> WorkCodec:
+        """The meaning of the numbers of this run's work."""
+        shape = FileShape.of(config.sampling, config.recipe.group_size, config.length_reward, config.recipe.rows_each)
+        sources = rows_of_sources(self.mixture, config.length_reward)
+        pinned = self.benchmarks if config.evaluation is not None else []
+        return WorkCodec(config.mode, shape, self.task_count, config.async_level, pinned, sources)
+
 
 class AgentState(Contract):
     """`GET /v1/state` on the agent's socket."""

@@ -166,6 +166,25 @@ def ever_held(signer: Signer, key: str) -> bool:
     return key == signer if isinstance(signer, str) else isinstance(signer, RoleKeys) and signer.ever_held(key)
 
 
+class HeldKeys:
+    """Every key that a role ever held, for readers of an audited ledger: they take no document but those whose digests its entries have."""
+
+    def __init__(self, roster: Roster, role: Role) -> None:
+        self._role, self._keys = role, roster.keys_of(role)
+
+    def refusal(self, signer: str, document: Contract) -> str:
+        """See `Signers`."""
+        if isinstance(document, Verdict) and document.card is not None:
+            if (problem := card_problem(document.card, document, signer)) is not None:
+                return problem
+            signer = document.card.signer
+        return (
+            ""
+            if signer in self._keys
+            else f"required: a key that the {self._role} held, such as {self._keys[-1][:12]}..."
+        )
+
+
 def card_problem(card: Signed[ValidatorCard], verdict: Verdict, signer: str) -> str | None:
     """Why a verdict is not by the validator of its card, or None; whether the card's signer is believed is another question."""
     try:

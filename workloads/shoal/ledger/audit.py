@@ -186,7 +186,7 @@ class Audit:
     @property
     def roster(self) -> Roster:
         """The roster that everything was checked with."""
-        return self.keys.roster
+        return self.keys.newest
 
     def take(self, data: bytes) -> LedgerEntry:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""

@@ -13,13 +13,12 @@ import redis
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
-from shoal.contracts.mixture import rows_of_sources
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.steps import StepMetrics
-from shoal.contracts.work import FileShape, WorkCodec
+from shoal.contracts.work import WorkCodec
 from shoal.crypto.keys import PrivateKey
 from shoal.evaluation.versions import ScoredVersion
 from shoal.ledger.succession import Succession
@@ -107,7 +106,4 @@ class RunState:
     @cached_property
     def codec(self) -> WorkCodec:
         """The meaning of the numbers of this run's work."""
-        config, recipe = self.config, self.config.recipe
-        shape = FileShape.of(config.sampling, recipe.group_size, config.length_reward, recipe.rows_each)
-        count, sources = self.prepared.task_count, rows_of_sources(self.prepared.mixture, config.length_reward)
-        return WorkCodec(config.mode, shape, count, config.async_level, self.plan.benchmarks, sources)
+        return self.prepared.codec(self.config)

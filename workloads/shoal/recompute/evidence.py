@@ -20,8 +20,9 @@ from shoal.contracts.roster import Roster
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import Beacon, StepBatch
+from shoal.contracts.trust import HeldKeys
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import FileShape, UnknownWorkError, Work, WorkCodec, draw
+from shoal.contracts.work import UnknownWorkError, Work, WorkCodec, draw
 from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.chain import identity
 from shoal.ledger.entries import Accepted, BatchSealed, LedgerEntry, Rejected, VersionPublished
@@ -111,10 +112,7 @@ class Evidence:
 
     @cached_property
     def codec(self) -> WorkCodec:
-        config, recipe = self.config, self.config.recipe
-        shape = FileShape.of(config.sampling, recipe.group_size, config.length_reward, recipe.rows_each)
-        pinned = self.prepared.benchmarks if config.evaluation is not None else []
-        return WorkCodec(config.mode, shape, self.prepared.task_count, config.async_level, pinned)
+        return self.prepared.codec(self.config)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -138,7 +136,7 @@ class Evidence:
         """The validators' finding on a file, its signature checked, on this file and of the outcome that the ledger has."""
         key = keys.verdict(fact.node, fact.file)
         try:
-            verdict = Signed[Verdict].from_json(self.read(key)).verified(self.roster.keys["validator"])
+            verdict = Signed[Verdict].from_json(self.read(key)).verified(HeldKeys(self.roster, "validator"))
         except (BadSignature, ValueError, KeyError) as error:
             raise WrongEvidence(f"{key}: {first_line(error)}") from None
         told = (self.config.run, fact.node, fact.step, fact.submission, fact.file, fact.kind)

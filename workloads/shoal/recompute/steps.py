@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.signed import BadSignature
+from shoal.contracts.trust import HeldKeys
 from shoal.contracts.weights import WeightsManifest
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
@@ -155,7 +156,7 @@ def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
     version = made.version
     key = keys.version_weights(version)
     try:
-        manifest = read_sealed_manifest(evidence.store, version, evidence.roster.keys["trainer"])
+        manifest = read_sealed_manifest(evidence.store, version, HeldKeys(evidence.roster, "trainer"))
     except NotFound:
         raise NotThere(f"{key} is not in the store") from None
     except (BadSignature, ValueError) as error:
@@ -173,7 +174,7 @@ def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: P
     scratch.mkdir(parents=True)
     theirs = scratch / keys.version_name(made.version)
     try:
-        materialise(evidence.store, made.version, theirs, evidence.config.run, evidence.roster.keys["trainer"])
+        materialise(evidence.store, made.version, theirs, evidence.config.run, HeldKeys(evidence.roster, "trainer"))
         return differing(made.folder, theirs)
     except BROKEN as error:
         return (

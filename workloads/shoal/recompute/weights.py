@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.contracts.proof_profile import WrongProfile, read_profile
 from shoal.contracts.signed import BadSignature
+from shoal.contracts.trust import HeldKeys
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
 from shoal.recompute.steps import Made
@@ -29,7 +30,7 @@ class Weights:
         self._made: LoadedPolicy | None = None
         self._problems: dict[int, Exception] = {}
         self._policies = Policies(
-            evidence.store, folder, evidence.config.run, evidence.roster.keys["trainer"], capacity=HELD
+            evidence.store, folder, evidence.config.run, HeldKeys(evidence.roster, "trainer"), capacity=HELD
         )
 
     def take(self, made: Made | None) -> None:
