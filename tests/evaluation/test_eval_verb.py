@@ -59,6 +59,8 @@ def test_a_model_is_scored_with_a_table_and_a_record_of_every_problem(model: Pat
         "INTERVAL",
         "TOKENS",
         "CUT",
+        "NO",
+        "ANSWER",
         "UNSCORED",
     ]
     assert first.split()[:3] == ["arithmetic", "6", "avg@2"]
@@ -74,6 +76,7 @@ def test_a_model_is_scored_with_a_table_and_a_record_of_every_problem(model: Pat
     ]
     assert found["lengths"]["most"] <= 12
     assert found["lengths"]["cut_share"] > 0.5
+    assert found["unanswered_share"] > 0.5
     assert found["avg_at_k"]["value"] <= 1 / 6
     assert found["avg_at_k"]["low"] <= found["avg_at_k"]["value"] < found["avg_at_k"]["high"]
 

@@ -11,7 +11,7 @@ from statistics import fmean, variance
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract
+from shoal.contracts.base import Contract, unset
 
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
@@ -19,11 +19,15 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion: its task reward (0 to 1; None where it could not be scored), its length in tokens, and whether it was cut off at the limit."""
+    """One completion: its task reward (0 to 1; None where it could not be scored), its length in tokens, and whether it was cut off at the limit.
+
+    `answered`: whether it gives a final answer, right or wrong, in the form that is asked for; None where the environment cannot tell.
+    """
 
     reward: float | None
     tokens: int
     cut: bool
+    answered: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,13 @@ class Scores(Contract):
     pass_at_k: list[Estimate]
     lengths: Lengths
     unscored: int = Field(ge=0, description="answers that could not be scored; they count only in the lengths")
+    unanswered_share: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        exclude_if=unset,
+        description="share of completions without a final answer in the form that is asked for; None: the environment cannot tell",
+    )
     problems: list[ProblemScore]
 
 
@@ -98,6 +109,7 @@ def scores(problems: Sequence[AnsweredTask], samples: int) -> Scores:
             cut_share=fmean(answer.cut for answer in answers),
         ),
         unscored=sum(answer.reward is None for answer in answers),
+        unanswered_share=fmean(not answer.answered for answer in answers) if answers[0].answered is not None else None,
         problems=[
             ProblemScore(
                 problem_id=one.problem_id,

@@ -177,12 +177,14 @@ def _one(model: Path, asked: Asked, write: Callable[[str], None]) -> Evaluation:
 
 def table(found: Sequence[Evaluation]) -> list[str]:
     """The figures for people: a row each, below it each pass@k."""
-    rows = [("NAME", "TASKS", "SCORE", "VALUE", "95 % INTERVAL", "TOKENS", "CUT", "UNSCORED")]
+    rows = [("NAME", "TASKS", "SCORE", "VALUE", "95 % INTERVAL", "TOKENS", "CUT", "NO ANSWER", "UNSCORED")]
     for one in found:
         lengths = one.scores.lengths
-        rest = (f"{lengths.mean:.0f}", f"{lengths.cut_share:.1%}", str(one.scores.unscored))
+        silent = one.scores.unanswered_share
+        none = "-" if silent is None else f"{silent:.1%}"
+        rest = (f"{lengths.mean:.0f}", f"{lengths.cut_share:.1%}", none, str(one.scores.unscored))
         rows.append((one.name, str(one.tasks), f"avg@{one.samples}", *_figures(one.scores.avg_at_k), *rest))
-        rows += [("", "", f"pass@{found_k.k}", *_figures(found_k), "", "", "") for found_k in one.scores.pass_at_k]
+        rows += [("", "", f"pass@{found_k.k}", *_figures(found_k), "", "", "", "") for found_k in one.scores.pass_at_k]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

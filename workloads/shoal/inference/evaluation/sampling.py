@@ -213,7 +213,9 @@ def judged(environment: Environment, task: Task, text: str, completion: Completi
     """The environment's score of a completion. One that was cut is scored as it is: a right answer may come before the limit."""
     scored = environment.score(task, text)
     reward = min(1.0, max(0.0, scored.task_reward)) if isinstance(scored, Score) else None
-    return Answer(reward, len(completion.tokens), completion.finish_reason == "length")
+    has_answer = getattr(environment, "has_answer", None)
+    answered = None if has_answer is None else bool(reward) or bool(has_answer(task, text))
+    return Answer(reward, len(completion.tokens), completion.finish_reason == "length", answered)
 
 
 def _never() -> str | None:
