@@ -40,7 +40,7 @@ from shoal.proofs.calibration import drawn_gaps
 from shoal.sampling import gumbel
 from shoal.validation.checks.redraw import sum_allowed
 from shoal.validation.checks.termination import at_least
-from shoal.validation.policies import load_model
+from shoal.validation.models import load_model
 
 KINDS = ("int8", "int4", "fp8", "older")
 DTYPES = ("float32", "bfloat16")

@@ -8,7 +8,7 @@ from benchmarks.trust.adaptive import Liar
 from benchmarks.trust.in_process import PaperRun, paper_config
 from tournament import Tournament
 
-from shoal.validation.policies import load_model
+from shoal.validation.models import load_model
 
 pytestmark = pytest.mark.timeout(1200)
 MOST_CHEAP, MOST_MOVED = 0.02, 0.02

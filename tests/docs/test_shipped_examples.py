@@ -62,9 +62,11 @@ def gpus_of(container: dict[str, Any]) -> int:
 
 
 def gpus(run: TrainingRun) -> int:
-    """GPUs that a run asks for, all replicas of all pods together."""
+    """GPUs that a run asks for at a time, all replicas of all pods together: prepare has ended when the others begin."""
     total = 0
     for made in render(run):
+        if made["metadata"]["name"] == names.prepare(run.metadata.name):
+            continue
         spec = made.get("spec", {})
         pods = spec.get("parallelism") or spec.get("replicas", 1)
         total += pods * sum(gpus_of(each) for each in containers(made))

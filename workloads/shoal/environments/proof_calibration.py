@@ -90,7 +90,7 @@ def of_run(
 def _has_gpu() -> bool:
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def _refuse_strangers(config: RunConfig, size: int) -> None:

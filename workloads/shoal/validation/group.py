@@ -7,7 +7,7 @@ of 10,000 tokens, 5,120 wide, in bfloat16.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -61,7 +61,7 @@ def head(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 ASKED = {"decoder": decoder, "head": head}
-DONE = {"load": Models.load, "replace": Models.replace, "drop": Models.drop}
+DONE: dict[str, Callable[..., None]] = {"load": Models.load, "replace": Models.replace, "drop": Models.drop}
 
 
 def follow(processes: int) -> None:
@@ -121,7 +121,7 @@ class SpreadModel:
 
     def model(self, input_ids: torch.Tensor, **_: Any) -> Any:
         """The decoder, as `transformers` has it; without a cache."""
-        return Decoded(self._ask("decoder", input_ids))
+        return LastStates(self._ask("decoder", input_ids))
 
     def lm_head(self, states: torch.Tensor) -> torch.Tensor:
         """The head."""
@@ -135,7 +135,7 @@ class SpreadModel:
             return ASKED[name](self._share, given)
 
 
-class Decoded:
+class LastStates:
     """The part of transformers' output that is read."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
