@@ -109,7 +109,7 @@ from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.steps import BatchFile, SourceGroups, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.trust import KeysNotice, PastWork
@@ -127,6 +127,7 @@ from shoal.orchestrator.nodes.invites import InviteTerms
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionRecord
+from shoal.recompute.record import AuditFinding, AuditRecord, AuditTerms
 from shoal.report.records import SampleRecord, SessionRecord
 from shoal.training.stability import History, Incident, Point
 from shoal.training.state import SealedState
@@ -149,6 +150,11 @@ DIGEST, LEASE, NODE, RUN, NOW = samples.DIGEST, samples.LEASE, samples.NODE, sam
 FILE = {"node": NODE, "step": 7, "submission": 2, "digest": DIGEST}
 VALIDATOR_KEY = samples.ROLE_KEYS["validator"]
 CODE_KEY = samples.key(9)
+AUDIT = AuditRecord(
+    terms=AuditTerms(run=samples.RUN, run_key=samples.RUN_KEY.public, seed="5f2c", rows=0.05, files=1.0),
+    checked={"steps": {-1: "", 0: "", 1: "step 1 is not sealed"}},
+    findings=[AuditFinding(stage="steps", where="step 0, version 1", what="1 tensors or files differ")],
+)
 DATASET = DatasetSource(
     hugging_face="owner/name",
     revision="main",
@@ -231,7 +237,12 @@ DOCUMENTS: dict[str, Contract] = {
     "hardware": sample(Hardware),
     "registration": sample(Registration),
     "invite": sample(Invite),
+    "beacon": sample(Beacon),
     "step-metrics": sample(StepMetrics),
+    "step-metrics-digest": sample(StepMetrics).model_copy(update={"data_digest": DIGEST}),
+    "audit-record": AUDIT,
+    "audit-terms": AUDIT.terms,
+    "audit-finding": AUDIT.findings[0],
     "step-metrics-mixed": sample(StepMetrics).model_copy(
         update={"by_task_type": {"math": TypeMeans(groups=2, rows=8, task_reward=0.5, reward=0.25, completion_length_mean=7.5)}}
     ),

@@ -75,8 +75,8 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
         assert isinstance(file.fact, Accepted)
         if file.fact.groups != groups or file.fact.signal_groups not in (signal, None):
             problems.append(
-                f"entry {file.number}: it has {file.fact.signal_groups} of {file.fact.groups} groups with signal, by the verdict there are {signal} of"
-                f" {groups}"
+                f"entry {file.number}: it has {file.fact.signal_groups} of {file.fact.groups} groups with signal, by the verdict there are"
+                f" {signal} of {groups}"
             )
         files.append(told)
     if problems:

@@ -27,7 +27,7 @@ from shoal.validation.policies import LoadedPolicy
 from shoal.validation.stopwatch import Stopwatch
 
 PolicyOf = Callable[[int], LoadedPolicy]
-"""The weights of a version, loaded; raises `NotThere` when they are not to be had."""
+"""The weights of a version, loaded; raises `NotThere` when they are not available."""
 STAGE_OF_REASON: dict[str, Stage] = {
     "reward": "rewards",
     "token_sampling": "proofs",

@@ -25,7 +25,7 @@ class Ticker:
         self._told = clock()
 
     def expect(self, kind: str, number: int) -> None:
-        """So many checks of a kind are to be done."""
+        """Add a number of checks of one kind that are to be done."""
         self._of[kind] = self._of.get(kind, 0) + number
         self._done.setdefault(kind, 0)
         self._took.setdefault(kind, 0.0)

@@ -1,6 +1,6 @@
 """What an audit has done so far, and what it found: one small file, so that an audit that was stopped goes on where it was.
 
-In: the result of each check. Out: `AuditRecord`, written by atomic rename. Called by `audit`. At 12,000 files it has some 600 KB.
+In: the result of each check. Out: `AuditRecord`, written by atomic rename. Called by `audit`. At 12,000 files it has about 600 KB.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Trainer steps repeated from the base model on, and each version compared with the published one, bit for bit.
 
 In: the run's store and configuration. Out: each version as a folder, and how it differs from the published one. The trainer is the run's own
-(`training.loop`), with one process on this machine's CPU, over an `Overlay`. The same numbers come out on the same kind of processor, with the same
-number of threads (one, as the trainer's entry point sets it) and of trainer processes. Elsewhere they are off by rounding.
+(`training.loop`), with one process on this machine's CPU, over an `Overlay`. The same kind of processor gives the same numbers, with the same
+number of trainer processes and of threads: one, as the trainer's entry point sets it. Elsewhere they are off by rounding.
 
 Optimizer moments follow from the step before. So an audit begins with version 0, or with the state that an earlier call with the same work folder
 left. Stored training states of the run are not used: nobody signs them, their moments cannot be compared with anything, and they are pickles.
@@ -179,7 +179,7 @@ def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: P
     except BROKEN as error:
         return (
             f"its digest is {manifest.sha256[:16]}..., made again it is {made.sha256[:16]}...; which tensors differ cannot be said, its bytes are not"
-            f" to be had ({type(error).__name__}: {first_line(error)})"
+            f" available ({type(error).__name__}: {first_line(error)})"
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -59,7 +59,7 @@ def open_for_audit(
 ) -> tuple[LedgerSource, RunConfig]:
     """Open a run to be recomputed: its ledger, and its configuration from `--join`, the run's folder, or the store, where its orchestrator signed it.
 
-    Raises `InputWrong` as `open_source` does, and where no configuration is to be had.
+    Raises `InputWrong` as `open_source` does, and where no configuration is available.
     """
     try:
         store, own = open_place(source, runs_dir, endpoint, credentials)
