@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attacks import ESCAPES, REFUSED_BY, as_attacked
 
 from shoal.rewards.cpu_time import cpu_seconds
 from shoal.rewards.sandbox import (
@@ -79,59 +80,13 @@ def test_the_program_is_nobody_and_alone(pool: SandboxPool) -> None:
         assert int(uid) >= 64_000
 
 
-ESCAPES = {
-    "a socket": "import socket\nsocket.socket()",
-    "a socket pair": "import socket\nsocket.socketpair()",
-    "a process": "import os\nos.fork()",
-    "another program": "import subprocess\nsubprocess.run(['/bin/true'])",
-    "becoming root": "import os\nos.setuid(0)",
-    "a signal to others": "import os\nos.kill(-1, 9)",
-    "a signal to the parent": "import os\nos.kill(os.getppid() or 1 << 20, 9)",
-    "the accounts": "open('/etc/passwd').read()",
-    "another process's memory": "open(f'/proc/{__import__(\"os\").getppid()}/mem').read()",
-    "its own command line": "open('/proc/self/cmdline').read()",
-    "writing beside its folder": "open('/tmp/shoal-sandbox-escape', 'w')",
-    "writing to its interpreter": "import os\nopen(os.__file__, 'a')",
-    "a link to a file outside": "import os\nos.symlink('/etc/passwd', 'link')\nopen('link').read()",
-    "a hard link to a file outside": "import os\nos.link('/etc/passwd', 'link')",
-    "raising its own limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
-    "a new namespace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.unshare(0x10000000) == 0",
-    "tracing": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.ptrace(0, 0, 0, 0) == 0",
-    "mounting": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.mount(b'x', b'/', b'tmpfs', 0, 0) == 0",
-    "the mode of its guest's folder": "import os, sys\nos.chmod(os.path.dirname(sys.path[0] or '/'), 0)",
-    "the mode of a file that it makes": "import os\nos.chmod(open('a', 'w').name, 0)",
-    "the mode of an open file": "import os\nos.fchmod(open('a', 'w').fileno(), 0)",
-    "the owner of a file": "import os\nos.chown(open('a', 'w').name, os.getuid(), os.getgid())",
-    "the times of its guest's files": "import os, sys\nos.utime(sys.path[0] or '/', (0, 0))",
-    "cutting a file by its name": "import os\nopen('a', 'w').write('1')\nos.truncate('a', 0)",
-    "a lock that others wait for": "import fcntl, os\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
-    "a descriptor that signals its parent": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())",
-    "a descriptor with a signal of its choice": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, fcntl.F_SETSIG, 9)",
-    "a descriptor that signals a thread of others": "import fcntl, os\nr, w = os.pipe()\nfcntl.fcntl(r, 15, b'\\1' + bytes(7))",
-    "a lease on its interpreter": "import fcntl, os\nfcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
-    "input and output by another process": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(425, 1, 0) >= 0",
-    "memory shared by key": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.shmget(1, 4096, 0o1600) >= 0",
-    "a message queue": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.msgget(1, 0o1600) >= 0",
-    "a queued signal to its parent": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(129, 1, 9, bytes(128)) == 0",
-    "another process's descriptor": "import ctypes, os\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(434, os.getppid(), 0) >= 0",
-    "watching files": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.inotify_init1(0) >= 0",
-    "the kernel's keys": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(250, 0, -3, 1) >= 0",
-    "a user of its own namespace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.syscall(272, 0x10000000) == 0",
-    "10 GB of memory": "x = bytearray(10 << 30)",
-    "memory bit by bit": "x = []\nwhile True:\n    x.append(bytearray(10 << 20))",
-}
-
-
 @pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())
 def test_what_a_program_must_not_have_is_an_error_in_the_program(pool: SandboxPool, source: str) -> None:
     done = run(pool, source + "\nprint('escaped')", limits=LONG)
     assert done.ended == "exited"
     assert done.exit_code == 1
     assert b"escaped" not in done.stdout
-    assert done.stderr.strip().splitlines()[-1].split(":")[0] in {
-        "PermissionError", "FileNotFoundError", "MemoryError", "OSError", "ValueError", "AssertionError",
-        "ProcessLookupError",
-    }  # fmt: skip
+    assert done.stderr.strip().splitlines()[-1].split(":")[0] in REFUSED_BY
     assert not Path("/tmp/shoal-sandbox-escape").exists()
 
 

@@ -62,13 +62,13 @@ class _Process:
         self._worker = worker
         environment = {
             "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "PYTHONPATH": os.pathsep.join(import_paths()),
             "PYTHONHASHSEED": "0",  # sympy orders terms by hash in places
             "OMP_NUM_THREADS": "1",
             "LANG": "C.UTF-8",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", worker.module],
+            [sys.executable, "-P", "-m", worker.module],  # -P: not the folder that it is started in, which has the node's key
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -226,6 +226,12 @@ class Judges:
             self._fill()
 
 
+def import_paths() -> list[str]:
+    """Where modules come from, without the folder that this process was started in, unless that is where ours lie."""
+    here = os.getcwd()
+    return [entry for entry in sys.path if entry and (entry != here or os.path.isdir(os.path.join(here, "shoal")))]
+
+
 def lock_in(writable: Sequence[str] = ()) -> None:
     """Limits always; the walls where the kernel has them. An answer is a text and no program, so these are a second line of defence.
 
@@ -237,6 +243,7 @@ def lock_in(writable: Sequence[str] = ()) -> None:
     lockdown.limit(resource.RLIMIT_FSIZE, 0)
     with contextlib.suppress(OSError):
         lockdown.no_new_privileges()
-        lockdown.only_these_files([sys.prefix, sys.base_prefix, "/usr", *filter(None, sys.path)], list(writable))
+        libraries = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in ("lib", "lib64")]
+        lockdown.only_these_files([*libraries, "/usr", *import_paths()], list(writable))
     with contextlib.suppress(OSError):
         lockdown.only_these_calls()

@@ -7,6 +7,7 @@ containers, which mostly may not make namespaces. `none`: limits only; refused u
 Each is tried on the machine before it is believed. In: nothing but the machine and that variable. Out: an `Isolation`. Called by `pool`.
 """
 
+import errno
 import marshal
 import os
 import py_compile
@@ -112,10 +113,16 @@ def _readable_by_all(path: Path) -> bool:
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
 
 
-def python_folders(interpreter: str) -> list[str]:
-    """The installation that an interpreter belongs to: for one of `/usr` nothing more than `/usr` itself."""
-    prefix = Path(interpreter).resolve().parents[1]
-    return [] if prefix in (Path("/usr"), Path("/")) else [str(prefix)]
+def python_paths(interpreter: str) -> list[str]:
+    """The interpreter and its libraries, where these are not below `/usr`, which is readable anyway.
+
+    Not the whole folder above `bin`: that may be somebody's home, with their keys.
+    """
+    path = Path(interpreter).resolve()
+    prefix = path.parents[1]
+    if prefix in (Path("/usr"), Path("/")):
+        return []
+    return [str(path), *(str(folder) for name in ("lib", "lib64") if (folder := prefix / name).is_dir())]
 
 
 def _system_folders() -> list[Path]:
@@ -144,7 +151,7 @@ def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
             guest,
             "/usr",
             *map(str, _system_folders()),
-            *python_folders(isolation.interpreter),
+            *python_paths(isolation.interpreter),
             "/dev/urandom",
         ],
         "seccomp": isolation.kind != "none",
@@ -187,10 +194,10 @@ def _bubblewrap(isolation: Isolation, place: SandboxPlace, root: bool) -> list[s
             line += ["--symlink", os.readlink(path), str(path)]
         else:
             line += ["--ro-bind", str(path), str(path)]
-    for folder in python_folders(isolation.interpreter):
-        for parent in reversed(Path(folder).parents[:-1]):  # left to itself, bwrap makes them for their owner only
+    for given in python_paths(isolation.interpreter):
+        for parent in reversed(Path(given).parents[:-1]):  # left to itself, bwrap makes them for their owner only
             line += ["--perms", "0755", "--dir", str(parent)]
-        line += ["--ro-bind", folder, folder]
+        line += ["--ro-bind", given, given]
     line += ["--ro-bind", str(place.guest), "/sandbox", "--dir", "/dev"]
     for device in ("/dev/null", "/dev/urandom"):
         line += ["--dev-bind", device, device]
@@ -210,8 +217,9 @@ def folder_bytes(folder: Path, stop_above: int, deadline_seconds: float = 0.05) 
                     total += max(state.st_blocks * 512, 4096)
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # a thousand folders deep: nobody can count what is below
+                return stop_above + 1
     return total
 
 

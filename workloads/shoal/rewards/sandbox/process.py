@@ -7,9 +7,10 @@ keeps some of these waiting.
 import marshal
 import os
 import resource
+import secrets
 import selectors
-import shutil
 import signal
+import stat
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ ENDED_EARLY = "a sandbox ended before it received its program"
 STDERR_BYTES = 4096
 """Of standard error the end is kept: a traceback's last lines say what happened."""
 CHUNK = 1 << 16
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_CHECK_SECONDS = 0.05
 """How often files are counted where the file system is not the program's own; it may write about 100 MB until it is seen."""
 AWAKE_SHARE = 0.03
@@ -250,17 +252,38 @@ def _how_it_ended(forced: Ended | None, code: int, cpu: float, limits: Limits) -
 
 
 def _remove(place: SandboxPlace) -> None:
-    """The folder with everything in it. rmtree follows no links; folders that their owner has locked are opened first."""
-    shutil.rmtree(place.folder, onerror=_open_and_retry)
-
-
-def _open_and_retry(function: object, path: str, error: object) -> None:
+    """The folder with everything in it, as deep as a program may have made it: without recursion, and without long paths."""
     try:
-        os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+        top = os.open(place.folder, FOLDER)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        place.folder.rmdir()
     except OSError:
         pass  # bytes that stay behind in a folder of ours; the next start of the machine clears it
+
+
+def _empty(top: int) -> None:
+    """Delete all below an open folder, from which nobody writes any more: what is in a folder is moved up first."""
+    moved, mark = 0, secrets.token_hex(8)
+    while names := os.listdir(top):
+        for name in names:
+            if not _is_folder(name, top):
+                os.unlink(name, dir_fd=top)
+                continue
+            os.chmod(name, 0o700, dir_fd=top)  # its program may have locked it
+            inner = os.open(name, FOLDER, dir_fd=top)
+            try:
+                for child in os.listdir(inner):
+                    if _is_folder(child, inner):
+                        os.chmod(child, 0o700, dir_fd=inner)
+                    moved += 1
+                    os.rename(child, f"{mark}-{moved}", src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
