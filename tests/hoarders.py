@@ -21,6 +21,8 @@ from shoal.orchestrator.work.lease_returns import take_back
 FILE_SECONDS = 60.0
 """An honest node takes as long for a file, a fifth more or less; its lease lasts 265 s."""
 POLL_SECONDS = 5.0
+HOARDER_POLL_SECONDS = 15.0
+"""So somebody of 24 asks every 0.6 s."""
 JUDGE_SECONDS = 2.0
 PROMPTS_PER_STEP = 8  # four files
 MOST_SECONDS = 6 * 3600.0
@@ -86,12 +88,12 @@ class Pool:
     # What a node does
 
     def lease(self, node: str) -> Lease | float:
-        """A lease of the step that is served, or in how many seconds to ask again."""
+        """A lease of the step that is served, or after how many seconds at least to ask again."""
         try:
             step = handout.step_for(self.run.state, node)
-            return self.run.lease(node, step.step) if step is not None else POLL_SECONDS
+            return self.run.lease(node, step.step) if step is not None else 0.0
         except Refusal as refusal:
-            return max(POLL_SECONDS, refusal.retry_after_seconds or 0.0)
+            return refusal.retry_after_seconds or 0.0
 
     def is_sealed(self, lease: Lease) -> bool:
         return lease.step in self.run.state.view.sealed
@@ -105,10 +107,10 @@ class Pool:
         except Refusal:
             return
 
-    def next_lease(self, node: str) -> Generator[float, None, Lease]:
+    def next_lease(self, node: str, poll_seconds: float = HOARDER_POLL_SECONDS) -> Generator[float, None, Lease]:
         """Ask until there is one."""
         while isinstance(lease := self.lease(node), float):
-            yield lease * self.random.uniform(1.0, 1.2)
+            yield max(lease, poll_seconds) * self.random.uniform(1.0, 1.2)
         return lease
 
     def work(self, lease: Lease, seconds: float) -> Iterator[float]:
@@ -124,7 +126,7 @@ class Pool:
     def honest(self, node: str, seconds: float = FILE_SECONDS, crashes: float = 0.0) -> Life:
         """Files one after the other; each dies with probability `crashes` half way, and its restarted worker gives the lease back."""
         while True:
-            lease = yield from self.next_lease(node)
+            lease = yield from self.next_lease(node, POLL_SECONDS)
             if self.random.random() < crashes:
                 yield seconds / 2
                 self.give_back(lease)

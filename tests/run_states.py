@@ -113,8 +113,7 @@ class Orchestrator:
             except Refusal as refusal:
                 if refusal.code != ProblemCode.LEASE_DROPPED:
                     raise
-                assert refusal.retry_after_seconds is not None
-                self.clock.now += refusal.retry_after_seconds
+                self.clock.now += refusal.retry_after_seconds or 0.0
         return self.lease(node, step)
 
     def upload(self, lease: Lease) -> bytes:

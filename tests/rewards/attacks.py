@@ -28,7 +28,7 @@ REFUSED_BY = {
 """The last line of a program that was refused what it wanted."""
 SECRET = "the owner's secret"
 LIMITS = Limits(cpu_seconds=10, wall_seconds=60.0)
-SHORT = Limits(cpu_seconds=1, wall_seconds=10.0)
+SHORT = Limits(cpu_seconds=1, wall_seconds=3.0)
 
 ESCAPES = {
     "a socket": "import socket\nsocket.socket()",
@@ -133,7 +133,7 @@ BOUNDED = {
     "endless output": "while True: print('x' * 10_000)",
     "endless errors": "import sys\nwhile True: sys.stderr.write('x' * 10_000)",
     "sleep": "import time\nwhile True: time.sleep(60)",
-    "signals that it ignores": "import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True: pass",
+    "signals that it ignores": "import signal\nfor s in {1, 2, 3, 6, 13, 15, 24}:\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
     "all descriptors": "x = [open('/dev/null') for _ in range(100_000)]\nprint('escaped')",
     "all pipes": "import os\nx = [os.pipe() for _ in range(100_000)]\nprint('escaped')",
 }
@@ -157,7 +157,11 @@ class OwnersMachine:
 @contextmanager
 def owners_machine() -> Iterator[OwnersMachine]:
     """A home, an agent and a server of this user, for as long as the block runs."""
-    with tempfile.TemporaryDirectory(prefix="owner-") as folder, socket.socket() as server, socket.socket(socket.AF_UNIX) as agent_socket:
+    with (
+        tempfile.TemporaryDirectory(prefix="owner-") as folder,
+        socket.socket() as server,
+        socket.socket(socket.AF_UNIX) as agent_socket,
+    ):
         home = Path(folder)
         for path in (".ssh/id_ed25519", "node/key/node.pem", "secret", ".bashrc"):
             (home / path).parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +172,9 @@ def owners_machine() -> Iterator[OwnersMachine]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         os.environ["OWNERS_PASSWORD"] = SECRET
-        agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "KEY": SECRET}, cwd=home)
+        agent = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "KEY": SECRET}, cwd=home
+        )
         try:
             yield OwnersMachine(home, agent.pid, server.getsockname()[1])
             assert agent.poll() is None, "a program ended the agent"
@@ -185,7 +191,11 @@ def as_attacked(outcome: Outcome, *, bounded: bool) -> str:
     if bounded:
         return ""
     last = outcome.stderr.strip().splitlines()[-1:] or ["nothing"]
-    if outcome.ended == "exited" and outcome.exit_code != 0 and last[0].split(":")[0].split(".")[-1] in REFUSED_BY | {"URLError", "gaierror"}:
+    if (
+        outcome.ended == "exited"
+        and outcome.exit_code != 0
+        and last[0].split(":")[0].split(".")[-1] in REFUSED_BY | {"URLError", "gaierror"}
+    ):
         return ""
     return f"it was not refused: {outcome.reason()}"
 
@@ -203,7 +213,8 @@ def survived(pool: SandboxPool) -> dict[str, str]:
         made = attacks(machine)
         outcomes = pool.run_all([program for program, _ in made.values()])
     found = {
-        name: as_attacked(outcome, bounded=bounded) for (name, (_, bounded)), outcome in zip(made.items(), outcomes, strict=True)
+        name: as_attacked(outcome, bounded=bounded)
+        for (name, (_, bounded)), outcome in zip(made.items(), outcomes, strict=True)
     }
     after = pool.run(Program("print(1)"))
     return found | ({} if after.stdout == b"1\n" else {"the next program": after.reason()})
@@ -217,7 +228,8 @@ def as_landlock(version: int) -> None:
         copy(target)
         path = target / "shoal" / "rewards" / "sandbox" / "inside" / "lockdown.py"
         path.write_text(
-            path.read_text() + f"\n_newest = landlock_version\n\n\ndef landlock_version() -> int:\n    return min({version}, _newest())\n"
+            path.read_text()
+            + f"\n_newest = landlock_version\n\n\ndef landlock_version() -> int:\n    return min({version}, _newest())\n"
         )
 
     pool_module.copy_guest = older

@@ -1,5 +1,6 @@
 """The pool of processes that judge: it keeps its size whatever happens to a process or to the machine."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -85,3 +86,20 @@ def test_a_closed_pool_says_so_and_starts_nothing(judges: Judges) -> None:
     assert judges.ask("before") == "before"
     judges.close()
     assert judges.ask("after") == NoReply("an echo: its pool is closed")
+
+
+def test_a_judge_reads_nothing_of_the_folder_that_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that joined a run that is the node's folder, with its key."""
+    (tmp_path / "node.pem").write_text("a key")
+    (tmp_path / "snooping.py").write_text("raise SystemExit('the judge imports from where it is started')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent)])
+    judges = Judges(JudgeWorker("snooping", "a snooping worker", "is it there?"), workers=1)
+    try:
+        assert judges.ask(str(tmp_path / "node.pem")) == "PermissionError"
+        assert judges.ask(json.__file__) == "read"
+    finally:
+        judges.close()

@@ -68,7 +68,8 @@ class _Process:
             "LANG": "C.UTF-8",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", worker.module],  # -P: not the folder that it is started in, which has the node's key
+            # -P: without the folder that it is started in, which has the node's key.
+            [sys.executable, "-P", "-m", worker.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -18,8 +18,8 @@ PRIOR_GROUPS = 8
 
 
 NEWCOMERS_SHARE = 0.25
-"""Of the groups planned for a step, the part that nodes without good standing may always hold. It is planned on top of what the others do, so that a
-step samples a quarter more at most, and only while nodes are new."""
+"""Of the groups planned for a step, the part that nodes without good standing may always hold. It is planned on top of what the others do. A step
+samples a quarter more at most, and only while nodes are new."""
 
 
 @dataclass(frozen=True)

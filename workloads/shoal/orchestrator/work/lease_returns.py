@@ -1,9 +1,9 @@
 """Leases without a file: handed back, displaced, or expired. The place is free at once.
 
 Comes in: `LeaseReturn` of a node. A return costs the node what a lease costs that runs out (`standing`), except when the step was sealed meanwhile.
-It gains nothing by either: the next lease that it gets for the same step is the same one, with the same submission number and so the same prompts
-and seeds. Otherwise a node could skip whatever it prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every lease that ends
-without a file ends here.
+It gains nothing by either: the next lease that it gets for the same step is the same one. Its submission number, and so its prompts and seeds, are
+the same too. Otherwise a node could skip whatever it prefers not to do. Called by the orchestrator's route and by `work.lease_for`; every lease that
+ends without a file ends here.
 """
 
 from collections.abc import Sequence

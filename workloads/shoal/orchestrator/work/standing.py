@@ -7,7 +7,7 @@ is relied on. A key is free, so a lease that ends without a file must cost one s
   Who drops a lease by asking for more, by handing it back, or by letting it run out pays the same.
 - A node in good standing has an accepted file of the last hours and room for a lease. Others are newcomers. A step relies on leases of the first
   only, so that newcomers never take a place from them; and newcomers together hold a quarter of a step, or what is left over by the others.
-- A lease is relied on for as long as files take, not until it runs out, which allows for the longest completion on the slowest machine.
+- A lease is relied on for as long as files take, not until it runs out: that allows for the longest completion on the slowest machine.
 
 Costs: a request reads the records of all nodes and of the leases of open steps, as it did before: with 500 nodes and 600 leases 2 ms, whatever was
 leased before; of a million ended leases two numbers a node are left. The room is in the node's record in Redis and outlives a restart; accepted files

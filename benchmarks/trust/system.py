@@ -1,0 +1,112 @@
+"""`python -m benchmarks.trust.system [hoarding] [attacks]`: what keys and programs of strangers can do to a run and to a machine.
+
+Writes its figures into `benchmarks/results/trust_system.json` and leaves the others there as they are. `hoarding` takes some ten minutes: runs of 30
+steps on the real orchestrator with a clock moved by hand, 4 honest nodes beside 24 hoarding keys of each kind. `attacks` takes two: every program of
+`tests/rewards/attacks.py` under each isolation of this machine, as this user and, where this user is root, as one without rights.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "trust_system.json"
+STEPS, HONEST, HOARDING = 30, 4, 24
+NOBODY = 65533
+WALLS = (("bubblewrap", 0), ("landlock", 0), ("landlock", 3))
+"""Kinds of isolation, and the version of Landlock's interface that is pretended; 0: the kernel's own."""
+ATTACK_SECONDS = 600
+
+
+def hoarding() -> dict[str, Any]:
+    """Seconds a step without hoarders and with each kind, and the greatest quotient."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import hoarders
+    from servers import Loopback, redis
+
+    loopback = Loopback()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        server = redis(loopback.address(), folder)
+        server.start()
+        try:
+            found = {}
+            for number, kind in enumerate(["", *hoarders.HOARDERS]):
+                (folder / str(number)).mkdir()
+                keys = HOARDING if kind else 0
+                pool = hoarders.finished(folder / str(number), server.url, STEPS, HONEST, keys, kind)
+                found[kind] = round(pool.seconds_a_step, 1)
+                print(f"{kind or 'no hoarders':46} {found[kind]:7.1f} s a step", file=sys.stderr, flush=True)
+        finally:
+            server.stop()
+            loopback.close()
+    without = found.pop("")
+    return {
+        "hoarding_slowdown": round(max(found.values()) / without, 3),
+        "hoarding": {
+            "honest_nodes": HONEST,
+            "hoarding_keys": HOARDING,
+            "steps": STEPS,
+            "seconds_a_step_without": without,
+            "seconds_a_step": found,
+            "slowdown": {kind: round(seconds / without, 3) for kind, seconds in found.items()},
+        },
+    }
+
+
+def attacks() -> dict[str, Any]:
+    """How many programs were tried, and how many of them got nothing under every isolation that was tried."""
+    users = [None, NOBODY] if os.geteuid() == 0 else [None]
+    tried = [attacked(kind, version, user) for user in users for kind, version in WALLS]
+    succeeded = {name for each in tried for name, got in each["attacks"].items() if got}
+    names = {name for each in tried for name in each["attacks"]}
+    return {
+        "runner_attacks": len(names),
+        "runner_attacks_survived": len(names - succeeded),
+        "runner_attacks_under": [
+            {"isolation": each["isolation"], "landlock": each["landlock"], "user": each["user"]} for each in tried
+        ],
+        "runner_attacks_succeeded": sorted(succeeded),
+    }
+
+
+def attacked(kind: str, version: int, user: int | None) -> dict[str, Any]:
+    """One isolation as one user (None: this one). RuntimeError where the programs cannot be run."""
+    source = ROOT / "tests" / "rewards"
+    # The interpreter of a user without rights must be one that it can read.
+    python = sys.executable if user is None else f"/usr/bin/python3.{sys.version_info.minor}"
+    paths = [str(ROOT / "workloads"), *(entry for entry in sys.path if "site-packages" in entry)]
+    done = subprocess.run(
+        [python, "-B", str(source / "attacks.py"), kind, str(version)],
+        env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"]},
+        cwd="/", capture_output=True, text=True, timeout=ATTACK_SECONDS, check=False,
+        **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"{kind} as user {user}: {done.stderr[-1000:]}")
+    return json.loads(lines[-1]) | {"user": os.geteuid() if user is None else user}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.system", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=["hoarding", "attacks", []], help="what to measure; both if absent")
+    wanted = parser.parse_args().parts or ["hoarding", "attacks"]
+    for part in wanted:
+        found = hoarding() if part == "hoarding" else attacks()
+        held = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "machine": platform.machine()}
+        RESULT.write_text(json.dumps(held | found | {f"{part}_machine": machine}, indent=1) + "\n")
+        for name, value in found.items():
+            if not isinstance(value, dict):
+                print(f"{name:28} {value}")
+
+
+if __name__ == "__main__":
+    main()
