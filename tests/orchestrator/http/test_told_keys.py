@@ -1,0 +1,105 @@
+"""`GET /v1/keys` and who follows it: the newest keys are taken, and neither a forged nor an old answer changes anything."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from changed_keys import RunKeys
+from samples import NOW, RUN, key
+from shoal.contracts.roster import ROLES
+from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, TrustedKeys
+from shoal.transport.keys_watch import KeysWatch
+from shoal.transport.service import add_keys_route
+
+
+def new_keys() -> RunKeys:
+    return RunKeys(RUN, key(1), {role: key(20 + number) for number, role in enumerate(ROLES)}, fixed=key(2))
+
+
+class Server:
+    """Answers every question with what the test says."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, bytes] = (204, b"")
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                status, body = server.answer
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.http.shutdown()
+
+
+def test_only_what_is_newer_is_sent() -> None:
+    keys = new_keys()
+    now = NOW
+    trust = TrustedKeys(keys.roster, key(1).public, clock=lambda: now)
+    app = FastAPI()
+    add_keys_route(app, trust, lambda: trust.notice)
+    client = TestClient(app)
+    assert client.get("/v1/keys?after=0").status_code == 200
+    assert client.get("/v1/keys?after=1").status_code == 204
+    trust.adopt(keys.change("trainer", NOW))
+    assert KeysNotice.from_json(client.get("/v1/keys?after=1").content).roster == keys.roster
+    assert client.get("/v1/keys?after=2").status_code == 200  # the old key still acts, and what it made grows
+    now = NOW + 2 * OVERLAP_SECONDS + 1
+    assert client.get("/v1/keys?after=2").status_code == 204
+    assert client.get("/v1/keys").status_code == 200
+
+
+def test_newer_keys_are_taken_and_told(server: Server) -> None:
+    keys = new_keys()
+    told: list[int] = []
+    trust = TrustedKeys(keys.roster, key(1).public)
+    watch = KeysWatch(trust, server.url, lambda: told.append(trust.roster.generation))
+    watch.turn()
+    server.answer = (200, KeysNotice(roster=keys.change("trainer", NOW, leaked=True)).to_json())
+    watch.turn()
+    watch.turn()
+    assert told == [2]
+    assert server.asked == ["/v1/keys?after=0", "/v1/keys?after=1", "/v1/keys?after=2"]
+
+
+def test_forged_old_and_broken_answers_change_nothing(server: Server) -> None:
+    keys, first = new_keys(), new_keys().roster
+    trust = TrustedKeys(keys.change("trainer", NOW), key(1).public)
+    watch = KeysWatch(trust, server.url, lambda: pytest.fail("nothing is newer"))
+    thief = RunKeys(RUN, key(9), dict(keys.roles))
+    thief.change("trainer", NOW)
+    before = trust.roster
+    changed = json.loads(keys.roster.to_json())
+    changed["document"]["keys"]["relay"] = key(77).public
+    for status, body in (
+        (200, KeysNotice(roster=first).to_json()),
+        (200, KeysNotice(roster=thief.roster).to_json()),
+        (200, json.dumps({"roster": changed, "past": None}).encode()),
+        (200, b"{}"),
+        (404, b""),
+    ):
+        server.answer = (status, body)
+        watch.turn(deadline_seconds=0.2)
+        assert trust.roster == before
