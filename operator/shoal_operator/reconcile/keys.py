@@ -1,8 +1,8 @@
 """Makes a run's keys as Secrets: run key and the one after it, a key for each trusted role, run secret, admin's token, tickets of pools, the page's
 token. Replaces keys where the spec asks for it, and keeps the roster.
 
-Private keys leave this module only into Secrets; builders get the public keys. A Secret that exists is never written again, but for that with the
-roster: a key is changed by writing it, in one piece. Every new key has a Secret of its own, made before, so that a stop between any two steps leaves
+Private keys leave this module only into Secrets; builders get the public keys. A Secret that exists is never written again, except for that with the
+roster: a key is changed by writing it, in one piece. Every new key has a Secret of its own, made before. So a stop between any two steps leaves
 either the old roster or the new one, and the next reconcile continues. Secrets of replaced keys are deleted when no pod needs them any more.
 """
 

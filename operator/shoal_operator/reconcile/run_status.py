@@ -10,7 +10,7 @@ from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
-from shoal.contracts.roster import HOLDERS, Roster
+from shoal.contracts.roster import HOLDERS, KeyHolder, Roster
 from shoal.contracts.signed import Signed
 from shoal_operator.api.keys import FINGERPRINT_DIGITS
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
@@ -203,7 +203,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
 def keys_status(signed: Signed[Roster]) -> list[dict[str, Any]]:
     """Number, fingerprint and age of every key."""
     roster = signed.document
-    held: dict[str, str] = {"run": signed.signer, **roster.keys}
+    held: dict[KeyHolder, str] = {"run": signed.signer}
+    held.update((role, key) for role, key in roster.keys.items())
     found: list[dict[str, Any]] = []
     for holder in HOLDERS:
         changes = roster.changes_of(holder)

@@ -85,7 +85,7 @@ def findings_problem(
     """The findings that a reject lacks, given the recorded one and the file's `opinions/`; None when they are all there.
 
     A finding counts once, for the file and reason of the recorded one, with a validator's signature; with more than one vote, and for `NEVER_ALONE`,
-    also once a validator, by the key of its card, or in runs whose validators share a key by the name that was signed.
+    also once a validator: by its name and by the key of its card, if it has one.
     """
     found = {document_digest(verdict): verdict.voter}
     for data in opinions:
