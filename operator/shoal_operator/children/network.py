@@ -28,6 +28,7 @@ EDGES: tuple[Edge, ...] = (
     ("discovery", "redis", "redis"),
     ("orchestrator", "redis", "redis"),
     ("orchestrator", "discovery", "discovery"),
+    ("discovery", "orchestrator", "orchestrator"),
     ("trainer", "orchestrator", "orchestrator"),
     ("validator", "orchestrator", "orchestrator"),
     ("pool", "discovery", "discovery"),

@@ -46,7 +46,8 @@ def main() -> None:
     if ranks.world > 1:
         telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
-    KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
+    if config.mode != "SFT":  # which reads nothing that a role signed
+        KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
     extensions = enabled_extensions(config, store, STORE_DEADLINE_SECONDS)
     state_store = extensions.state_store(store)
     orchestrator = None

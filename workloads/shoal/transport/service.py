@@ -128,6 +128,11 @@ def json_answer(document: Contract | None) -> Response:
 def add_keys_route(app: FastAPI, keys: TrustedKeys, notice: Callable[[], KeysNotice]) -> None:
     """`GET /v1/keys`: whom to believe, for whoever asks; nothing in it is secret, and it proves itself."""
 
+    async def read() -> bytes:
+        return (await run_in_threadpool(notice)).to_json()
+
+    told = SharedAnswer(read)
+
     @app.get("/v1/keys")
     async def _keys(request: Request) -> Response:
         after, roster = query_seconds(request, "after", 1e6), keys.roster
@@ -135,7 +140,7 @@ def add_keys_route(app: FastAPI, keys: TrustedKeys, notice: Callable[[], KeysNot
         settled = not roster.changes or keys.clock() > roster.changes[-1].document.unix + 2 * OVERLAP_SECONDS
         if after >= roster.generation and settled:
             return Response(status_code=204)
-        return json_answer(await run_in_threadpool(notice))
+        return Response(await told.get(), media_type="application/json")
 
 
 def poll_seconds(request: Request) -> float:
