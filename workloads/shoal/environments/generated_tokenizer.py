@@ -15,8 +15,8 @@ MAX_VOCABULARY = 384
 """Room for 256 bytes, two special tokens and the merges of one phrase; the head of a tiny model should stay tiny."""
 
 
-def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """The tokenizer for these texts; the same texts give the same tokenizer."""
+def train_tokenizer(texts: Iterable[str], vocabulary: int = MAX_VOCABULARY) -> PreTrainedTokenizerFast:
+    """The tokenizer for these texts, with at most `vocabulary` tokens; the same texts give the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -27,7 +27,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MAX_VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END, PADDING],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

@@ -13,7 +13,7 @@ from math import gcd
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The rows of the task table that are of one source, its weight in the mixture, and the lengths in tokens that its prompts ask for."""
+    """One source: its rows of the task table, its weight in the mixture, and the lengths in tokens that its prompts ask for."""
 
     name: str
     rows: range
@@ -45,7 +45,7 @@ def turns(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def turns_of_file(weights: tuple[int, ...], start: int, submission: int, groups: int) -> list[int]:
-    """Whose the prompts of a node's file number `submission` (from 0) of a step are, when its first file begins at turn `start` of the cycle."""
+    """The sources of the prompts in file number `submission` (from 0) of a node and step, whose first file begins at turn `start` of the cycle."""
     cycle = turns(weights)
     first = start + submission * groups
     return [cycle[(first + number) % len(cycle)] for number in range(groups)]
