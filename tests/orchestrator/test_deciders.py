@@ -1,6 +1,7 @@
 """The pure deciders: node states, step counting, batches, allocation, verdicts, invites."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -18,6 +19,7 @@ from shoal.contracts.node_states import (
     silence_event,
 )
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
+from shoal.contracts.steps import SourceGroups
 from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
 from shoal.contracts.work import FileShape, TrainingStep
 from shoal.crypto.keys import PrivateKey
@@ -182,6 +184,18 @@ def test_a_batch_takes_whole_groups_in_the_order_of_acceptance() -> None:
     assert batch is not None
     assert [(f.submission, f.prompt_indices) for f in batch.files] == [(5, [1, 2, 3]), (2, [4])]
     assert (batch.groups, batch.groups_dropped) == (4, 1)
+
+
+def test_of_a_mixture_the_batch_says_what_was_sampled_of_each_source() -> None:
+    both = {"math": SourceGroups(sampled=3, with_signal=2), "code": SourceGroups(sampled=1, with_signal=0)}
+    files = [replace(file(number, 1, 2, dropped=2), by_source=both) for number in range(3)]
+    batch = select_batch("tiny", 0, "b" * 64, 3, files)
+    assert batch is not None
+    assert batch.by_source == {
+        "code": SourceGroups(sampled=2, with_signal=0),
+        "math": SourceGroups(sampled=6, with_signal=4),
+    }
+    assert b"by_source" not in batch.model_copy(update={"by_source": {}}).to_json()
 
 
 def test_a_file_without_signal_is_counted_as_dropped_and_not_trained_on() -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
+from local_system import EXAMPLE, SMALL, TWO_SOURCES, LocalSystem, write_manifest
 
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
-    """The running system, past its first version."""
+    """The running system, past its first version. It trains on a mixture."""
     folder = tmp_path_factory.mktemp("system")
-    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", **SMALL)
+    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", tasks=TWO_SOURCES, **SMALL)
     running = LocalSystem(manifest, folder / "runs")
     running.start()
     try:

@@ -49,6 +49,16 @@ SMALL: dict[str, Any] = {
 }
 """Small steps, so that a test waits seconds for the next one; a short claim, so that a dead validator's work is soon given to its successor."""
 
+TWO_SOURCES: dict[str, Any] = {
+    "environment": None,
+    "count": None,
+    "mixture": [
+        {"name": "sums", "environment": "arithmetic", "count": 512, "lengthTargets": [20, 24]},
+        {"name": "more-sums", "environment": "arithmetic", "count": 512},
+    ],
+}
+"""The example's tasks as a mixture: one prompt of each source in a file of two."""
+
 TICK_SECONDS = 0.1
 STEP_SECONDS = 150.0
 """Deadline for a step under faults on two shared cores; a step takes some seconds when nothing is wrong."""
@@ -238,7 +248,7 @@ class LocalSystem:
 
 
 def write_manifest(source: Path, target: Path, **changes: Any) -> Path:
-    """The example's manifest with some fields of its spec replaced (merged, for maps) and the name `name` if given."""
+    """The example's manifest with some fields of its spec replaced (merged, for maps; None takes one out) and the name `name` if given."""
     document = yaml.safe_load(source.read_text())
     document["metadata"]["name"] = changes.pop("name", document["metadata"]["name"])
     for field, value in changes.items():
@@ -250,7 +260,8 @@ def write_manifest(source: Path, target: Path, **changes: Any) -> Path:
 def _merged(before: Any, value: Any) -> Any:
     if not isinstance(before, dict) or not isinstance(value, dict):
         return value
-    return before | {key: _merged(before.get(key), below) for key, below in value.items()}
+    merged = before | {key: _merged(before.get(key), below) for key, below in value.items()}
+    return {key: below for key, below in merged.items() if below is not None}
 
 
 def copy_prepared(source: LocalSystem, target_folder: Path, run: str) -> None:

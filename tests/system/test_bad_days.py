@@ -11,7 +11,9 @@ from invariants import assert_nothing_lost_or_counted_twice
 from local_system import LocalSystem
 
 from shoal.contracts import keys
+from shoal.contracts.run import Prepared
 from shoal.contracts.signed import Signed
+from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import Verdict
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -172,3 +174,20 @@ def test_every_accepted_file_has_a_signed_verdict_and_rewards_come_from_it(syste
     progress = system.progress()
     assert progress is not None
     assert progress.files_rejected == 0, f"honest workers were rejected: {progress.reject_reasons}"
+
+
+def test_every_step_samples_both_sources_of_the_mixture_in_equal_shares(system: LocalSystem) -> None:
+    prepared = Prepared.from_json(system.store.get(keys.PREPARED))
+    assert [(each.name, each.task_count) for each in prepared.mixture] == [("sums", 512), ("more-sums", 512)]
+    system.advance()
+    steps = [
+        int(info.key.removeprefix(keys.STEPS).partition("/")[0])
+        for info in system.store.list(keys.STEPS)
+        if info.key.endswith("/batch.json")
+    ]
+    assert steps
+    for step in steps:
+        batch = StepBatch.from_json(system.store.get(keys.step_batch(step)))
+        assert batch.by_source["sums"].sampled == batch.by_source["more-sums"].sampled > 0
+    told = [each for metrics in system.metrics().values() for each in metrics.by_task_type.values()]
+    assert {each.sampled_share for each in told} == {0.5}

@@ -12,6 +12,7 @@ from run_documents import step_metrics
 from ui_browser import NARROW, WIDE, Browser
 from ui_run import CHEAT, HONEST, EmptyRun, UiRun
 
+from shoal.contracts.steps import TypeMeans
 from shoal.contracts.verdicts import Verdict
 from shoal.storage import StoreUnavailable
 from shoal.ui.access import Access
@@ -179,6 +180,23 @@ def test_exchanges_of_islands_are_drawn_as_waits_and_named(
     shown = text(browser)
     assert "trainer waits for its batch, or for other islands" in shown
     assert "Exchange with islands" in shown
+    assert browser.run(f"{CHECKS}; unnamed()") == []
+
+
+def test_the_sources_of_a_mixture_have_curves_of_their_own(
+    browser: Browser, tmp_path: Path, serve_page: Callable[..., Any]
+) -> None:
+    run = EmptyRun(tmp_path)
+    means = TypeMeans(groups=2, rows=4, task_reward=0.5, reward=0.5, completion_length_mean=9.0, sampled_share=0.25)
+    for step in range(3):
+        only_at_first = {"programs": means} if step == 0 else {}
+        run.add_step(step_metrics(step, by_task_type={"sums": means, **only_at_first}))
+    show(browser, serve_page(run), "curves")
+    shown = text(browser)
+    assert "Task reward by task type" in shown
+    assert "Groups sampled by task type" in shown
+    assert "Groups with signal by task type" not in shown, "nothing was measured of it"
+    assert "programs" in shown
     assert browser.run(f"{CHECKS}; unnamed()") == []
 
 

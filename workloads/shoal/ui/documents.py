@@ -33,6 +33,8 @@ CURVES = (
     "held_out_loss", "rows", "completion_tokens", "skipped_updates",
 )  # fmt: skip
 """Fields of `StepMetrics` that are drawn over steps."""
+TYPE_CURVES = ("task_reward", "completion_length_mean", "signal_share", "sampled_share", "share")
+"""Fields of `TypeMeans` that are drawn over steps, a line a task type."""
 
 Document = dict[str, Any]
 
@@ -144,11 +146,16 @@ def run_document(seen: Seen, trust_key: str, trust_origin: str, key_given: bool)
 def steps_document(steps: Sequence[StepMetrics], after: int) -> Document:
     """Metrics of the steps after `after`, as columns: one list a field."""
     shown = [metrics for metrics in steps if metrics.step > after]
+    types = sorted({name for metrics in shown for name in metrics.by_task_type})
     return {
         "step": [metrics.step for metrics in shown],
         "trained": [metrics.trained for metrics in shown],
         "supervised": any(metrics.supervised for metrics in shown),
         "columns": {name: [getattr(metrics, name) for metrics in shown] for name in CURVES},
+        "by_task_type": {
+            field: {plain(name, 60): [getattr(metrics.by_task_type.get(name), field, None) for metrics in shown] for name in types}
+            for field in TYPE_CURVES
+        },
         "warnings": [
             [metrics.step, plain(warning, 200)] for metrics in shown for warning in metrics.warnings
         ],

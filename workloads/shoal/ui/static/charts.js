@@ -43,12 +43,12 @@ export function lines(title, unit, steps, series) {
     const parts = [[]];
     each.forEach((value, index) => Number.isFinite(value) ? parts.at(-1).push([x(steps[index]), y(value)]) : parts.push([]));
     for (const part of parts.filter((some) => some.length)) {
-      if (part.length === 1) drawn.append(svg("circle", { class: `dot s${at + 1}`, cx: part[0][0], cy: part[0][1], r: 3 }));
-      else drawn.append(svg("path", { class: `line s${at + 1} d${at + 1}`, d: "M" + part.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`).join("L") }));
+      if (part.length === 1) drawn.append(svg("circle", { class: `dot s${(at % 4) + 1}`, cx: part[0][0], cy: part[0][1], r: 3 }));
+      else drawn.append(svg("path", { class: `line s${(at % 4) + 1} d${(at % 4) + 1}`, d: "M" + part.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`).join("L") }));
     }
   });
   const legend = series.length > 1 ? el("ul", { class: "legend" }, series.map(([name], at) => el("li", {},
-    svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("path", { class: `line s${at + 1} d${at + 1}`, d: "M0,5L26,5" })), " ", name))) : null;
+    svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("path", { class: `line s${(at % 4) + 1} d${(at % 4) + 1}`, d: "M0,5L26,5" })), " ", name))) : null;
   return el("figure", {}, el("figcaption", {}, unit ? `${title} (${unit})` : title), drawn, legend);
 }
 

@@ -65,6 +65,11 @@ const PLOTS = [
   ["Packing density", "share", [["density", "packing_density"]]],
   ["Held-out loss", "nats per token", [["held out", "held_out_loss"]]],
 ];
+const TYPE_PLOTS = [
+  ["Task reward by task type", "mean of the step", "task_reward"], ["Completion length by task type", "tokens", "completion_length_mean"],
+  ["Groups with signal by task type", "share of those sampled", "signal_share"], ["Groups sampled by task type", "share", "sampled_share"],
+  ["Groups trained on by task type", "share", "share"],
+];
 const TABLE = [["reward", "Reward"], ["task_reward", "Task reward"], ["gradient_norm", "Gradient norm"], ["entropy", "Entropy"], ["kl", "KL"], ["policy_lag_mean", "Lag"], ["completion_length_mean", "Length"]];
 
 /** Plots of some of `PLOTS`, by title; nothing for a run that has trained no step. */
@@ -84,11 +89,14 @@ async function showCurves() {
   const at = (name, index) => (found.trained[index] ? found.columns[name][index] : null);
   const values = (name) => found.step.map((_, index) => at(name, index));
   const plots = PLOTS.filter(([, , series]) => series.some(([, name]) => values(name).some((each) => each !== null && each !== 0)));
+  const typed = TYPE_PLOTS.map(([title, unit, key]) => [title, unit, Object.entries(found.by_task_type[key])])
+    .filter(([, , series]) => series.some(([, each]) => each.some((value) => value !== null)));
   const rows = found.step.map((step, index) => ({ step, index })).reverse();
   return [
     el("h2", {}, "Curves"),
     found.warnings.length ? el("ul", { class: "note bad" }, found.warnings.slice(-5).map(([step, words]) => el("li", {}, `step ${step}: ${words}`))) : null,
-    el("div", { class: "plots" }, plots.map(([title, unit, series]) => lines(title, unit, found.step, series.map(([name, key]) => [name, values(key)])))),
+    el("div", { class: "plots" }, plots.map(([title, unit, series]) => lines(title, unit, found.step, series.map(([name, key]) => [name, values(key)]))),
+      typed.map(([title, unit, series]) => lines(title, unit, found.step, series))),
     el("details", { id: "figures" }, el("summary", {}, "The same as a table"),
       table("Figures by step, the newest first", [["Step", (row) => String(row.step), true], ...TABLE.map(([key, title]) => [title, (row) => number(at(key, row.index)), true]),
         ["Rows", (row) => count(at("rows", row.index)), true]], rows)),
