@@ -178,8 +178,8 @@ def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
         raise InputWrong(f"--model {GENERATED}: is made for --dataset arithmetic; give that, or another model")
     if len(asked.datasets) == 1:
         dataset, named = _with_environment(asked.datasets[0])
-        tasks, notes = _origin(dataset, asked.environment or named)
-        return f"{{{tasks}}}", notes
+        tasks, said = _origin(dataset, asked.environment or named)
+        return f"{{{tasks}}}", said
     if asked.environment is not None:
         raise InputWrong(
             f"--environment {asked.environment}: is for one --dataset; with several, name it behind each: --dataset DATA@{asked.environment}"

@@ -45,7 +45,7 @@ def turns(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def turns_of_file(weights: tuple[int, ...], start: int, submission: int, groups: int) -> list[int]:
-    """The sources of the prompts in file number `submission` (from 0) of a node and step, whose first file begins at turn `start` of the cycle."""
+    """The sources of the prompts in a node's file number `submission` (from 0) of a step; its first file begins at turn `start`."""
     cycle = turns(weights)
     first = start + submission * groups
     return [cycle[(first + number) % len(cycle)] for number in range(groups)]
