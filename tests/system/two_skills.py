@@ -27,7 +27,7 @@ from shoal.environments.slips import learners_addition
 SLIPS = 0.6
 """Share of the taught answers that are wrong, of each kind."""
 UPDATES, MEASURE_EVERY = 1600, 100
-ENOUGH = 0.25
+ENOUGH = 0.1
 VOCABULARY = 1024
 """Phrases of the exercises become tokens: a prompt then has some 20."""
 LONGEST = 128
