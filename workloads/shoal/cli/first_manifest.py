@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import InputWrong
+from shoal.planner.disks import GIB, volumes
 from shoal.planner.division import GPUS_A_NODE, SHARED_ENGINE, Division, divide, host_bytes
-from shoal.planner.memory import Method, total, volumes
+from shoal.planner.memory import Method, total
 from shoal.planner.model_shape import ModelShape, UnknownShape, parameters_in, shape_of_config, shape_of_parameters
 from shoal.text import count, size
 
@@ -25,7 +26,6 @@ GENERATED = "generated"
 """In the place of a model: the tiny one that is made on the spot, for the tasks of `arithmetic`."""
 STEPS = 100
 CPU_WORKERS = 2
-GIB = 1 << 30
 METHOD_WORDS: dict[Method, str] = {
     "Full": "with all weights trained",
     "LoRA": "with low-rank adapters, because all weights do not fit",

@@ -1,4 +1,4 @@
-"""Memory by cause: of a trainer's rank, a worker's engine, a validator, and the volumes of a run. Bytes, closed form, no torch.
+"""Memory by cause: of a trainer's rank, a worker's engine, a validator. Bytes, closed form, no torch.
 
 Each cause names the code that makes it so. What is left out: the CUDA context, NCCL's buffers and fragmentation, for which `USABLE` leaves room.
 Called by `division` and by whoever explains a manifest.
@@ -10,8 +10,8 @@ from typing import Literal
 
 from shoal.planner.model_shape import ModelShape
 
-Method = Literal["Full", "LoRA", "LoRA, offloaded"]
-"""All weights; low-rank adapters; the same with weights in the host's memory (`trainer.settings`)."""
+Method = Literal["Full", "Full, offloaded", "LoRA", "LoRA, offloaded"]
+"""All weights, or low-rank adapters; with weights on the device or in the host's memory (`trainer.settings`)."""
 
 USABLE = 0.9
 """Share of a GPU's memory that is planned with; vLLM's own default for the same reason (`engine.gpuMemoryUtilization`)."""
@@ -36,18 +36,25 @@ def total(parts: Sequence[MemoryPart]) -> int:
     return sum(part.nbytes for part in parts)
 
 
-def trainer_rank(shape: ModelShape, ranks: int, tokens: int, method: Method, *, cpu: bool = False) -> list[MemoryPart]:
+def recomputes(shape: ModelShape) -> bool:
+    """Whether the trainer computes activations again where its settings say nothing."""
+    return shape.parameters >= RECOMPUTE_FROM_PARAMETERS
+
+
+def trainer_rank(
+    shape: ModelShape, ranks: int, tokens: int, method: Method, *, cpu: bool = False, again: bool | None = None
+) -> list[MemoryPart]:
     """Memory of one of `ranks` trainer processes, with micro-batches of `tokens` tokens.
 
     Weights, gradients and AdamW's two moments are float32 and sharded (FSDP2, arXiv:2304.11277); the KL penalty's reference model is another float32
     copy, sharded too (training/model.py). One layer at a time, and embedding with head all the time, are whole in the type of the forward pass.
-    On a CPU that is float32, and one process shards nothing.
+    On a CPU that is float32, and one process shards nothing. `again`: activations are computed again; None: by the model's size.
     """
     width = 4 if cpu else 2
-    trained = shape.parameters if method == "Full" else round(LORA_SHARE * shape.parameters)
-    held = 0 if method == "LoRA, offloaded" else 1
+    trained = shape.parameters if method.startswith("Full") else round(LORA_SHARE * shape.parameters)
+    held = 0 if method.endswith("offloaded") else 1
     gathered = 0 if cpu and ranks == 1 else width * (shape.ends + 2 * shape.layer_parameters)
-    recomputed = shape.parameters >= RECOMPUTE_FROM_PARAMETERS
+    recomputed = recomputes(shape) if again is None else again
     kept = shape.layers * shape.hidden_size + shape.layer_values if recomputed else shape.layers * shape.layer_values
     return [
         MemoryPart("weights, float32", held * 4 * shape.parameters // ranks),
@@ -87,32 +94,3 @@ def validator(shape: ModelShape, tokens: int, *, cpu: bool = False) -> list[Memo
         MemoryPart("weights as served", width * shape.parameters),
         MemoryPart(f"a forward pass of {tokens} tokens", width * shape.layer_values * tokens + TILE_BYTES),
     ]
-
-
-@dataclass(frozen=True)
-class Volumes:
-    """Bytes of a run's volumes."""
-
-    worker: int
-    relay: int
-    scratch: int
-    store: int
-
-
-def volumes(
-    shape: ModelShape, steps: int, async_level: int = 2, kept_versions: int = 5, kept_states: int = 3
-) -> Volumes:
-    """What the volumes must hold at least, for versions in bfloat16 and states of 12 bytes a parameter.
-
-    A worker keeps `async_level + 3` versions and fetches one beside them (broadcast/fetch.py). A relay and the origin keep `kept_versions`, with
-    the chain of deltas of each, at most as large as a version. The store keeps the base, the final model, the versions and `kept_states` states.
-    """
-    version, state = 2 * shape.parameters, 12 * shape.parameters
-    served = (kept_versions + 2) * version
-    rollouts = steps * (64 << 20)  # measured at the paper's size: some tens of megabytes a step
-    return Volumes(
-        worker=(async_level + 4) * version,
-        relay=served,
-        scratch=served + 3 * version,
-        store=(kept_states + 1) * state + (kept_versions + 3) * version + rollouts,
-    )

@@ -1,0 +1,101 @@
+"""A TrainingRun as the planner sees it. Pure. Called by `shoal plan`, and by the reconciler for the condition `Fits`."""
+
+import re
+
+from shoal.planner.facts import PoolFacts, RunFacts
+from shoal.planner.memory import Method
+from shoal.planner.model_shape import parameters_in
+from shoal.planner.rates import Gpu, gpu_named
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.base import quantity_value
+from shoal_operator.api.inference_pool import InferencePoolTemplate
+from shoal_operator.api.pods import Gpus
+from shoal_operator.api.relay_server import RelayServerTemplate
+from shoal_operator.api.validator import ValidatorTemplate
+
+GIB = 1 << 30
+METHODS: dict[tuple[bool, bool], Method] = {
+    (False, False): "Full", (False, True): "Full, offloaded", (True, False): "LoRA", (True, True): "LoRA, offloaded",
+}  # fmt: skip
+"""By adapters and offloading."""
+_QUANTISED = re.compile(r"(?i)(awq|gptq|fp8|int[48]|[-_]4bit|[-_]8bit|gguf|mxfp4|nvfp4)")
+
+
+def named_parameters(run: TrainingRun) -> int | None:
+    """Parameters by the name of the base model; None where the name does not say them, or its weights are not halves."""
+    name = run.spec.model.hugging_face
+    return None if name is None or _QUANTISED.search(name) else parameters_in(name)
+
+
+def run_facts(run: TrainingRun) -> RunFacts | None:
+    """The facts of a run of mode Train; None for another mode.
+
+    Of relays and validators that others made for the run only the defaults are known here, and no volume or GPU of theirs; of their pools nothing.
+    """
+    spec = run.spec
+    if spec.mode != "Train" or spec.steps is None:
+        return None
+    recipe, trainer = spec.recipe, spec.trainer
+    relays, judges = spec.relay_server or RelayServerTemplate(), spec.validator or ValidatorTemplate()
+    settings, store = trainer.settings, spec.storage
+    return RunFacts(
+        name=run.metadata.name,
+        steps=spec.steps,
+        prompts_per_step=recipe.prompts_per_step,
+        group_size=recipe.group_size,
+        rows_each=recipe.rows_each,
+        groups_per_file=spec.sampling.groups_per_submission,
+        sequence_tokens=recipe.max_sequence_length,
+        pack_tokens=recipe.pack_length or recipe.max_sequence_length,
+        completion_tokens=spec.sampling.max_completion_tokens,
+        learning_rate=recipe.learning_rate,
+        async_level=spec.async_level,
+        filtered=recipe.online_filter == "TaskReward",
+        behaviour=recipe.objective == "decoupled_ppo" or recipe.loss.importance_cap is not None,
+        benchmarks=spec.evaluation is not None,
+        method=METHODS[settings.lora is not None, settings.cpu_offload],
+        recomputes={"On": True, "Off": False, "Auto": None}[settings.activation_recomputation],
+        kept_states=settings.kept_states,
+        trainer_pods=trainer.replicas,
+        trainer_ranks=trainer.processes,
+        trainer_gpus=trainer.gpu.count,
+        trainer_gpu=_named(trainer.gpu),
+        scratch=_bytes(trainer.scratch_size),
+        store=_bytes(store.folder_size) if store.s3 is None else None,
+        anchor_every=spec.broadcast.anchor_every,
+        shard_bytes=spec.broadcast.shard_bytes,
+        relays=relays.replicas,
+        relay_versions=relays.kept_versions,
+        relay_disk=_bytes(relays.cache_size) if spec.relay_server_ref is None else None,
+        relay_requests=relays.rate_limits.requests_per_second,
+        relay_connection_bytes=relays.rate_limits.bytes_per_second,
+        validators=judges.replicas,
+        validator_gpus=judges.gpu.count,
+        validator_gpu=_named(judges.gpu),
+        proof_share=judges.validation.proof_rows_share,
+        proof_floor=judges.validation.proof_rows_floor,
+        pools=tuple(_pool(pool) for pool in spec.inference_pools),
+    )
+
+
+def _pool(pool: InferencePoolTemplate) -> PoolFacts:
+    gpus = min(pool.gpu.count, pool.engine.tensor_parallel_size)
+    return PoolFacts(
+        name=pool.name,
+        replicas=pool.replicas,
+        open=pool.open,
+        gpus=gpus,
+        gpu=_named(pool.gpu),
+        volume=_bytes(pool.weights_size),
+        disk=pool.requirements.disk_gib * GIB,
+        max_sequences=pool.engine.max_sequences,
+        memory_share=pool.engine.gpu_memory_utilization,
+    )
+
+
+def _named(gpu: Gpus) -> Gpu | None:
+    return gpu_named(gpu.type) if gpu.type is not None else None
+
+
+def _bytes(quantity: str | int) -> int:
+    return int(quantity_value(quantity))

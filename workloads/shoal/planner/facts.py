@@ -1,0 +1,129 @@
+"""What a plan is made from: a run as its manifest has it, and what the manifest cannot say. Pure data.
+
+`RunFacts` are made by the operator (`shoal_operator.plan_facts`), `Surroundings` by whoever asks for a plan. Sizes in bytes, rates in 10^6 bits a
+second, seconds; called by all of this package that plans.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.planner.lengths import SPREAD
+from shoal.planner.memory import Method
+from shoal.planner.model_shape import ModelShape
+from shoal.planner.rates import CPU, Gpu
+
+WIDTH = 2
+"""Bytes of a parameter as it is published and served: bfloat16."""
+MBIT = 1e6 / 8
+"""Bytes a second of 10^6 bits a second."""
+
+
+@dataclass(frozen=True)
+class PoolFacts:
+    """A pool of workers. `volume`: of each pod; `disk`: what a stranger's machine must have, 0 for nothing said."""
+
+    name: str
+    replicas: int
+    open: bool
+    gpus: int
+    gpu: Gpu | None
+    """Named by the manifest and known; else None."""
+    volume: int
+    disk: int = 0
+    max_sequences: int | None = None
+    memory_share: float = 0.9
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run of mode Train. `parameters` of the model are in `Surroundings`, because no manifest says them."""
+
+    name: str
+    steps: int
+    prompts_per_step: int
+    group_size: int
+    rows_each: int
+    groups_per_file: int
+    sequence_tokens: int
+    pack_tokens: int
+    completion_tokens: int
+    learning_rate: float
+    async_level: int
+    filtered: bool
+    """Groups whose task rewards are equal are sampled again."""
+    behaviour: bool
+    """Log-probabilities under the sampling versions are computed."""
+    benchmarks: bool
+    method: Method
+    recomputes: bool | None
+    """Activations are computed again; None: by the model's size."""
+    kept_states: int
+    trainer_pods: int
+    trainer_ranks: int
+    trainer_gpus: int
+    trainer_gpu: Gpu | None
+    scratch: int
+    store: int | None
+    """Of the folder; None for an object store."""
+    anchor_every: int
+    shard_bytes: int
+    relays: int
+    relay_versions: int
+    relay_disk: int | None
+    """None: of relays that others made."""
+    relay_requests: int
+    """A second, of one node at one relay."""
+    relay_connection_bytes: int | None
+    validators: int
+    validator_gpus: int
+    validator_gpu: Gpu | None
+    proof_share: float
+    proof_floor: int
+    pools: tuple[PoolFacts, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows that a step trains on."""
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def file_rows(self) -> int:
+        """Rows of one submitted file."""
+        return self.groups_per_file * self.group_size * self.rows_each
+
+    @property
+    def held_versions(self) -> int:
+        """Versions on a worker's disk, the one being fetched included (broadcast/fetch.py)."""
+        return self.async_level + (3 if self.benchmarks else 2)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What no manifest says. Defaults are stated in `shoal plan --help`."""
+
+    model: ModelShape
+    gpu: Gpu
+    mean_tokens: float
+    prompt_tokens: float = 256.0
+    spread: float = SPREAD
+    signal_share: float = 0.5
+    uplink_mbit: float = 50.0
+    downlink_mbit: float = 500.0
+    relay_mbit: float = 1000.0
+    store_mbit: float = 10_000.0
+    delta_ratio: float = 30.0
+    strangers: Mapping[str, int] = field(default_factory=dict)
+    """Machines that joined, by open pool."""
+    price: float | None = None
+    """Money of one GPU for one hour."""
+    train_seconds: float | None = None
+    """Measured in a run: of all the trainer's passes of one step."""
+
+    @property
+    def version(self) -> int:
+        """Bytes of a version in full."""
+        return WIDTH * self.model.parameters
+
+    def device(self, gpus: int, named: Gpu | None) -> Gpu:
+        """What a part computes on."""
+        return CPU if gpus == 0 else named or self.gpu

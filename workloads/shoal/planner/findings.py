@@ -1,0 +1,143 @@
+"""What cannot work, with its reason and what to change; and what may not. Pure.
+
+`certain` takes only what is known without a doubt, because the operator says it in a condition. `likely` adds what follows from estimates, for
+`shoal plan`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.planner.disks import Disk, disks
+from shoal.planner.facts import RunFacts, Surroundings
+from shoal.planner.memory import USABLE, MemoryPart, total
+from shoal.planner.rates import Gpu
+
+MOST_SHARDS = 99_999
+"""Of one version (broadcast/cut.py)."""
+
+Reason = Literal["VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "BroadcastTooSlow"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that does not fit. `certain`: the run cannot work; else it may not."""
+
+    reason: Reason
+    field: str
+    problem: str
+    remedy: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        return f"spec.{self.field}: {self.problem}; {self.remedy}"
+
+
+def gigabytes(nbytes: float) -> str:
+    """`65.5 GB`; less than 0.1 GB in megabytes."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
+
+
+def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | None = None) -> list[Finding]:
+    """What cannot work with versions of `version` bytes of a model that has at least `parameters`.
+
+    `step_seconds`: of the last step, where there was one; then a version must reach the nodes before the next.
+    """
+    found = [_too_small(disk, disk.least) for disk in disks(run, version, parameters) if _lacks(disk, disk.least)]
+    found += _weights(run, version, parameters)
+    shards = -(-version // run.shard_bytes)
+    if shards > MOST_SHARDS:
+        found.append(
+            Finding(
+                "TooManyShards",
+                "broadcast.shardBytes",
+                f"{run.shard_bytes} makes {shards:,} shards of a version, and at most {MOST_SHARDS:,} are allowed",
+                f"set {-(-version // MOST_SHARDS):,} or more",
+            )
+        )
+    requests = run.relays * run.relay_requests
+    if step_seconds and requests and shards / requests > step_seconds:
+        found.append(
+            Finding(
+                "BroadcastTooSlow",
+                "relayServer.rateLimits.requestsPerSecond",
+                f"a node needs {shards / requests:,.0f} s to ask for the {shards:,} shards of a version, and a step takes {step_seconds:,.0f} s",
+                "raise it, or broadcast.shardBytes",
+            )
+        )
+    return found
+
+
+def _lacks(disk: Disk, needed: int) -> bool:
+    return disk.given is not None and disk.given < needed
+
+
+def _too_small(disk: Disk, needed: int, *, sure: bool = True) -> Finding:
+    given = gigabytes(disk.given or 0)
+    unit = "" if disk.field.endswith("diskGib") else "Gi"
+    return Finding(
+        "VolumeTooSmall",
+        disk.field,
+        f"{disk.name} has {given} and needs {gigabytes(needed)} for {disk.holds}",
+        f"set {disk.size}{unit} or more",
+        sure,
+    )
+
+
+def _weights(run: RunFacts, version: int, parameters: int) -> list[Finding]:
+    """Weights that are larger than the memory of the GPUs that the manifest names."""
+    found = []
+    for number, pool in enumerate(run.pools):
+        if pool.gpu is not None and version > pool.gpus * pool.gpu.nbytes:
+            found.append(
+                _memory(f"inferencePools[{number}].gpu", f"an engine of {pool.name}", version, pool.gpus, pool.gpu)
+            )
+    if run.validator_gpu is not None and run.validator_gpus and version > run.validator_gpu.nbytes:
+        # The policy is on one device, whatever the pod has (validation/policies.py).
+        found.append(_memory("validator.gpu", "a validator", version, 1, run.validator_gpu))
+    ranks = run.trainer_pods * run.trainer_ranks
+    if run.trainer_gpu is not None and run.trainer_gpus and run.method == "Full":
+        # Weights, gradients, two moments and the reference model, float32.
+        needed = 20 * parameters
+        if needed > ranks * run.trainer_gpu.nbytes:
+            found.append(_memory("trainer", "the trainer", needed, ranks, run.trainer_gpu))
+    return found
+
+
+def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Finding:
+    have = f"{gpus} x {gigabytes(gpu.nbytes)} of {gpu.name}"
+    least = -(-needed // gpu.nbytes)
+    return Finding(
+        "MemoryTooSmall",
+        field,
+        f"{who} has {have} and needs {gigabytes(needed)} for weights and what is trained of them"
+        if who == "the trainer"
+        else f"{who} has {have} and needs {gigabytes(needed)} for the weights",
+        "take GPUs with more memory" if field == "validator.gpu" else f"give it {least} such GPUs or more",
+    )
+
+
+def likely(
+    run: RunFacts, around: Surroundings, found: list[Disk], memory: dict[str, tuple[str, list[MemoryPart], int, Gpu]]
+) -> list[Finding]:
+    """What `certain` knows, and what follows from estimates. `memory`: by part, field of the manifest, bytes by cause, number and kind of its GPUs."""
+    sure = certain(run, around.version, around.model.parameters)
+    known = {finding.field for finding in sure}
+    more = [
+        _too_small(disk, disk.needs, sure=False)
+        for disk in found
+        if _lacks(disk, disk.needs) and disk.field not in known
+    ]
+    for who, (field, parts, gpus, gpu) in memory.items():
+        needed, room = total(parts), USABLE * gpu.nbytes
+        if gpus and needed > room and field not in known:
+            largest = max(parts, key=lambda part: part.nbytes)
+            more.append(
+                Finding(
+                    "MemoryTooSmall",
+                    field,
+                    f"{who} needs {gigabytes(needed)} on each of its GPUs, of which {gigabytes(room)} of {gpu.name} are usable",
+                    f"the largest part is {gigabytes(largest.nbytes)} for {largest.cause}; give it more GPUs or larger ones",
+                    certain=False,
+                )
+            )
+    return [*sure, *more]

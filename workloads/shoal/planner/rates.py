@@ -1,0 +1,77 @@
+"""Rates that plans are made with: what GPUs do, by published numbers, and which share of it software reaches. One table; each row has its source.
+
+Rates of our own programs are from `benchmarks/results/`, measured on two cores: a machine with more is faster. Pure. Called by `step_parts` and `facts`.
+"""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or the processor of a part without one. Rates are peaks."""
+
+    name: str
+    nbytes: int
+    """Memory as `nvidia-smi` shows it."""
+    flops: float
+    """Dense bfloat16 operations a second, with sums in float32."""
+    bandwidth: float
+    """Bytes a second between memory and processor."""
+    source: str
+
+
+GPUS: tuple[Gpu, ...] = (
+    Gpu("A100-40GB", 40_960 * MIB, 312e12, 1.555e12, "NVIDIA A100 datasheet, SXM"),
+    Gpu("A100", 81_920 * MIB, 312e12, 2.039e12, "NVIDIA A100 datasheet, SXM 80 GB"),
+    Gpu("H100", 81_559 * MIB, 989e12, 3.35e12, "NVIDIA H100 datasheet, SXM; half of the sparse rate"),
+    Gpu("H200", 143_771 * MIB, 989e12, 4.8e12, "NVIDIA H200 datasheet, SXM; half of the sparse rate"),
+    Gpu("B200", 183_359 * MIB, 2250e12, 8.0e12, "NVIDIA DGX B200 datasheet, an eighth of the machine"),
+    Gpu("L40S", 46_068 * MIB, 362e12, 0.864e12, "NVIDIA L40S datasheet; half of the sparse rate"),
+    Gpu("L4", 23_034 * MIB, 121e12, 0.3e12, "NVIDIA L4 datasheet; half of the sparse rate"),
+    Gpu("RTX-4090", 24_564 * MIB, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture, appendix A"),
+    Gpu("RTX-3090", 24_576 * MIB, 71e12, 0.936e12, "NVIDIA Ampere GA102 GPU architecture, appendix A"),
+)
+USUAL_GPU = "H100"
+CPU = Gpu(
+    "8 cores", 64 * 10**9, 8 * 128e9, 8 * 5.5e9,
+    "Intel Xeon Platinum 8480+: 64 float32 operations a cycle at 2.0 GHz, 307 GB/s over 56 cores",
+)  # fmt: skip
+
+TRAINING_SHARE = 0.4
+"""Of a GPU's operations, in training and prefill: 0.38 to 0.43 on 8,192 to 16,384 H100 (Llama 3, arXiv:2407.21783, table 4)."""
+DECODE_SHARE = 0.6
+"""Of a GPU's bandwidth, while tokens are decoded. Assumed: the low end of the 0.6 to 0.85 that operators of engines report."""
+ENGINE_SEQUENCES = 256
+"""Sequences that an engine decodes together where the manifest says nothing (vLLM's default on GPUs of less than 70 GiB)."""
+
+FILE_BYTES_A_TOKEN = 14.0
+"""Of an uploaded file: 684,612 bytes for 49,092 tokens (results/trust.json, cost)."""
+CHECK_SECONDS_A_TOKEN = 2.8e-6
+"""Parsing, cheap checks, rewards, of every token on one core (results/trust.json, cost)."""
+PROOF_SECONDS_A_TOKEN = 277e-6 / 32 + 0.3e-6
+"""Proofs, tokens drawn again, ends, of a checked token on one core; measured at width 5120 (results/trust.json, cost)."""
+EXPORT_BYTES_A_SECOND = 0.2e9
+"""Of a version, gathered and written by one rank; measured with two ranks on two cores."""
+CUT_BYTES_A_SECOND = 0.538e9
+"""Of a version, cut and encoded by the publisher (results/broadcast.json, delta_encode_gbps)."""
+APPLY_BYTES_A_SECOND = 0.72e9
+"""Of a version, put together from a delta by a node (results/broadcast.json, delta_decode_gbps)."""
+SWAP_SECONDS = 0.36
+"""To take up a version that is there (results/inference.json, swap_seconds)."""
+DELTA_RATIO_SMALL_RATE = 30.0
+"""Bytes of a version by those of its delta, bfloat16, at small learning rates (results/broadcast.json, delta_ratio_1b)."""
+DELTA_RATIO_LARGE_RATE = 4.5
+"""The same at the demo's rate of 1.5e-4 (results/broadcast.json, delta_ratio_demo_bf16)."""
+SMALL_RATE = 1e-5
+"""Up to this learning rate an update leaves most bfloat16 values as they are (PULSE, arXiv:2602.03839)."""
+
+
+def gpu_named(name: str) -> Gpu | None:
+    """The GPU of a name or a node label, such as `H100` or `NVIDIA-H100-80GB-HBM3`; None for one that is not in the table."""
+    plain = name.upper().replace(" ", "-").replace("_", "-")
+    if "A100" in plain and "40GB" in plain:
+        return GPUS[0]
+    words = f"-{plain}-".replace("GEFORCE-", "")
+    return next((gpu for gpu in GPUS if f"-{gpu.name}-" in words.replace("-SXM4", "").replace("-SXM", "")), None)

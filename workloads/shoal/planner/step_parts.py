@@ -1,0 +1,217 @@
+"""How long each part of a step takes, alone: generate, upload, verify, train, save state, publish, broadcast. Closed form, pure.
+
+A worker serves one lease after the other, so that its file waits for its longest row. Decoding reads all weights once an iteration and the cache of
+every running sequence; prefill, checks and training compute. The formulas are beside the code that they describe; ADR 0079 has what they leave out.
+Called by `plan`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
+from shoal.planner.lengths import Lengths
+from shoal.planner.memory import LORA_SHARE, recomputes
+from shoal.planner.rates import (
+    APPLY_BYTES_A_SECOND,
+    CHECK_SECONDS_A_TOKEN,
+    CUT_BYTES_A_SECOND,
+    DECODE_SHARE,
+    ENGINE_SEQUENCES,
+    EXPORT_BYTES_A_SECOND,
+    FILE_BYTES_A_TOKEN,
+    PROOF_SECONDS_A_TOKEN,
+    SWAP_SECONDS,
+    TRAINING_SHARE,
+)
+
+LEAST_SLOTS = 1
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One lease of one worker of a pool, in seconds."""
+
+    pool: str
+    workers: int
+    prefill: float
+    decode: float
+    upload: float
+    slots: int
+    """Sequences that run at once, of the file's rows."""
+
+    @property
+    def seconds(self) -> float:
+        """From lease to lease."""
+        return self.prefill + self.decode + self.upload
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the time, in which the engine does nothing because the file travels."""
+        return self.upload / self.seconds
+
+
+def lengths(around: Surroundings, run: RunFacts) -> Lengths:
+    """Of this run's completions."""
+    return Lengths(min(around.mean_tokens, run.completion_tokens), run.completion_tokens, around.spread)
+
+
+def attention_flops(around: Surroundings, positions: float) -> float:
+    """Of one token that looks back at `positions`, beside those of the weights."""
+    return 4.0 * positions * around.model.hidden_size * around.model.layers
+
+
+def workers_of(pool: PoolFacts, around: Surroundings) -> int:
+    """Pods, and strangers' machines."""
+    return pool.replicas + (around.strangers.get(pool.name, 0) if pool.open else 0)
+
+
+def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: bool) -> Lease:
+    """One lease. Strangers upload through `uplink_mbit`, pods through the store's line, which all of them share in `upload_seconds`."""
+    device, devices = around.device(pool.gpus, pool.gpu), max(1, pool.gpus)
+    each, rows = lengths(around, run), run.file_rows
+    tokens, position = rows * each.mean, around.prompt_tokens + each.mean_position
+    weights = WIDTH * around.model.parameters
+    one = WIDTH * around.model.layers * around.model.key_values
+    room = devices * device.nbytes * pool.memory_share - weights
+    slots = max(LEAST_SLOTS, min(rows, pool.max_sequences or ENGINE_SEQUENCES, int(room / (one * position))))
+    iterations = max(each.longest_of(rows), tokens / slots)
+    read = iterations * weights + tokens * position * one
+    flops = 2.0 * around.model.parameters + attention_flops(around, position)
+    computing = devices * device.flops * TRAINING_SHARE
+    bandwidth = devices * device.bandwidth * DECODE_SHARE
+    uplink = around.uplink_mbit if stranger else around.store_mbit
+    return Lease(
+        pool=pool.name,
+        workers=around.strangers.get(pool.name, 0) if stranger else pool.replicas,
+        prefill=rows * around.prompt_tokens * 2.0 * around.model.parameters / computing,
+        decode=max(read / bandwidth, tokens * flops / computing),
+        upload=file_bytes(run, around) / (uplink * MBIT),
+        slots=slots,
+    )
+
+
+def leases(run: RunFacts, around: Surroundings) -> list[Lease]:
+    """Those of all pools that have workers; strangers of a pool beside its pods."""
+    made = [lease(run, around, pool, stranger=False) for pool in run.pools if pool.replicas]
+    made += [
+        lease(run, around, pool, stranger=True) for pool in run.pools if pool.open and around.strangers.get(pool.name)
+    ]
+    return made
+
+
+def file_bytes(run: RunFacts, around: Surroundings) -> float:
+    """Of one submitted file."""
+    return run.file_rows * lengths(around, run).mean * FILE_BYTES_A_TOKEN
+
+
+def files_a_step(run: RunFacts, around: Surroundings) -> float:
+    """Files that must be judged until a step is full."""
+    share = around.signal_share if run.filtered else 1.0
+    return run.prompts_per_step / share / run.groups_per_file
+
+
+def rollout_seconds(run: RunFacts, around: Surroundings) -> tuple[float, float]:
+    """Generating and uploading of one step, by all workers together; infinite without workers."""
+    made = leases(run, around)
+    files_a_second = sum(each.workers / each.seconds for each in made)
+    if not files_a_second:
+        return math.inf, 0.0
+    whole = files_a_step(run, around) / files_a_second
+    waiting = sum(each.workers / each.seconds * each.waiting_share for each in made) / files_a_second
+    through_store = files_a_step(run, around) * file_bytes(run, around) / (around.store_mbit * MBIT)
+    return whole * (1 - waiting), max(whole * waiting, through_store)
+
+
+def file_check_seconds(run: RunFacts, around: Surroundings) -> float:
+    """Judging one file: a node in good standing. The model computes on one device (validation/policies.py)."""
+    tokens = lengths(around, run).mean + around.prompt_tokens
+    checked = min(run.file_rows, max(math.ceil(run.proof_share * run.file_rows), run.proof_floor)) * tokens
+    device = around.device(run.validator_gpus, run.validator_gpu)
+    flops = 2.0 * around.model.parameters + attention_flops(around, lengths(around, run).mean_position)
+    proofs = PROOF_SECONDS_A_TOKEN * max(1.0, around.model.hidden_size / 5120)
+    prefill = checked * flops / (device.flops * TRAINING_SHARE)
+    return run.file_rows * tokens * CHECK_SECONDS_A_TOKEN + checked * proofs + prefill
+
+
+def verify_seconds(run: RunFacts, around: Surroundings) -> float:
+    """Judging a step's files by all validators; infinite without one."""
+    if not run.validators:
+        return math.inf
+    return files_a_step(run, around) * file_check_seconds(run, around) / run.validators
+
+
+def forward_units(run: RunFacts, around: Surroundings) -> int:
+    """Forward passes that a trained token costs: old and reference log-probabilities, forward, backward (two), recomputation."""
+    backward = 2 if run.method.startswith("Full") else 1
+    again = recomputes(around.model) if run.recomputes is None else run.recomputes
+    return 3 + backward + again + run.behaviour
+
+
+def train_seconds(run: RunFacts, around: Surroundings) -> float:
+    """All passes of one step; measured where `Surroundings` has it."""
+    if around.train_seconds is not None:
+        return around.train_seconds
+    tokens = run.rows * (lengths(around, run).mean + around.prompt_tokens)
+    flops = 2.0 * around.model.parameters + attention_flops(around, lengths(around, run).mean_position)
+    device = around.device(run.trainer_gpus, run.trainer_gpu)
+    ranks = run.trainer_pods * run.trainer_ranks
+    return tokens * flops * forward_units(run, around) / (ranks * device.flops * TRAINING_SHARE)
+
+
+def state_bytes(run: RunFacts, around: Surroundings) -> float:
+    """A training state: weights and two moments in float32."""
+    trained = 1.0 if run.method.startswith("Full") else LORA_SHARE
+    return 12.0 * trained * around.model.parameters
+
+
+def save_seconds(run: RunFacts, around: Surroundings) -> float:
+    """The state of every step goes to the store before its version is announced."""
+    return state_bytes(run, around) / (around.store_mbit * MBIT)
+
+
+def delta_bytes(run: RunFacts, around: Surroundings) -> float:
+    """Of a version as holders of the one before fetch it, where it is none of those in full."""
+    return around.version if run.anchor_every == 1 else around.version / around.delta_ratio
+
+
+def mean_version_bytes(run: RunFacts, around: Surroundings) -> float:
+    """That a node fetches a version, over the versions from one in full to the next."""
+    return (around.version + (run.anchor_every - 1) * delta_bytes(run, around)) / run.anchor_every
+
+
+def publish_seconds(run: RunFacts, around: Surroundings) -> float:
+    """Gathering and writing a version, cutting it, and putting it into the store."""
+    stored = mean_version_bytes(run, around) / (around.store_mbit * MBIT)
+    return around.version / EXPORT_BYTES_A_SECOND + around.version / CUT_BYTES_A_SECOND + stored
+
+
+def nodes(run: RunFacts, around: Surroundings) -> int:
+    """All that fetch versions: workers and validators."""
+    return sum(workers_of(pool, around) for pool in run.pools)
+
+
+def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
+    """A version's way to all nodes: origin, relays and downlinks pass it on while it comes, so the slowest of them counts.
+
+    Pods inside the cluster and strangers alike fetch from relays. The validators read versions from the store.
+    """
+    if not run.relays:
+        return math.inf
+    rate = around.relay_mbit * MBIT
+    strangers = any(pool.open and around.strangers.get(pool.name) for pool in run.pools)
+    limit = run.relays * run.relay_requests * run.shard_bytes
+    links = [
+        run.relays * nbytes / rate,
+        nodes(run, around) * nbytes / (run.relays * rate),
+        nbytes / (around.downlink_mbit * MBIT) if strangers else 0.0,
+        around.version / limit,
+    ]
+    return max(links)
+
+
+def broadcast_seconds(run: RunFacts, around: Surroundings) -> float:
+    """A version's way to all nodes and into their engines, on average."""
+    return (
+        max(fetch_seconds(run, around, mean_version_bytes(run, around)), around.version / APPLY_BYTES_A_SECOND)
+        + SWAP_SECONDS
+    )
