@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.model_size import GENERATED_PARAMETERS, config_of, parameters_given, shape_by
 from shoal.errors import InputWrong
 from shoal.planner.disks import GIB, volumes
 from shoal.planner.division import GPUS_A_NODE, SHARED_ENGINE, Division, divide, host_bytes
 from shoal.planner.memory import Method, total
-from shoal.planner.model_shape import ModelShape, UnknownShape, parameters_in, shape_of_config, shape_of_parameters
+from shoal.planner.model_shape import ModelShape, UnknownShape, shape_of_parameters
 from shoal.text import count, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 GENERATED = "generated"
 """In the place of a model: the tiny one that is made on the spot, for the tasks of `arithmetic`."""
@@ -104,14 +105,14 @@ def _check(text: str, name: str) -> None:
 
 def _model(asked: ManifestRequest) -> tuple[_Source, ModelShape, str]:
     """The model as the manifest names it, its shape, and what was guessed of it."""
-    given = _parameters(asked.parameters)
+    given = parameters_given(asked.parameters)
     folder = Path(asked.model).expanduser()
     if asked.model == GENERATED:
-        return _Source("{generated: {}}"), shape_of_parameters(given or 700_000), ""
+        return _Source("{generated: {}}"), shape_of_parameters(given or GENERATED_PARAMETERS), ""
     if folder.is_dir():
         return (
             _Source(f"{{path: {_quoted(str(folder.resolve()))}}}"),
-            *_shape(given, lambda: _config_of(folder), asked.model),
+            *shape_by(given, lambda: config_of(folder), asked.model),
         )
     if not _HUB_NAME.fullmatch(asked.model):
         raise InputWrong(
@@ -134,42 +135,7 @@ def _model(asked: ManifestRequest) -> tuple[_Source, ModelShape, str]:
             raise UnknownShape(str(error)) from None
 
     source = _Source(f"{{huggingFace: {asked.model}, revision: {_quoted(revision)}}}", note)
-    return source, *_shape(given, read, asked.model)
-
-
-def _shape(given: int | None, read: Callable[[], Mapping[str, object]], name: str) -> tuple[ModelShape, str]:
-    """The shape by `--parameters`, by the configuration that `read` gives, or by the name."""
-    if given is not None:
-        return shape_of_parameters(given), ""
-    try:
-        return shape_of_config(read()), ""
-    except UnknownShape as error:
-        named = parameters_in(name)
-        if named is None:
-            raise InputWrong(f"--model {name}: {error}; give its size, such as --parameters 7B") from None
-        return shape_of_parameters(named), f"the size is taken from the name: {error}"
-
-
-def _config_of(folder: Path) -> dict[str, object]:
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputWrong(f"--model {folder}: config.json cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputWrong(f"{path}: is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputWrong(f"{path}: is no JSON object")
-    return found
-
-
-def _parameters(given: str | None) -> int | None:
-    if given is None:
-        return None
-    found = int(given) if given.isdecimal() else parameters_in(given)
-    if not found:
-        raise InputWrong(f"--parameters {given}: not a size; allowed: a number such as 7000000000, or 135M, 1.7B, 72B")
-    return found
+    return source, *shape_by(given, read, asked.model)
 
 
 def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:

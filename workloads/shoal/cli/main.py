@@ -233,6 +233,97 @@ def render(file: ManifestOption) -> None:
 
 
 @app.command()
+def plan(
+    file: ManifestOption,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--parameters", metavar="SIZE", help="Such as 7B; absent: from config.json, else from the name."),
+    ] = None,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="Of parts whose gpu.type says nothing: A100, A100-40GB, H100, H200, B200, L40S, L4, RTX-4090, RTX-3090.",
+        ),
+    ] = "H100",
+    mean_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--mean-tokens",
+            min=1,
+            help="Of a completion; absent: of the run, of lengthReward.targets, or 0.29 of the longest.",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None,
+        typer.Option("--prompt-tokens", min=1, help="Mean of a prompt; absent: 256, or what maxSequenceLength leaves."),
+    ] = None,
+    signal_share: Annotated[
+        float | None,
+        typer.Option(
+            "--signal-share",
+            min=0.01,
+            max=1.0,
+            help="Of sampled groups, those that onlineFilter TaskReward keeps; absent: of the run, else 0.5.",
+        ),
+    ] = None,
+    uplink: Annotated[float, typer.Option("--uplink", min=0.1, metavar="MBIT", help="Of a stranger's machine.")] = 50.0,
+    downlink: Annotated[
+        float, typer.Option("--downlink", min=0.1, metavar="MBIT", help="Of a stranger's machine.")
+    ] = 500.0,
+    relay_mbit: Annotated[
+        float, typer.Option("--relay-mbit", min=0.1, metavar="MBIT", help="Of the origin, and of each relay.")
+    ] = 1000.0,
+    store_mbit: Annotated[
+        float, typer.Option("--store-mbit", min=0.1, metavar="MBIT", help="Of the object store, all together.")
+    ] = 10_000.0,
+    delta_ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--delta-ratio",
+            min=1.0,
+            help="Bytes of a version by those of a delta; absent: 30 up to a learning rate of 1e-5, above 4.5.",
+        ),
+    ] = None,
+    strangers: Annotated[
+        list[str] | None,
+        typer.Option("--strangers", metavar="[POOL=]N", help="Machines that join an open pool; repeatable."),
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0.0, help="Of one GPU for one hour.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Take lengths, signal and training time from this run's steps."),
+    ] = None,
+    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Say what a manifest needs, before anything runs: time of a step by part, bottleneck, disks, memory, links, GPU hours.
+
+    Example: shoal plan -f examples/intellect-2/trainingrun.yaml --strangers 33 --price 2.5
+
+    Example: shoal plan -f run.yaml --run run --json
+
+    Rates are published ones (workloads/shoal/planner/rates.py) or the given ones; no part was measured on a GPU here. Exit codes: 0 it can work, also
+    with notes, 1 it certainly cannot, 2 the input is wrong.
+    """
+    from shoal.cli.local_run import read_manifest
+    from shoal.cli.plan import Asked, document, json_text, lines, planned, rates_of_run
+
+    manifest = read_manifest(file)
+    measured = rates_of_run(run, runs_dir) if run is not None else None
+    asked = Asked(
+        parameters, gpu, mean_tokens, prompt_tokens, signal_share, uplink, downlink, relay_mbit, store_mbit,
+        delta_ratio, strangers or (), price,
+    )  # fmt: skip
+    made = planned(manifest.run, asked, measured)
+    for line in [json_text(document(made))] if as_json else lines(made):
+        print_line(line)
+    if not made.plan.works:
+        raise typer.Exit(EXIT_RUN_FAILED)
+
+
+@app.command()
 def report(
     run: Annotated[
         str | None,

@@ -29,10 +29,19 @@ from shoal.planner.step_parts import (
     publish_seconds,
     rollout_seconds,
     save_seconds,
+    slowest_link,
     train_seconds,
     verify_seconds,
 )
 
+BROADCAST_CHANGES = {
+    "origin": "a faster line of the origin, fewer relays at it (relayServer.sources), or a higher broadcast.anchorEvery",
+    "relays": "more relays, faster lines of theirs, or a higher broadcast.anchorEvery",
+    "requests": "a higher relayServer.rateLimits.requestsPerSecond, or larger shards",
+    "downlinks": "machines with faster downlinks, or a higher broadcast.anchorEvery",
+    "nodes": "machines with more cores, which put versions together faster",
+}
+"""What to change, by the link that is slowest."""
 FORMAT = 1
 """Of the JSON; it grows with a field that goes or changes its meaning."""
 ALMOST = 0.999
@@ -191,7 +200,9 @@ def _bottleneck(
     if stages[slow] < ALMOST * step:
         largest = max((part for part in parts), key=lambda part: part.seconds)
         more = "raise asyncLevel" if run.async_level < 4 else "asyncLevel is at its limit"
-        return Bottleneck("asynchrony", f"{more}, or shorten {largest.name}: the way from a version to its rows is long")
+        return Bottleneck(
+            "asynchrony", f"{more}, or shorten {largest.name}: the way from a version to its rows is long"
+        )
     part = max((each for each in parts if each.stage == slow), key=lambda each: each.seconds)
     others = max((each for name, each in stages.items() if name != slow), default=0.0)
     others = max(others, loop / (run.async_level + 1) - stages[slow] / (run.async_level + 1))
@@ -202,7 +213,7 @@ def _bottleneck(
 def _change(name: str, run: RunFacts, around: Surroundings, factor: float) -> str:
     """What to change, and how far until another part is the slowest."""
     workers = nodes(run, around)
-    by = f" by {factor:,.1f} times" if math.isfinite(factor) else ""
+    by = f" ({factor:,.1f} times makes another part the slowest)" if math.isfinite(factor) else ""
     if name == "generate":
         if not workers:
             return "give an inferencePool replicas, or plan with --strangers"
@@ -219,10 +230,12 @@ def _change(name: str, run: RunFacts, around: Surroundings, factor: float) -> st
     if name == "broadcast":
         if not run.relays:
             return "give the relayServer replicas"
-        return f"relays with faster links, or more of them{by}; fewer versions in full (broadcast.anchorEvery) help too"
+        return f"{BROADCAST_CHANGES[slowest_link(run, around)]}{by}"
     if name == "save state":
         return f"a faster line to the object store{by}"
-    return f"a trainer with more cores and a faster line to the store{by}: one process gathers, writes and cuts a version"
+    return (
+        f"a trainer with more cores and a faster line to the store{by}: one process gathers, writes and cuts a version"
+    )
 
 
 def _counts(run: RunFacts, around: Surroundings, stages: dict[str, float]) -> tuple[Counts, ...]:

@@ -190,23 +190,34 @@ def nodes(run: RunFacts, around: Surroundings) -> int:
     return sum(workers_of(pool, around) for pool in run.pools)
 
 
-def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
-    """A version's way to all nodes: origin, relays and downlinks pass it on while it comes, so the slowest of them counts.
+def links_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> dict[str, float]:
+    """A version's way to all nodes, by the link that it passes: they pass it on while it comes, so the slowest of them counts.
 
     Pods inside the cluster and strangers alike fetch from relays. The validators read versions from the store.
     """
     if not run.relays:
-        return math.inf
-    rate = around.relay_mbit * MBIT
-    strangers = any(pool.open and around.strangers.get(pool.name) for pool in run.pools)
-    limit = run.relays * run.relay_requests * run.shard_bytes
-    links = [
-        run.relays * nbytes / rate,
-        nodes(run, around) * nbytes / (run.relays * rate),
-        nbytes / (around.downlink_mbit * MBIT) if strangers else 0.0,
-        around.version / limit,
-    ]
-    return max(links)
+        return {"relays": math.inf}
+    rate, shards = around.relay_mbit * MBIT, around.version / run.shard_bytes
+    found = {
+        "origin": run.relays * nbytes / rate,
+        "relays": nodes(run, around) * nbytes / (run.relays * rate),
+        "requests": shards / (run.relays * run.relay_requests),
+    }
+    if any(pool.open and around.strangers.get(pool.name) for pool in run.pools):
+        found["downlinks"] = nbytes / (around.downlink_mbit * MBIT)
+    return found
+
+
+def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
+    """A version's way to all nodes."""
+    return max(links_seconds(run, around, nbytes).values())
+
+
+def slowest_link(run: RunFacts, around: Surroundings) -> str:
+    """What a broadcast waits for on average: `origin`, `relays`, `requests`, `downlinks`, or `nodes` that put a version together."""
+    found = links_seconds(run, around, mean_version_bytes(run, around))
+    found["nodes"] = around.version / APPLY_BYTES_A_SECOND
+    return max(found, key=lambda name: found[name])
 
 
 def broadcast_seconds(run: RunFacts, around: Surroundings) -> float:
