@@ -1,4 +1,4 @@
-"""Writes the plan of each manifest in this folder beside it: `python -m benchmarks.plans`. With `--check` it writes nothing and names what is not current.
+"""Writes the plan of each manifest in this folder beside it: `python -m benchmarks.plans`. With `--check` it writes nothing.
 
 In: `NAME.yaml`, and the options of `shoal plan` in `SHAPES`. Out: `NAME.json`, which has the options too. A test holds them to be current.
 """

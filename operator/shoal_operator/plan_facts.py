@@ -2,7 +2,9 @@
 
 import re
 
-from shoal.planner.facts import PoolFacts, RunFacts
+from shoal.contracts.protocol import RunProgress
+from shoal.planner.facts import WIDTH, PoolFacts, RunFacts
+from shoal.planner.findings import Finding, certain
 from shoal.planner.memory import Method
 from shoal.planner.model_shape import parameters_in
 from shoal.planner.rates import Gpu, gpu_named
@@ -18,6 +20,9 @@ METHODS: dict[tuple[bool, bool], Method] = {
     (False, False): "Full", (False, True): "Full, offloaded", (True, False): "LoRA", (True, True): "LoRA, offloaded",
 }  # fmt: skip
 """By adapters and offloading."""
+NAME_SHARE = 0.9
+WIDEST = 4
+"""Bytes of a parameter in float32, the widest type that is served: a version has at least a quarter of its bytes as parameters."""
 _QUANTISED = re.compile(r"(?i)(awq|gptq|fp8|int[48]|[-_]4bit|[-_]8bit|gguf|mxfp4|nvfp4)")
 
 
@@ -76,6 +81,26 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         proof_floor=judges.validation.proof_rows_floor,
         pools=tuple(_pool(pool) for pool in spec.inference_pools),
     )
+
+
+def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Finding, ...] | None:
+    """What certainly cannot work, by the size of an announced version, else by the size in the model's name; None where neither is known.
+
+    A name rounds: `8B` may be 7.6 or 8.2. It counts with `NAME_SHARE` of what it says.
+    """
+    facts = run_facts(run)
+    if facts is None:
+        return None
+    if progress is not None and progress.version_bytes:
+        last = progress.last_step
+        seconds = last.finished_unix - last.started_unix if last is not None and last.trained else None
+        version = progress.version_bytes
+        return tuple(certain(facts, version, version // WIDEST, seconds))
+    named = named_parameters(run)
+    if named is None:
+        return None
+    least = int(NAME_SHARE * named)
+    return tuple(certain(facts, WIDTH * least, least))
 
 
 def _pool(pool: InferencePoolTemplate) -> PoolFacts:

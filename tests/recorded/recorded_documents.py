@@ -340,6 +340,7 @@ DOCUMENTS: dict[str, Contract] = {
     "run-progress-learning": sample(RunProgress).model_copy(
         update={"learning": LearningProgress(groups=32, decided=True, reason="NoFinalAnswer", message="none", samples=[SAMPLE])}
     ),
+    "run-progress-version-bytes": sample(RunProgress).model_copy(update={"version_bytes": 65_527_752_704}),
     "prepared-commits": sample(Prepared).model_copy(update={"commits": [COMMIT]}),
     "hub-commit": COMMIT,
     "proof-profile": sample(ProofProfile),

@@ -12,6 +12,7 @@ from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.roster import HOLDERS, KeyHolder, Roster
 from shoal.contracts.signed import Signed
+from shoal.planner.findings import Finding
 from shoal_operator.api.keys import FINGERPRINT_DIGITS
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
@@ -56,6 +57,8 @@ FIGURES = (
     "islands",
 )
 WORK: Mapping[Mode, str] = {"Train": "Training", "Generate": "Generating", "SFT": "Training"}
+MOST_TEXT = 4000
+"""Characters of a condition's message; an API server takes 32,768."""
 PAUSED = "paused"
 """How the trainer's phase begins while it waits for a person (contracts/recipe.py, Stability.action)."""
 
@@ -94,6 +97,8 @@ class Findings:
     lighthouse: str | None = None
     has_islands: bool = False
     group_problem: str = ""
+    misfits: tuple[Finding, ...] | None = None
+    """What certainly cannot work; None while the model's size is not known."""
 
     @property
     def steps_total(self) -> int:
@@ -289,6 +294,7 @@ def run_conditions(findings: Findings) -> list[Condition]:
         condition("Failed", stage == "failed", failure.reason or "NoFailure", failure.message),
         _paused(findings),
         _stalled(findings),
+        *_fits(findings),
         *_learning(findings),
         _stable(findings),
         _prepared(findings),
@@ -318,7 +324,9 @@ def _ready(findings: Findings) -> Condition:
     if stage == "failed":
         return condition("Ready", False, findings.failure.reason, findings.failure.message)
     if stage != "running":
-        return condition("Ready", False, "ComponentsNotReady", _prepare_text(findings) or f"the run is {stage}")
+        doing = _prepare_text(findings) or f"the run is {stage}"
+        misfits = _misfit_text(findings) if stage == "preparing" else ""
+        return condition("Ready", False, "ComponentsNotReady", "; ".join(filter(None, [misfits, doing])))
     state = component_state(missing[0], findings.parts)
     why = f" ({missing[0]}: {state.message})" if state.reason not in ("Absent", "NotObserved", "PodsNotReady") else ""
     return condition("Ready", False, "ComponentsNotReady", _waits_text(findings) + why)
@@ -357,7 +365,7 @@ def _doing(findings: Findings) -> str:
     apart = [each["message"] for each in _exchanging(findings) if each["status"] == "False"]
     # A list of members that is wrong is said there.
     waits_for = findings.waits_for if findings.waits_for != findings.group_problem else ""
-    return "; ".join(filter(None, [doing, waits_for, lost, *apart]))
+    return "; ".join(filter(None, [_misfit_text(findings), doing, waits_for, lost, *apart]))
 
 
 def _exchanging(findings: Findings) -> list[Condition]:
@@ -387,6 +395,21 @@ def _stalled(findings: Findings) -> Condition:
     if findings.stalled and findings.progress is not None:
         return condition("StalledOnSignal", True, "SamplingCap", findings.progress.stalled_on_signal)
     return condition("StalledOnSignal", False, "EnoughSignal")
+
+
+def _fits(findings: Findings) -> list[Condition]:
+    """Of a run of mode Train: whether its volumes, GPUs and limits can hold its model at all. Estimates are for `shoal plan`."""
+    if findings.mode != "Train":
+        return []
+    if findings.misfits is None:
+        return [condition("Fits", None, "SizeNotKnown", "the size of the model is known when version 0 is announced")]
+    if findings.misfits:
+        return [condition("Fits", False, findings.misfits[0].reason, _misfit_text(findings))]
+    return [condition("Fits", True, "SizesChecked")]
+
+
+def _misfit_text(findings: Findings) -> str:
+    return "; ".join(map(str, findings.misfits or ()))[:MOST_TEXT]
 
 
 def _learning(findings: Findings) -> list[Condition]:

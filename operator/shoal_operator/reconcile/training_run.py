@@ -22,6 +22,7 @@ from shoal_operator.children.training_run import Stage
 from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
+from shoal_operator.plan_facts import misfits
 from shoal_operator.reconcile.common import apply_children, grow_claims, owned, parse, prune, write_status
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
@@ -154,6 +155,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         lighthouse=_lighthouse(cluster, run),
         has_islands=island_count(run) > 0,
         group_problem=ungrouped,
+        misfits=misfits(run, seen.progress),
     )
     write_status(cluster, live, run_status(findings, before), run_conditions(findings))
     if finished:

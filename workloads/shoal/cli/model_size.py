@@ -1,4 +1,4 @@
-"""How large a run's base model is: from `--parameters`, from a `config.json` that can be read here, or from a name. Called by `shoal init` and `plan`."""
+"""How large a base model is: by `--parameters`, a `config.json` that can be read here, or a name. Called by `shoal init` and `plan`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.model_size import shape_of_source
@@ -185,7 +186,7 @@ def measured_rates(store: Store) -> Measured:
 
 def _median_period(steps: Sequence[StepMetrics]) -> float | None:
     """Seconds from the end of a step to the end of the next."""
-    pairs = zip(steps, steps[1:], strict=False)
+    pairs = pairwise(steps)
     periods = [later.finished_unix - each.finished_unix for each, later in pairs if later.step == each.step + 1]
     return statistics.median(periods) if periods else None
 
@@ -221,7 +222,8 @@ def lines(made: Planned) -> Iterator[str]:
     for assumption in made.assumed:
         yield f"  {assumption}"
     yield ""
-    yield f"A step takes {_time(found.step_seconds)}; the run {_days(found.run_seconds)}. The first version reaches all in {_time(found.start_seconds)}."
+    yield f"A step takes {_time(found.step_seconds)}; the run {_days(found.run_seconds)}."
+    yield f"The first version reaches all in {_time(found.start_seconds)}."
     if made.measured is not None and made.measured.step_seconds is not None:
         yield f"Measured: {_time(made.measured.step_seconds)} a step, median of {made.measured.steps}."
     yield f"Bottleneck: {found.bottleneck.part}. {found.bottleneck.change[:1].upper()}{found.bottleneck.change[1:]}."

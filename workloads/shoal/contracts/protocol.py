@@ -423,4 +423,7 @@ class RunProgress(Contract):
     commits: list[HubCommit] | None = Field(
         default=None, exclude_if=unset, max_length=64, description="of hub repositories, as prepare resolved them"
     )
+    version_bytes: int | None = Field(
+        default=None, exclude_if=unset, ge=0, description="bytes of the newest version in full; None before the first"
+    )
     complete: bool = False

@@ -36,6 +36,8 @@ def announce_version(state: RunState, announcement: VersionAnnouncement) -> None
             f"version {version} was announced with digest {known[:12]}..., now {announcement.weights_digest[:12]}...;"
             " a number never changes its bytes",
         )
+    if version == state.view.latest_version:
+        state.version_bytes = announcement.total_size
 
 
 def announce_dataset(state: RunState, announcement: DatasetAnnouncement) -> None:

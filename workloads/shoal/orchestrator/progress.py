@@ -53,6 +53,7 @@ def run_progress(state: RunState) -> RunProgress:
         best_version=evaluations.best(state),
         islands=state.trainer.islands if state.trainer is not None else None,
         commits=_commits(state),
+        version_bytes=state.version_bytes,
         complete=complete(state),
     )
 

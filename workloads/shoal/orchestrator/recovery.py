@@ -7,9 +7,10 @@ missing and repeats what is idempotent, so it may run at any time, beside reques
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.signed import Signed, sign
+from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Opinion, Verdict
+from shoal.contracts.weights import VersionOpen
 from shoal.crypto.canonical import document_digest
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -64,6 +65,7 @@ def rebuild(state: RunState) -> None:
     evaluations.fold(state)
     evaluations.write_best(state)
     _restore_last_step(state)
+    _restore_version_bytes(state)
     _restore_answers(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
     get_logger().info(
@@ -83,6 +85,18 @@ def _publish_settings(state: RunState) -> None:
     except NotFound:
         pass
     state.store.put(keys.SETTINGS, data)
+
+
+def _restore_version_bytes(state: RunState) -> None:
+    """The size of the newest version, by its opening record; one that cannot be read leaves it to the next announcement."""
+    latest = state.view.latest_version
+    if latest is None:
+        return
+    try:
+        signed = Signed[VersionOpen].from_json(state.store.get(keys.version_open(latest)))
+        state.version_bytes = signed.verified(state.keys.of("trainer")).total_size
+    except (NotFound, BadSignature, ValidationError) as error:
+        get_logger().warning("the size of the newest version is not known", version=latest, reason=str(error)[:500])
 
 
 def _names(state: RunState, folder: str) -> set[tuple[str, str]]:

@@ -66,6 +66,7 @@ class RunState:
         self.settle_lock = threading.RLock()  # a step is sealed and files settle one at a time
         self.trainer: TrainerProgress | None = None
         self.last_step: StepMetrics | None = None
+        self.version_bytes: int | None = None  # of the newest version in full
         self.files_expired = 0
         self.accepted_files: dict[tuple[str, str], AcceptedFile] = {}  # (node, file), of steps that are not sealed
         self.answers = AnswerWindow()

@@ -119,7 +119,7 @@ def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Finding:
 def likely(
     run: RunFacts, around: Surroundings, found: list[Disk], memory: dict[str, tuple[str, list[MemoryPart], int, Gpu]]
 ) -> list[Finding]:
-    """What `certain` knows, and what follows from estimates. `memory`: by part, field of the manifest, bytes by cause, number and kind of its GPUs."""
+    """What `certain` knows, and what follows from estimates. `memory`: by part, the manifest's field, bytes by cause, its GPUs."""
     sure = certain(run, around.version, around.model.parameters)
     known = {finding.field for finding in sure}
     more = [

@@ -1,8 +1,9 @@
 """Rates that plans are made with: what GPUs do, by published numbers, and which share of it software reaches. One table; each row has its source.
 
-Rates of our own programs are from `benchmarks/results/`, measured on two cores: a machine with more is faster. Pure. Called by `step_parts` and `facts`.
+Rates of our own programs are from `benchmarks/results/`, measured on two cores: a machine with more is faster. Pure. Called by `step_parts`.
 """
 
+import re
 from dataclasses import dataclass
 
 MIB = 1 << 20
@@ -33,6 +34,7 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("RTX-4090", 24_564 * MIB, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture, appendix A"),
     Gpu("RTX-3090", 24_576 * MIB, 71e12, 0.936e12, "NVIDIA Ampere GA102 GPU architecture, appendix A"),
 )
+_LABEL = re.compile(r"(NVIDIA-)?(GEFORCE-)?(?P<kind>RTX-\d+|[A-Z]+\d+S?)(-SXM\d?)?(-(?P<gigabytes>\d+)GB)?(-HBM\d\w?)?")
 USUAL_GPU = "H100"
 CPU = Gpu(
     "8 cores", 64 * 10**9, 8 * 128e9, 8 * 5.5e9,
@@ -69,9 +71,12 @@ SMALL_RATE = 1e-5
 
 
 def gpu_named(name: str) -> Gpu | None:
-    """The GPU of a name or a node label, such as `H100` or `NVIDIA-H100-80GB-HBM3`; None for one that is not in the table."""
-    plain = name.upper().replace(" ", "-").replace("_", "-")
-    if "A100" in plain and "40GB" in plain:
+    """The GPU of a name or a node label, such as `H100` or `NVIDIA-H100-80GB-HBM3`; None for one that is not in the table, or a part of one (MIG)."""
+    found = _LABEL.fullmatch(name.upper().replace(" ", "-").replace("_", "-"))
+    if found is None:
+        return None
+    kind, gigabytes = found["kind"], found["gigabytes"]
+    if kind == "A100" and gigabytes == "40":
         return GPUS[0]
-    words = f"-{plain}-".replace("GEFORCE-", "")
-    return next((gpu for gpu in GPUS if f"-{gpu.name}-" in words.replace("-SXM4", "").replace("-SXM", "")), None)
+    usual = {"A100": "80", "H100": "80", "H200": "141"}.get(kind)
+    return next((gpu for gpu in GPUS if gpu.name == kind and gigabytes in (None, usual)), None)

@@ -1,0 +1,309 @@
+"""Plans: cases computed by hand, and what must hold whatever the run is like."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shoal.planner.disks import disks, served_bytes
+from shoal.planner.facts import PoolFacts, RunFacts, Surroundings
+from shoal.planner.findings import certain
+from shoal.planner.lengths import Lengths
+from shoal.planner.model_shape import ModelShape
+from shoal.planner.plan import Plan, as_json, plan
+from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
+from shoal.planner.step_parts import lease, leases, publish_seconds, save_seconds, train_seconds, verify_seconds
+
+GB, GIB = 10**9, 1 << 30
+ROUND = Gpu("round", 100 * GB, 1000e12, 1e12, "made for tests")
+SHAPE = ModelShape(
+    parameters=10 * GB, hidden_size=1000, layers=10, vocabulary=1000, tied=False, key_values=500, layer_values=10_000
+)
+POOL = PoolFacts("pool", 4, False, 1, ROUND, 200 * GIB)
+RUN = RunFacts(
+    name="round", steps=100, prompts_per_step=100, group_size=10, rows_each=1, groups_per_file=10, sequence_tokens=2000,
+    pack_tokens=2000, completion_tokens=1000, learning_rate=1e-6, async_level=2, filtered=False, behaviour=False,
+    benchmarks=False, method="Full", recomputes=True, kept_states=3, trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
+    trainer_gpu=ROUND, scratch=500 * GIB, store=None, anchor_every=8, shard_bytes=1 << 24, relays=2, relay_versions=5,
+    relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
+    validator_gpu=ROUND, proof_share=0.1, proof_floor=4, pools=(POOL,),
+)  # fmt: skip
+AROUND = Surroundings(SHAPE, ROUND, mean_tokens=1000.0, prompt_tokens=100.0, delta_ratio=20.0)
+PARTS = ["generate", "upload", "verify", "train", "save state", "publish", "broadcast"]
+
+
+def seconds(made: Plan, name: str) -> float:
+    return next(part.seconds for part in made.parts if part.name == name)
+
+
+# Computed by hand.
+
+
+def test_saving_sends_twelve_bytes_a_parameter_through_the_store_s_line() -> None:
+    assert save_seconds(RUN, AROUND) == pytest.approx(120e9 * 8 / 10e9)
+    assert save_seconds(replace(RUN, method="LoRA"), AROUND) == pytest.approx(0.01 * 96)
+
+
+def test_a_version_is_written_cut_and_stored_one_after_the_other() -> None:
+    full, stored = 20e9, (20e9 + 7 * 1e9) / 8
+    assert publish_seconds(RUN, AROUND) == pytest.approx(full / 0.2e9 + full / 0.538e9 + stored * 8 / 10e9)
+
+
+def test_training_costs_six_forward_passes_of_a_token() -> None:
+    around = replace(AROUND, spread=0.01)
+    tokens = 1000 * 1100
+    attention = 4 * Lengths(1000, 1000, 0.01).mean_position * 1000 * 10
+    assert train_seconds(RUN, around) == pytest.approx(tokens * (20e9 + attention) * 6 / (10 * 1000e12 * 0.4))
+    assert train_seconds(replace(RUN, behaviour=True), around) == pytest.approx(train_seconds(RUN, around) * 7 / 6)
+
+
+def test_decoding_reads_the_weights_for_each_token_of_the_longest_row_and_the_cache_of_all() -> None:
+    # Every row has 1,000 tokens: the limit is the mean. A token leaves 2 x 10 x 500 bytes, and sees 600 tokens on average.
+    around = replace(AROUND, spread=1e-6)
+    found = lease(RUN, around, POOL, stranger=False)
+    assert found.slots == 100
+    assert found.decode == pytest.approx((1000 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
+    assert found.prefill == pytest.approx(100 * 100 * 20e9 / 400e12)
+    assert found.upload == pytest.approx(1_400_000 * 8 / 10e9)
+
+
+def test_rows_that_do_not_fit_into_the_cache_wait_for_others() -> None:
+    found = lease(RUN, replace(AROUND, spread=1e-6), replace(POOL, max_sequences=25), stranger=False)
+    assert found.slots == 25
+    assert found.decode == pytest.approx((4000 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
+
+
+def test_a_validator_computes_a_tenth_of_the_rows_and_reads_all() -> None:
+    around = replace(AROUND, spread=1e-6)
+    checked, every = 10 * 1100, 100 * 1100
+    flops = 20e9 + 4 * 500 * 1000 * 10
+    one = every * 2.8e-6 + checked * (277e-6 / 32 + 0.3e-6) + checked * flops / 400e12
+    assert verify_seconds(RUN, around) == pytest.approx(10 * one, rel=1e-4)
+    assert verify_seconds(replace(RUN, validators=5), around) == pytest.approx(2 * one, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kept", "every", "full", "deltas"),
+    [(5, 8, 2, 7), (5, 1, 5, 0), (2, 8, 2, 7), (9, 8, 2, 7), (10, 8, 3, 14), (5, 2, 3, 2)],
+)
+def test_served_versions_reach_down_to_the_anchor_below_the_oldest(
+    kept: int, every: int, full: int, deltas: int
+) -> None:
+    assert served_bytes(1000, kept, every, 10.0) == (full * 1000 + deltas * 100, full * 1000)
+
+
+def test_a_worker_s_volume_holds_the_versions_that_steps_accept_and_a_reserve() -> None:
+    [found] = [disk for disk in disks(RUN, 20 * GB, 10 * GB) if disk.field == "inferencePools[0].weightsSize"]
+    assert found.needs == found.least == 4 * 20 * GB + (64 << 20)
+    [more] = [disk for disk in disks(replace(RUN, benchmarks=True), 20 * GB, 10 * GB) if "weightsSize" in disk.field]
+    assert more.needs - found.needs == 20 * GB
+
+
+def test_with_many_workers_the_paper_s_share_of_compute_comes_out() -> None:
+    """INTELLECT-2, section 4.2: training to inference was 1 : 4.5."""
+    shape = ModelShape(32_763_876_352, 5120, 64, 152_064, False, 2048, 153_600)
+    h100 = gpu_named("H100")
+    home = PoolFacts("home", 4, False, 4, h100, 320 * GIB)
+    run = replace(
+        RUN, prompts_per_step=256, group_size=16, groups_per_file=4, completion_tokens=30_720, filtered=True,
+        trainer_pods=4, trainer_ranks=8, trainer_gpus=8, trainer_gpu=h100, pools=(home,),
+    )  # fmt: skip
+    made = plan(run, Surroundings(shape, h100 or ROUND, mean_tokens=9000.0))
+    [workers] = [each for each in made.counts if each.part == "workers"]
+    assert workers.enough is not None
+    assert workers.enough * 4 / 32 == pytest.approx(4.5, rel=0.15)
+
+
+# Whatever the run is like.
+
+
+@pytest.mark.parametrize("pods", [1, 4, 16, 64])
+def test_more_workers_never_make_a_step_longer_while_relays_keep_up(pods: int) -> None:
+    around = replace(AROUND, relay_mbit=1e6)
+    few, many = (
+        plan(replace(RUN, pools=(replace(POOL, replicas=each),)), around).step_seconds for each in (pods, 2 * pods)
+    )
+    assert many <= few
+
+
+def test_more_of_anything_makes_its_part_no_longer() -> None:
+    made = plan(RUN, AROUND)
+    more = {
+        "verify": replace(RUN, validators=2),
+        "train": replace(RUN, trainer_ranks=20),
+        "generate": replace(RUN, pools=(replace(POOL, gpus=2),)),
+    }
+    for name, run in more.items():
+        assert seconds(plan(run, AROUND), name) < seconds(made, name)
+    for name, around in (
+        ("save state", replace(AROUND, store_mbit=2e4)),
+        ("broadcast", replace(AROUND, relay_mbit=4e3)),
+    ):
+        assert seconds(plan(RUN, around), name) <= seconds(made, name)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 4])
+def test_a_step_is_no_shorter_than_its_slowest_stage_and_at_level_0_as_long_as_the_loop(level: int) -> None:
+    made = plan(replace(RUN, async_level=level), AROUND)
+    stages: dict[str, float] = {}
+    for part in made.parts:
+        stages[part.stage] = stages.get(part.stage, 0.0) + part.seconds
+    assert made.step_seconds == max(*stages.values(), made.loop_seconds / (level + 1))
+    if level == 0:
+        assert made.step_seconds == made.loop_seconds
+    assert [part.name for part in made.parts] == PARTS
+    for part in made.parts:
+        assert part.idle_share == pytest.approx(1 - part.seconds / made.step_seconds)
+
+
+STRANGERS = replace(POOL, name="strangers", open=True, replicas=0)
+MANY = replace(RUN, pools=(STRANGERS,))
+
+
+@pytest.mark.parametrize(
+    ("part", "run", "around", "told"),
+    [
+        ("generate", replace(RUN, pools=(replace(POOL, replicas=1),)), AROUND, "in place of 1"),
+        ("verify", replace(RUN, proof_share=1.0, prompts_per_step=2000, trainer_ranks=400, pools=(replace(POOL, replicas=400),)), replace(AROUND, relay_mbit=1e6), "in place of 1"),
+        ("train", replace(RUN, trainer_ranks=1, pools=(replace(POOL, replicas=400),)), replace(AROUND, relay_mbit=1e6), "GPUs for the trainer"),
+        ("save state", RUN, replace(AROUND, store_mbit=100.0), "object store"),
+        ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),
+        ("broadcast", MANY, replace(AROUND, strangers={"strangers": 20}, downlink_mbit=5.0), "downlinks"),
+        ("upload", replace(MANY, proof_share=0.0, proof_floor=1), replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.01), "uplinks"),
+        ("asynchrony", replace(RUN, async_level=0), AROUND, "raise asyncLevel"),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_is_what_was_made_slow_and_says_what_to_change(
+    part: str, run: RunFacts, around: Surroundings, told: str
+) -> None:
+    found = plan(run, around).bottleneck
+    assert found.part == part
+    assert told in found.change
+
+
+def test_so_many_workers_as_it_says_make_another_part_the_slowest() -> None:
+    run, around = replace(RUN, pools=(replace(POOL, replicas=1),)), replace(AROUND, relay_mbit=1e6)
+    before = plan(run, around)
+    number = int(before.bottleneck.change.split(": ")[1].split()[0])
+    after = plan(replace(run, pools=(replace(POOL, replicas=number),)), around)
+    assert (before.bottleneck.part, after.bottleneck.part != "generate") == ("generate", True)
+    fewer = plan(replace(run, pools=(replace(POOL, replicas=number - 1),)), around)
+    assert fewer.bottleneck.part == "generate"
+
+
+def test_measured_training_time_is_taken_as_it_is() -> None:
+    assert seconds(plan(RUN, replace(AROUND, train_seconds=123.0)), "train") == 123.0
+
+
+def test_without_workers_relays_or_validators_nothing_comes_and_it_says_so() -> None:
+    for run, told in (
+        (replace(RUN, pools=()), "replicas"),
+        (replace(RUN, validators=0), "give the validator replicas"),
+        (replace(RUN, relays=0), "give the relayServer replicas"),
+    ):
+        made = plan(run, AROUND)
+        assert not made.works
+        assert made.step_seconds == math.inf
+        assert told in made.bottleneck.change
+        assert as_json(made)["step_seconds"] is None
+
+
+def test_strangers_count_with_their_own_links_and_their_gpus_are_not_ours() -> None:
+    made = plan(MANY, replace(AROUND, strangers={"strangers": 20}, price=2.0))
+    assert made.cost.stranger_gpu_hours == pytest.approx(20 * made.run_seconds / 3600)
+    assert made.cost.gpu_hours == pytest.approx(11 * made.run_seconds / 3600)
+    assert made.cost.money == pytest.approx(2 * 31 * made.run_seconds / 3600)
+    assert {each.name for each in made.links} >= {"each stranger, up", "each stranger, down"}
+    [found] = leases(MANY, replace(AROUND, strangers={"strangers": 20}))
+    assert (found.workers, found.upload) == (20, pytest.approx(1_400_000 * 8 / 50e6))
+
+
+# What cannot work.
+
+
+def test_a_run_that_fits_has_no_findings() -> None:
+    assert certain(RUN, 20 * GB, 10 * GB) == []
+    assert plan(RUN, AROUND).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "reason", "text"),
+    [
+        (
+            replace(RUN, pools=(replace(POOL, volume=70 * GIB),)), "VolumeTooSmall",
+            "spec.inferencePools[0].weightsSize: weights of pool has 75.2 GB and needs 80.1 GB for 4 versions, the one being fetched included; set 75Gi or more",
+        ),
+        (replace(RUN, relay_disk=40 * GIB), "VolumeTooSmall", "spec.relayServer.cacheSize: relay has 42.9 GB and needs 44.4 GB"),
+        (replace(RUN, scratch=37 * GIB), "VolumeTooSmall", "spec.trainer.scratchSize: origin has 39.7 GB and needs 40.0 GB"),
+        (replace(RUN, store=300 * GIB), "VolumeTooSmall", "spec.storage.folderSize: store has 322.1 GB and needs 400.0 GB"),
+        (
+            replace(RUN, pools=(replace(STRANGERS, disk=50 * GIB),)), "VolumeTooSmall",
+            "spec.inferencePools[0].requirements.diskGib: strangers of strangers has 53.7 GB",
+        ),
+        (
+            replace(RUN, pools=(replace(POOL, gpu=gpu_named("L4"), gpus=0),)), "MemoryTooSmall", "spec.inferencePools[0].gpu: an engine of pool has 0 x",
+        ),
+        (replace(RUN, validator_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall", "spec.validator.gpu: a validator has 1 x 10.0 GB"),
+        (
+            replace(RUN, trainer_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall",
+            "spec.trainer: the trainer has 10 x 10.0 GB of round and needs 200.0 GB for weights and what is trained of them; give it 20 such GPUs",
+        ),
+        (replace(RUN, shard_bytes=1 << 16), "TooManyShards", "spec.broadcast.shardBytes: 65536 makes 305,176 shards"),
+    ],
+)  # fmt: skip
+def test_what_certainly_cannot_work_says_where_what_and_what_to_do(run: RunFacts, reason: str, text: str) -> None:
+    [found] = [each for each in certain(run, 20 * GB, 10 * GB) if each.reason == reason and text in str(each)]
+    assert found.certain
+    assert not plan(run, AROUND).works
+
+
+def test_shards_that_cannot_be_asked_for_within_a_step_are_found_once_a_step_was_seen() -> None:
+    run = replace(RUN, relay_requests=1)
+    assert certain(run, 20 * GB, 10 * GB) == []
+    [found] = certain(run, 20 * GB, 10 * GB, step_seconds=60.0)
+    assert found.reason == "BroadcastTooSlow"
+    assert "needs 596 s to ask for the 1,193 shards" in str(found)
+    assert certain(run, 20 * GB, 10 * GB, step_seconds=600.0) == []
+
+
+def test_a_short_run_needs_no_room_for_versions_that_it_never_has() -> None:
+    small = replace(POOL, volume=50 * GIB)
+    assert certain(replace(RUN, steps=1, pools=(small,)), 20 * GB, 10 * GB) == []
+
+
+def test_what_may_not_work_does_not_count_as_certain() -> None:
+    run = replace(RUN, pack_tokens=2_000_000)
+    made = plan(run, AROUND)
+    assert [each.certain for each in made.findings] == [False]
+    assert "activations of 2000000 tokens" in str(made.findings[0])
+    assert made.works
+
+
+# Lengths and rates.
+
+
+def test_lengths_of_a_spread_of_zero_are_all_the_mean_and_no_file_waits_longer_than_the_limit() -> None:
+    assert Lengths(100, 1000, 1e-9).mean_position == pytest.approx(50)
+    assert Lengths(100, 1000, 1e-9).longest_of(64) == pytest.approx(100)
+    wide = Lengths(9000, 30_720)
+    assert wide.longest_of(1) == 9000 < wide.longest_of(8) < wide.longest_of(64) <= 30_720
+    assert wide.longest_of(100_000) == 30_720
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("H100", "H100"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA-A100-SXM4-80GB", "A100"),
+        ("NVIDIA-A100-SXM4-40GB", "A100-40GB"), ("NVIDIA-L40S", "L40S"), ("NVIDIA-L4", "L4"), ("rtx-4090", "RTX-4090"),
+        ("NVIDIA-GeForce-RTX-4090", "RTX-4090"), ("NVIDIA-GeForce-RTX-3090", "RTX-3090"), ("NVIDIA-B200", "B200"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", None), ("NVIDIA-H100-NVL", None), ("NVIDIA-H100-PCIe", None), ("NVIDIA-L40", None), ("Tesla-T4", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_gpu_of_a_node_label(name: str, gpu: str | None) -> None:
+    found = gpu_named(name)
+    assert (found.name if found else None) == gpu
+
+
+def test_every_rate_says_where_it_is_from() -> None:
+    assert all(each.source and each.nbytes > 0 and each.flops > each.bandwidth for each in (*GPUS, CPU))
+    assert len({each.name for each in GPUS}) == len(GPUS)
