@@ -33,9 +33,12 @@ CASES: dict[str, dict[str, Any]] = {
     "kl": {"loss_type": "dapo", "beta": 0.04},
     "entropy": {"loss_type": "dapo", "entropy_coef": 0.01},
     "whole_recipe": {"loss_type": "dapo", "delta": 4.0, "beta": 0.001, "entropy_coef": 1e-4},
-    "importance": {"loss_type": "dapo", "importance": True},
+    "importance": {"loss_type": "dapo", "importance": "token_truncate"},
+    "importance_mask": {"loss_type": "dapo", "importance": "token_mask"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_high": 0.28},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
 }
-"""Settings of GRPOConfig; epsilon is 0.2 in all. `importance` switches TRL's correction for vLLM on, token by token, cut at the cap."""
+"""Settings of GRPOConfig; epsilon is 0.2 in all. `importance` switches TRL's correction for vLLM on, in this mode, with the cap."""
 GRADIENTS = ("lm_head.weight", "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight")
 SHOWN_ENTRIES = 24
 
@@ -109,10 +112,15 @@ def _case(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     importance = None
     if settings.get("importance"):
         trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
-        # `_generate_and_score_completions`, mode token_truncate: exp(old - sampled), cut at the cap.
-        importance = [
-            torch.exp(torch.tensor(old) - torch.tensor(behaviour)).clamp(max=IMPORTANCE_CAP).tolist()
+        # `_generate_and_score_completions`: exp(old - sampled), cut at the cap, or 0 above it.
+        ratios = [
+            torch.exp(torch.tensor(old) - torch.tensor(behaviour))
             for old, behaviour in zip(given["old"], given["behaviour"], strict=True)
+        ]
+        masks = settings["importance"] == "token_mask"
+        importance = [
+            (row.masked_fill(row > IMPORTANCE_CAP, 0.0) if masks else row.clamp(max=IMPORTANCE_CAP)).tolist()
+            for row in ratios
         ]
     kept: list[torch.Tensor] = []
     scored = trainer._get_per_token_logps_and_entropies
@@ -145,8 +153,8 @@ def _case(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
             }
             for name in GRADIENTS
         },
-        "clip_low": metrics["clip_ratio/low_mean"][-1],
-        "clip_high": metrics["clip_ratio/high_mean"][-1],
+        "clip_low": metrics["clip_ratio/low_mean"][-1] if "clip_ratio/low_mean" in metrics else None,
+        "clip_high": metrics["clip_ratio/high_mean"][-1] if "clip_ratio/high_mean" in metrics else None,
         "entropy": metrics["entropy"][-1],
         "kl": metrics["kl"][-1] if settings.get("beta") else None,
     }

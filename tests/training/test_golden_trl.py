@@ -13,8 +13,11 @@ import pytest
 import torch
 from golden_model import GROUP_SIZE, ROWS
 
+from shoal.contracts.corrections import MismatchCorrection
 from shoal.training.advantages import group_advantages
 from shoal.training.batches import MicroBatch, micro_batch
+from shoal.training.completions import Packed
+from shoal.training.corrections import Corrected, corrected_weights
 from shoal.training.loss import SUMS, LossInputs, LossWeights, MicroLoss, Objective, token_losses
 from shoal.training.model import Policy
 from shoal.training.objectives import OBJECTIVES
@@ -35,26 +38,39 @@ OBJECTIVE_OF = {
     "entropy": "one_sided_grpo",
     "whole_recipe": "two_sided_grpo",
     "importance": "one_sided_grpo",
+    "importance_mask": "one_sided_grpo",
+    "gspo": "gspo",
+    "cispo": "cispo",
 }
 TOLERANCE = 1e-5
 
 
 def objective_of(case: str) -> tuple[Objective, LossWeights]:
     settings = GOLDEN["cases"][case]["settings"]
+    if case == "cispo":  # TRL's epsilon_high is the bound itself, and there is none from below
+        return OBJECTIVES["cispo"], LossWeights(1.0, None, 0.0, 0.0, epsilon_high=settings["epsilon_high"] - 1)
     return OBJECTIVES[OBJECTIVE_OF[case]], LossWeights(
         epsilon=GOLDEN["epsilon"],
         delta=settings.get("delta", 1e6),
         kl=settings.get("beta", 0.0),
         entropy=settings.get("entropy_coef", 0.0),
         epsilon_high=settings.get("epsilon_high"),
-        importance_cap=GOLDEN["importance_cap"] if settings.get("importance") else None,
+        importance_cap=GOLDEN["importance_cap"] if settings.get("importance") == "token_truncate" else None,
     )
 
 
+def correction(case: str, old: torch.Tensor, sampler: torch.Tensor, completions: Packed) -> Corrected | None:
+    """Ours for TRL's `token_mask`; its `token_truncate` is compared with the importance weight."""
+    if GOLDEN["cases"][case]["settings"].get("importance") != "token_mask":
+        return None
+    return corrected_weights(old, sampler, completions, MismatchCorrection(mask={"cap": GOLDEN["importance_cap"]}))
+
+
 def divisors(case: str) -> torch.Tensor:
-    """What each token's loss is divided by in TRL: ours is one number but for `one_sided_sequence_mean`."""
+    """What each token's loss is divided by in TRL: ours is one number but for the means over rows of each row's mean."""
     by_row = {
-        "one_sided_sequence_mean": [ROWS * length for length in LENGTHS],  # the mean over rows of each row's mean
+        "one_sided_sequence_mean": [ROWS * length for length in LENGTHS],
+        "gspo": [ROWS * length for length in LENGTHS],
         "dr_grpo": [ROWS * GOLDEN["max_completion_length"]] * ROWS,
     }.get(case, [TOKENS] * ROWS)
     return torch.tensor([float(by) for by, length in zip(by_row, LENGTHS, strict=True) for _ in range(length)])
@@ -112,6 +128,7 @@ def test_loss_and_its_gradient_to_each_token_are_trls(case: str) -> None:
     wanted = GOLDEN["cases"][case]
     objective, weights = objective_of(case)
     logprobs = flat(GOLDEN["logprobs"]).requires_grad_()
+    whose = packed(list(range(ROWS))).completions
     inputs = LossInputs(
         logprobs=logprobs,
         entropy=flat(GOLDEN["entropies"]),
@@ -119,6 +136,8 @@ def test_loss_and_its_gradient_to_each_token_are_trls(case: str) -> None:
         reference_logprobs=flat(GIVEN["reference"]),
         advantages=spread_advantages(),
         behaviour_logprobs=flat(GIVEN["behaviour"]),
+        completion_ratios=torch.exp(whose.spread_means(logprobs.detach() - flat(GIVEN["old"]))),
+        correction=correction(case, flat(GIVEN["old"]), flat(GIVEN["behaviour"]), whose),
     )
     losses, sums = token_losses(inputs, objective, weights)
     loss = (losses / divisors(case)).sum()
@@ -127,7 +146,9 @@ def test_loss_and_its_gradient_to_each_token_are_trls(case: str) -> None:
     torch.testing.assert_close(logprobs.grad, flat(wanted["gradient_of_logprobs"]), rtol=TOLERANCE, atol=1e-7)
     measured = dict(zip(SUMS, (sums / TOKENS).tolist(), strict=True))
     for name in ("clip_low", "clip_high", "entropy", "kl"):
-        if wanted[name] is not None:
+        if wanted[name] is not None and not (
+            objective.whole_completions and name.startswith("clip")
+        ):  # shares of rows there
             assert measured[name] == pytest.approx(wanted[name], rel=TOLERANCE)
 
 
@@ -153,9 +174,11 @@ def test_gradients_of_the_model_are_trls_however_rows_are_packed(
             behaviour=of("behaviour"),
             objective=objective,
             weights=weights,
-            divisor=float(divisors(case)[0]),
+            divisor=float(ROWS if objective.divisor == "completions" else divisors(case)[0]),
+            completions=batch.completions,
+            correction=correction(case, of("old"), of("behaviour"), batch.completions),
         )
-        loss, _, _ = policy(batch, micro)
+        loss, _, _ = policy(batch, micro, micro.look if objective.whole_completions else None)
         loss.backward()
         total += float(loss.detach())
     gradients = {name: parameter.grad for name, parameter in policy.model.named_parameters()}
@@ -174,6 +197,7 @@ def test_every_objective_that_trl_has_too_has_a_case() -> None:
     assert set(OBJECTIVES) - set(OBJECTIVE_OF.values()) == {
         "rloo",
         "decoupled_ppo",
+        "dppo",
     }  # RLOO's advantages are compared below
 
 

@@ -8,8 +8,10 @@ from shoal.contracts.algorithm import (
     GROUP_SIZES,
     Algorithm,
     Clip,
+    CustomObjective,
     Dapo,
     Grpo,
+    Gspo,
     OneOf,
     PolicyLoss,
     TwoSidedClip,
@@ -74,7 +76,11 @@ def _clip_rules(model: type[Clip]) -> tuple[Rule, ...]:
 ALGORITHM_RULES: tuple[Rule, ...] = (
     _exactly_one(Algorithm),
     _exactly_one(PolicyLoss),
-    *(rule for model in (Clip, TwoSidedClip, Grpo, TwoSidedGrpo, Dapo) for rule in _clip_rules(model)),
+    *(
+        rule
+        for model in (Clip, TwoSidedClip, Grpo, TwoSidedGrpo, Dapo, Gspo, CustomObjective)
+        for rule in _clip_rules(model)
+    ),
     *(
         Rule(
             model="TrainingRunSpec",

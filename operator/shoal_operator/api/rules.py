@@ -18,6 +18,7 @@ from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mixture_rules import MIXTURE_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
+from shoal_operator.api.objective_rules import OBJECTIVE_RULES
 from shoal_operator.api.pool_rules import POOL_RULES
 from shoal_operator.api.prime_rules import PRIME_RULES
 from shoal_operator.api.prompt_rules import PROMPT_RULES
@@ -29,6 +30,7 @@ from shoal_operator.api.vine_rules import VINE_RULES
 
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
+    *OBJECTIVE_RULES,
     Rule(
         model="Recipe",
         expression=f"(self.promptsPerStep * {GROUP_SIZE}) % self.optimizerSteps == 0",

@@ -43,6 +43,7 @@ BESIDE: dict[str, Object] = {
     "S3Storage": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"},
     "NodeRequirement": {"key": "zone"},
     "SftSettings": {"dataset": {"path": "/data"}},
+    "CustomObjective": {"path": "lab.objectives:OURS", "sha256": "ab" * 32},
     "IslandGroup": {"name": "north-south", "serveLighthouse": True},
 }
 """Required fields that stand beside what a rule reads, by the rule's model: an example holds only what the rule reads."""

@@ -4,9 +4,11 @@
 have an effect with it, and no others. Part of `Recipe`, and so of the CRD and of `config/run.json`. Pure.
 """
 
-from pydantic import ConfigDict, Field
+from typing import Annotated, Literal
 
-from shoal.contracts.base import SpecModel
+from pydantic import ConfigDict, Field, StringConstraints
+
+from shoal.contracts.base import Sha256Hex, SpecModel, unset
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.vine import VineSettings
 
@@ -69,6 +71,65 @@ class Dapo(Grpo):
     clip_epsilon_high: float = Field(
         0.28, gt=0.0, le=100.0, description="Upper half-width of the ratio clip. The default is DAPO's clip-higher."
     )
+
+
+class Gspo(Grpo):
+    """GSPO (arXiv:2507.18071): a completion has one ratio, the geometric mean of its tokens' ratios. The defaults are the paper's (section 5.1)."""
+
+    clip_epsilon: float = Field(3e-4, gt=0.0, lt=1.0, description="Lower half-width of the completion's ratio clip.")
+    clip_epsilon_high: float = Field(
+        4e-4, gt=0.0, le=100.0, description="Upper half-width of the completion's ratio clip."
+    )
+
+
+class Cispo(Grpo):
+    """CISPO (MiniMax-M1, arXiv:2506.13585): the clipped ratio is a constant weight, so that every token keeps a gradient."""
+
+    clip_epsilon: float = Field(
+        1.0, gt=0.0, le=1.0, description="Half-width of the weight's lower bound. 1: no bound, as in the paper."
+    )
+    clip_epsilon_high: float = Field(
+        4.0, gt=0.0, le=100.0, description="The weight is at most 1 plus this. The paper gives no number."
+    )
+
+
+DIVERGENCES = {"TotalVariation": 0.2, "KL": 0.05}
+"""Greatest divergence of a token where the recipe does not say: what implementations of DPPO take."""
+
+
+class Dppo(SpecModel):
+    """DPPO (arXiv:2602.04879): a mask by divergence instead of a clip. It is measured from the policy that sampled the row."""
+
+    divergence: Literal["TotalVariation", "KL"] = Field(
+        "TotalVariation", description="Divergence between the two chances of the sampled token against all others."
+    )
+    max_divergence: float | None = Field(
+        None,
+        gt=0.0,
+        le=100.0,
+        description="A token beyond this that would move further away has no gradient. Absent: 0.2, with KL 0.05.",
+    )
+    normalize_advantages: bool = Field(True, description=_NORMALIZE)
+
+    @property
+    def bound(self) -> float:
+        """The greatest divergence."""
+        return DIVERGENCES[self.divergence] if self.max_divergence is None else self.max_divergence
+
+
+ImportPath = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253
+    ),
+]
+
+
+class CustomObjective(Grpo):
+    """An objective of the run's own, in a module that the trainer's image has."""
+
+    path: ImportPath = Field(..., description="`package.module:NAME`; NAME is an `Objective` of `shoal.training.loss`.")
+    sha256: Sha256Hex = Field(..., description="SHA-256 of the module's file. The trainer refuses any other file.")
 
 
 class OneOf(SpecModel):
@@ -143,6 +204,24 @@ class Algorithm(OneOf):
     decoupled_ppo: Grpo | None = Field(
         None, description="Decoupled PPO (arXiv:2110.00641): GRPO with importance weights for stale rows."
     )
+    gspo: Gspo | None = Field(
+        None,
+        exclude_if=unset,
+        description="GSPO (arXiv:2507.18071): one ratio for a completion, for long ones and experts.",
+    )
+    cispo: Cispo | None = Field(
+        None,
+        exclude_if=unset,
+        description="CISPO (arXiv:2506.13585): ratios are capped weights, no token loses its gradient.",
+    )
+    dppo: Dppo | None = Field(
+        None,
+        exclude_if=unset,
+        description="DPPO (arXiv:2602.04879): tokens are masked by divergence, not clipped by ratio.",
+    )
+    custom: CustomObjective | None = Field(
+        None, exclude_if=unset, description="An objective of the run's own by import path, pinned by its file's digest."
+    )
     prime: Prime | None = Field(
         None, description="PRIME (arXiv:2502.01456): outcomes and implicit process rewards for each token."
     )
@@ -156,10 +235,10 @@ class Algorithm(OneOf):
         return self._own_loss.given[0] if self._own_loss is not None else self.given[0]
 
     @property
-    def loss(self) -> Clip:
+    def loss(self) -> Clip | Dppo:
         """The numbers of the policy's loss."""
         value = self._own_loss.given[1] if self._own_loss is not None else self.given[1]
-        assert isinstance(value, Clip)
+        assert isinstance(value, Clip | Dppo)
         return value
 
     @property

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, TwoSidedGrpo
+from shoal.contracts.algorithm import GROUP_SIZE, GROUP_SIZES, Algorithm, Clip, Dppo, TwoSidedGrpo
 from shoal.contracts.base import LARGEST_INTEGER, RunName, SpecModel, unset
+from shoal.contracts.corrections import MismatchCorrection
 from shoal.contracts.datasets import ColumnName, DatasetSource
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.prompts import PromptSettings
+from shoal.contracts.schedules import Schedules
 from shoal.contracts.vine import VineSettings
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -65,6 +67,19 @@ class Recipe(SpecModel):
     overlong_shaping: OverlongShaping | None = Field(
         None, description="Penalise completions whose length comes near the limit (DAPO); absent: no penalty."
     )
+    overlong_filter: bool = Field(
+        False,
+        exclude_if=lambda on: not on,
+        description="Learn nothing from completions that were cut off at the limit (DAPO, section 3.4).",
+    )
+    mismatch_correction: MismatchCorrection | None = Field(
+        None,
+        exclude_if=unset,
+        description="Weigh or mask tokens whose probability differs between engine and trainer; absent: no.",
+    )
+    schedules: Schedules | None = Field(
+        None, exclude_if=unset, description="Learning rate, KL and clip over the run's steps; absent: constant."
+    )
     kl_coefficient: float = Field(0.001, ge=0.0, le=10.0, description="Weight of the KL penalty to the base model.")
     entropy_coefficient: float = Field(1e-4, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     online_filter: Literal["TaskReward", "TotalReward", "None"] = Field(
@@ -104,9 +119,16 @@ class Recipe(SpecModel):
         return self.algorithm.objective
 
     @property
-    def loss(self) -> Clip:
+    def loss(self) -> Clip | Dppo:
         """The numbers of the policy's loss."""
         return self.algorithm.loss
+
+    @property
+    def scheduled_steps(self) -> list[int]:
+        """The steps at which a schedule has a point, and step 0: values are extreme at one of them."""
+        plan = self.schedules or Schedules()
+        lists = (plan.learning_rate, plan.kl_coefficient, plan.clip_epsilon, plan.clip_epsilon_high)
+        return sorted({0, *(point.step for points in lists for point in points or [])})
 
     @property
     def normalizes_advantages(self) -> bool:

@@ -133,6 +133,30 @@ class StepMetrics(Contract):
         exclude_if=unset,
         description="of a step with several task types: means of each",
     )
+    mismatch_truncated: float | None = Field(
+        default=None,
+        ge=0.0,
+        exclude_if=unset,
+        description="share of tokens whose ratio of trainer to engine was cut at the cap",
+    )
+    mismatch_masked: float | None = Field(
+        default=None,
+        ge=0.0,
+        exclude_if=unset,
+        description="share of tokens masked for their ratio of trainer to engine",
+    )
+    completions_masked: float | None = Field(
+        default=None, ge=0.0, exclude_if=unset, description="share of completions masked for their mean ratio"
+    )
+    kl_coefficient: float | None = Field(
+        default=None, ge=0.0, exclude_if=unset, description="of the step, where the recipe has a schedule of it"
+    )
+    clip_epsilon: float | None = Field(
+        default=None, ge=0.0, exclude_if=unset, description="of the step, where the recipe has a schedule of it"
+    )
+    clip_epsilon_high: float | None = Field(
+        default=None, ge=0.0, exclude_if=unset, description="of the step, where the recipe has a schedule of it"
+    )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 import rfc8785
 from pydantic import Field
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.datasets import Mode
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import Hardware, ShortText
+from shoal.contracts.recipe import Recipe
 
 ComputeDomain = Literal["reinforcement-learning", "data-generation", "supervised-fine-tuning"]
 """The kind of work that a run's pools do: what the published protocol calls a compute domain (one category of AI task, to which pools belong)."""
@@ -49,12 +50,28 @@ class RunTerms(Contract):
     )
     pool_count: int = Field(ge=0)
     pools_digest: Sha256Hex = Field(description="`pools_digest` of the pools' whole terms, as `run.json` has them")
+    recipe_digest: Sha256Hex | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="`recipe_digest` of a recipe with schedules, a mismatch correction or an objective of its own; None: it has none of them",
+    )
+    objective: str | None = Field(
+        default=None,
+        exclude_if=unset,
+        max_length=400,
+        description="the run's own objective, `package.module:NAME sha256:<digest of the module's file>`",
+    )
 
 
 def pools_digest(pools: Sequence[PoolTerms]) -> str:
     """SHA-256, in hex, of the RFC 8785 bytes of all pools' terms, in the order of their names."""
     ordered = sorted(pools, key=lambda pool: pool.name)
     return hashlib.sha256(rfc8785.dumps([pool.model_dump(mode="json", by_alias=True) for pool in ordered])).hexdigest()
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256, in hex, of the RFC 8785 bytes of a recipe as a manifest has it, with defaults."""
+    return hashlib.sha256(rfc8785.dumps(recipe.model_dump(mode="json", by_alias=True))).hexdigest()
 
 
 class InvitedNode(Contract):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from shoal.contracts.run import RunConfig
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import RunDeclared, TermsChanged
-from shoal.ledger.facts import DOMAINS, MOST_DECLARED_POOLS, DeclaredPool, RunTerms, pools_digest
+from shoal.ledger.facts import DOMAINS, MOST_DECLARED_POOLS, DeclaredPool, RunTerms, pools_digest, recipe_digest
 from shoal.ledger.writer import LedgerWriter
 from shoal.telemetry import get_logger
 
@@ -22,6 +22,7 @@ and twice as long before each further one: about twenty entries in a week, and t
 
 def terms_of_run(config: RunConfig) -> RunTerms:
     """The terms that a configuration says."""
+    recipe, own = config.recipe, config.recipe.algorithm.custom
     named = sorted(config.pools, key=lambda pool: pool.name)[:MOST_DECLARED_POOLS]
     return RunTerms(
         owner=config.run_key,
@@ -38,6 +39,8 @@ def terms_of_run(config: RunConfig) -> RunTerms:
         ],
         pool_count=len(config.pools),
         pools_digest=pools_digest(config.pools),
+        recipe_digest=recipe_digest(recipe) if own or recipe.schedules or recipe.mismatch_correction else None,
+        objective=f"{own.path} sha256:{own.sha256}" if own else None,
     )
 
 

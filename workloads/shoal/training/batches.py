@@ -7,7 +7,7 @@ step on any number of them. Pure; called by `loop`.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import RunConfig
 from shoal.training.advantages import group_advantages
+from shoal.training.completions import Packed
 from shoal.training.objectives import objective_of, overlong_penalty
 from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import RolloutGroup, Sample
@@ -68,11 +69,20 @@ class MicroBatch:
     policy_versions: Int[Tensor, " completion"]
     segments: Segments
 
+    @cached_property
+    def completions(self) -> Packed:
+        """Which sample each sampled token belongs to; a filler's one sample has none."""
+        return Packed.of(self.predicted_from, self.segments.on(self.tokens.device))
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on a device; itself when it lies there already."""
         if self.tokens.device == device:
             return self
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
         return replace(self, **tensors)
 
 
@@ -139,6 +149,8 @@ def plan_step(
     fewer samples than optimizer steps.
     """
     scored = advantages(groups, recipe, completion_limit)
+    if recipe.overlong_filter:
+        scored = [(without_overlong(sample, recipe, completion_limit), given) for sample, given in scored]
     if len(scored) < recipe.optimizer_steps:
         raise ValueError(
             f"step {step} has {len(scored)} samples for {recipe.optimizer_steps} optimizer steps; lower optimizerSteps"
@@ -153,7 +165,11 @@ def plan_step(
         bins_of_part = pack(lengths, capacity)
         packs = [[members[index] for index in indices] for indices in bins_of_part]
         numbers = [[int(part[index]) for index in indices] for indices in bins_of_part]
-        divisor = None if objective_of(recipe).divisor == "tokens" else float(len(members) * longest)
+        divisor = {
+            "tokens": None,
+            "longest_completions": float(len(members) * longest),
+            "completions": float(sum(bool(sample.mask.any()) for sample, _ in members)),
+        }[objective_of(recipe).divisor]
         batches.append(optimizer_batch(packs, rank, world, divisor, numbers))
         _add_to_digest(running, packs, batches[-1].divisor)
         tokens, bins = tokens + sum(lengths), bins + len(packs)
@@ -217,9 +233,20 @@ def overlong(sample: Sample, length: int, recipe: Recipe, completion_limit: int 
     """The recipe's penalty for an answer of `length` tokens to a sample's prompt near the limit."""
     if recipe.overlong_shaping is None:
         return 0.0
-    limit = recipe.max_sequence_length - sample.prompt_length
-    limit = limit if completion_limit is None else min(limit, completion_limit)
-    return overlong_penalty(length, limit, recipe.overlong_shaping)
+    return overlong_penalty(length, _limit(sample, recipe, completion_limit), recipe.overlong_shaping)
+
+
+def without_overlong(sample: Sample, recipe: Recipe, completion_limit: int | None) -> Sample:
+    """The sample, with nothing to learn if it is as long as allowed: it was cut off. Its reward counts in its group all the same."""
+    if sample.completion_length < _limit(sample, recipe, completion_limit):
+        return sample
+    return replace(sample, mask=np.zeros_like(sample.mask))
+
+
+def _limit(sample: Sample, recipe: Recipe, completion_limit: int | None) -> int:
+    """The most tokens that a completion of the sample's prompt may have."""
+    room = recipe.max_sequence_length - sample.prompt_length
+    return room if completion_limit is None else min(room, completion_limit)
 
 
 def optimizer_batch(

@@ -18,6 +18,8 @@ TILE_ELEMENTS = 1 << 24
 BLOCK_ELEMENTS = 1 << 18
 """On a CPU the elementwise work goes through a tile in blocks of 1 MiB. These stay in the core's cache from one operation to the next."""
 
+Look = Callable[[Float[Tensor, " completion"]], None]
+"""Is shown the log-probabilities of all tokens before the loss is asked for its first tile."""
 TileLoss = Callable[[slice, Float[Tensor, " tile"], Float[Tensor, " tile"]], Float[Tensor, ""]]
 """(which tokens, log-probabilities, entropies) -> their share of the loss, differentiable in both."""
 
@@ -44,11 +46,15 @@ def head_loss(
     targets: Int[Tensor, " tokens"],
     temperatures: Float[Tensor, " tokens"],
     tile_loss: TileLoss,
+    look: Look | None = None,
     *,
     tile_elements: int = TILE_ELEMENTS,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-    """The sum of `tile_loss` over all tokens, to be differentiated once, with log-probabilities and entropies (detached)."""
-    loss, logprobs, entropy = _HeadLoss.apply(states, weight, targets, temperatures, tile_loss, tile_elements)
+    """The sum of `tile_loss` over all tokens, to be differentiated once, with log-probabilities and entropies (detached).
+
+    With `look`, tiles are scored twice: a fourth product with the head's weight, and none where one tile holds all tokens.
+    """
+    loss, logprobs, entropy = _HeadLoss.apply(states, weight, targets, temperatures, tile_loss, look, tile_elements)
     return loss, logprobs, entropy
 
 
@@ -63,14 +69,21 @@ class _HeadLoss(torch.autograd.Function):
         targets: Tensor,
         temperatures: Tensor,
         tile_loss: TileLoss,
+        look: Look | None,
         tile_elements: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tiles = _Tiles(states, weight, targets, temperatures, tile_elements)
         of_states, of_weight = ctx.needs_input_grad[:2]
         tiles.prepare_gradients(of_states, of_weight)
         loss = torch.zeros((), dtype=tiles.logprobs.dtype, device=states.device)
+        scored: list[Tensor] = []
+        if look is not None:
+            for here in tiles:
+                scored = [tiles.score(here)]
+            look(tiles.logprobs)
+        held = scored[0] if scored and len(scored[0]) == len(targets) else None
         for here in tiles:
-            logits = tiles.score(here)
+            logits = tiles.score(here) if held is None else held
             with torch.enable_grad():
                 logprobs = tiles.logprobs[here].clone().requires_grad_()
                 entropy = tiles.entropy[here].clone().requires_grad_()
@@ -90,7 +103,7 @@ class _HeadLoss(torch.autograd.Function):
             raise RuntimeError("the head's loss was differentiated twice; its gradients are given out once")
         # Held no longer than needed, so that they become `.grad` as they are.
         gradients, ctx.gradients = ctx.gradients, None
-        return (*(None if one is None else one.mul_(by_loss) for one in gradients), None, None, None, None)
+        return (*(None if one is None else one.mul_(by_loss) for one in gradients), None, None, None, None, None)
 
 
 class _Tiles:

@@ -27,6 +27,7 @@ from shoal.training.host_copy import HostCopy
 from shoal.training.method import Method, StepTools, Untrained
 from shoal.training.metrics import StepTimes, untrained_metrics
 from shoal.training.model import Policy, load_policy
+from shoal.training.objectives import objective_of
 from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
 from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe
@@ -63,6 +64,8 @@ class Trainer:
         self._liveness = context.liveness
         self._ranks = ranks
         self._extensions = extensions
+        if config.mode != "SFT":
+            objective_of(config.recipe)  # one that is wrong is refused before anything is loaded
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(context.base, config.trainer, ranks, context.liveness.progress)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)

@@ -4,12 +4,14 @@ In: log-probabilities of completion tokens under the policies that take part, an
 the metrics. Per token, with w = min(exp(logp_old - logp_behaviour), cap), or 1 where no importance weight is asked for:
 
     kl      = exp(logp_ref - logp) - (logp_ref - logp) - 1        (k3, Schulman 2020: unbiased, never negative; 0 without a reference)
-    loss    = sum(w * surrogate + kl_coefficient * kl - entropy_coefficient * entropy) / divisor of the optimizer batch
+    loss    = sum(w * c * surrogate + kl_coefficient * kl - entropy_coefficient * entropy) / divisor of the optimizer batch
 
-The surrogate is the objective's (`objectives`). The divisor is the count of completion tokens of the whole optimizer batch, over all
-micro-batches and ranks (or a constant, for Dr. GRPO), so regrouping changes nothing. Called by `logprobs`, tile by tile, for `update`.
+The surrogate is the objective's (`objectives`), c the mismatch correction (`corrections`; 1 without one). The divisor is the count of completion
+tokens of the whole optimizer batch, over all micro-batches and ranks, so regrouping changes nothing. It is a constant for Dr. GRPO. For GSPO it is
+the count of completions, and a token's loss is divided by the tokens of its own first. Called by `logprobs`, tile by tile, for `update`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -18,7 +20,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from shoal.contracts.algorithm import Dppo
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.schedules import Schedules, value_at
+from shoal.training.completions import Packed
+from shoal.training.corrections import Corrected
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ class LossInputs:
 
     Gradients flow through `logprobs` and `entropy` only; the others are constants. `behaviour_logprobs` are recomputed here with the
     weights of the version that sampled the row, never a worker's claim; None when nothing needs them. `reference_logprobs` are None where no
-    reference model was asked.
+    reference model was asked. `correction` is the recipe's. `completion_ratios` has exp(mean of logp - logp_old over the token's completion), for
+    objectives of `whole_completions`.
     """
 
     logprobs: Float[Tensor, " tokens"]
@@ -36,11 +43,16 @@ class LossInputs:
     reference_logprobs: Float[Tensor, " tokens"] | None
     advantages: Float[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"] | None = None
+    completion_ratios: Float[Tensor, " tokens"] | None = None
+    correction: Corrected | None = None
 
 
 @dataclass(frozen=True)
 class LossWeights:
-    """The recipe's numbers. `delta`, `epsilon_high` and `importance_cap` are None where the recipe leaves them out."""
+    """The recipe's numbers. `delta`, `epsilon_high` and `importance_cap` are None where the recipe leaves them out.
+
+    `max_divergence` is DPPO's, of total variation or, with `kl_divergence`, in nats.
+    """
 
     epsilon: float
     delta: float | None
@@ -48,16 +60,27 @@ class LossWeights:
     entropy: float
     epsilon_high: float | None = None
     importance_cap: float | None = None
+    max_divergence: float = math.inf
+    kl_divergence: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "LossWeights":
+    def of(cls, recipe: Recipe, step: int = 0) -> "LossWeights":
+        """Those of a step of the run, by the recipe's schedules."""
+        plan = recipe.schedules or Schedules()
+        kl, entropy = value_at(plan.kl_coefficient, step, recipe.kl_coefficient), recipe.entropy_coefficient
+        loss = recipe.loss
+        if isinstance(loss, Dppo):
+            return cls(0.0, None, kl, entropy, max_divergence=loss.bound, kl_divergence=loss.divergence == "KL")
+        high = loss.clip_epsilon_high
         return cls(
-            epsilon=recipe.loss.clip_epsilon,
-            delta=recipe.loss.upper_bound,
-            kl=recipe.kl_coefficient,
-            entropy=recipe.entropy_coefficient,
-            epsilon_high=recipe.loss.clip_epsilon_high,
-            importance_cap=recipe.loss.importance_cap,
+            epsilon=value_at(plan.clip_epsilon, step, loss.clip_epsilon),
+            delta=loss.upper_bound,
+            kl=kl,
+            entropy=entropy,
+            epsilon_high=value_at(plan.clip_epsilon_high, step, high or 0.0)
+            if plan.clip_epsilon_high or high
+            else None,
+            importance_cap=loss.importance_cap,
         )
 
     @property
@@ -81,13 +104,17 @@ class Objective:
     """The functions in which objectives differ.
 
     `advantages`: reward less the group's mean, or less the mean of the others (leave-one-out). `divisor`: completion tokens of the optimizer
-    batch, or rows times the longest completion allowed. `needs_behaviour`: importance weights are part of the objective itself, capped or not.
+    batch, or rows times the longest completion allowed, or completions, each token first divided by its completion's tokens. `needs_behaviour`:
+    importance weights are part of the objective itself, capped or not. `from_behaviour`: the surrogate asks for behaviour log-probabilities.
+    `whole_completions`: it asks for `completion_ratios`.
     """
 
     surrogate: Callable[[LossInputs, LossWeights], Surrogate]
     advantages: Literal["group_mean", "leave_one_out"] = "group_mean"
-    divisor: Literal["tokens", "longest_completions"] = "tokens"
+    divisor: Literal["tokens", "longest_completions", "completions"] = "tokens"
     needs_behaviour: bool = False
+    from_behaviour: bool = False
+    whole_completions: bool = False
 
     def check(self, weights: LossWeights) -> None:
         """Raises ValueError when the recipe's numbers do not go together under this objective."""
@@ -104,7 +131,10 @@ class Objective:
 
 @dataclass(frozen=True)
 class LossSums:
-    """Sums over tokens; divide by their count to report. `capped`: importance weights cut at the cap."""
+    """Sums over tokens; divide by their count to report. `capped`: importance weights cut at the cap.
+
+    The last three are the mismatch correction's: `completions_masked` is a count of completions.
+    """
 
     loss: float = 0.0
     kl: float = 0.0
@@ -113,6 +143,9 @@ class LossSums:
     clip_high: float = 0.0
     clip_delta: float = 0.0
     capped: float = 0.0
+    truncated: float = 0.0
+    masked: float = 0.0
+    completions_masked: float = 0.0
 
 
 SUMS = tuple(field.name for field in fields(LossSums))
@@ -130,6 +163,9 @@ def token_losses(
     if objective.weighs(weights):
         weight, capped = _importance(inputs, weights)
         policy = weight * policy
+    none = torch.zeros_like(policy)
+    corrected = inputs.correction or Corrected(torch.ones_like(none), none, none, none)
+    policy = corrected.weights * policy
     kl = _divergence(inputs, weights)
     loss = policy + weights.kl * kl - weights.entropy * inputs.entropy
     summed = (
@@ -140,6 +176,9 @@ def token_losses(
         surrogate.cut_high,
         surrogate.cut_delta,
         capped,
+        corrected.truncated,
+        corrected.masked,
+        corrected.completions_masked,
     )
     return loss, torch.stack([values.double().sum() for values in summed])
 
@@ -169,8 +208,8 @@ def _importance(inputs: LossInputs, weights: LossWeights) -> tuple[Float[Tensor,
 class MicroLoss:
     """The loss of one micro-batch, asked for tile by tile: `logprobs.head_loss` calls it with what it has just computed.
 
-    The constants are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that ratios are 1.
-    Afterwards `old` has its log-probabilities.
+    Tensors and `correction` are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that
+    ratios are 1; afterwards `old` has its log-probabilities. Objectives of whole completions need `completions`, and `look` to be called first.
     """
 
     def __init__(
@@ -183,6 +222,8 @@ class MicroLoss:
         objective: Objective,
         weights: LossWeights,
         divisor: float,
+        completions: Packed | None = None,
+        correction: Corrected | None = None,
     ) -> None:
         if divisor <= 0:
             raise ValueError(
@@ -191,7 +232,20 @@ class MicroLoss:
         self.old, self._own = old, old is None
         self._reference, self._advantages, self._behaviour = reference, advantages, behaviour
         self._objective, self._weights, self._divisor = objective, weights, divisor
+        self._completions, self._correction = completions, correction
+        self._ratios: Float[Tensor, " completion"] | None = None
+        self._lengths: Float[Tensor, " completion"] | None = None
+        if objective.divisor == "completions":
+            assert completions is not None  # the trainer gives them to every micro-batch
+            self._lengths = completions.counts()[completions.owners].to(advantages.dtype)
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=advantages.device)
+
+    def look(self, logprobs: Float[Tensor, " completion"]) -> None:
+        """Fix each completion's ratio, from the log-probabilities of all tokens."""
+        assert self._completions is not None
+        if self.old is None:
+            self.old = logprobs.detach()
+        self._ratios = torch.exp(self._completions.spread_means(logprobs.detach() - self.old))
 
     def __call__(
         self, here: slice, logprobs: Float[Tensor, " tile"], entropy: Float[Tensor, " tile"]
@@ -208,7 +262,11 @@ class MicroLoss:
             reference_logprobs=None if self._reference is None else self._reference[here],
             advantages=self._advantages[here],
             behaviour_logprobs=None if self._behaviour is None else self._behaviour[here],
+            completion_ratios=None if self._ratios is None else self._ratios[here],
+            correction=None if self._correction is None else self._correction.part(here),
         )
         per_token, sums = token_losses(inputs, self._objective, self._weights)
         self.sums += sums
+        if self._lengths is not None:
+            per_token = per_token / self._lengths[here]
         return per_token.sum() / self._divisor

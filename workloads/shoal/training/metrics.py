@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.schedules import Schedules
 from shoal.contracts.steps import SourceGroups, StepMetrics, TypeMeans
 from shoal.training.batches import StepPlan
+from shoal.training.loss import LossWeights
 from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Updates
 
@@ -81,6 +84,29 @@ def step_metrics(
         phase_seconds=times.phase_seconds,
         **extra,
     )
+
+
+def recipe_measures(recipe: Recipe, step: int, updates: Updates) -> dict[str, float]:
+    """Fields of the report that belong to a part of the recipe, where it has that part: the mismatch correction's shares, scheduled values."""
+    found: dict[str, float] = {}
+    correction, plan, weights = (
+        recipe.mismatch_correction,
+        recipe.schedules or Schedules(),
+        LossWeights.of(recipe, step),
+    )
+    if correction is not None and correction.truncate is not None:
+        found["mismatch_truncated"] = updates.mismatch_truncated
+    if correction is not None and (correction.mask or correction.icepop) is not None:
+        found["mismatch_masked"] = updates.mismatch_masked
+    if correction is not None and correction.sequence is not None:
+        found["completions_masked"] = updates.completions_masked
+    if plan.kl_coefficient is not None:
+        found["kl_coefficient"] = weights.kl
+    if plan.clip_epsilon is not None:
+        found["clip_epsilon"] = weights.epsilon
+    if plan.clip_epsilon_high is not None:
+        found["clip_epsilon_high"] = weights.high
+    return found
 
 
 def means_by_task_type(

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from shoal.contracts.recipe import TrainerSettings
 from shoal.training.attention import LAYER_TYPES, NAME
 from shoal.training.batches import MicroBatch
-from shoal.training.logprobs import TILE_ELEMENTS, TileLoss, head_logprobs, head_loss
+from shoal.training.logprobs import TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
 from shoal.training.lora import ADAPTERS, LoraLinear, add_adapters, merged_weight
 from shoal.training.parallel import Ranks, waiting_for
 
@@ -31,8 +31,6 @@ RECOMPUTE_FROM_PARAMETERS = 50_000_000
 they are a few megabytes, and a third more computing buys nothing.
 """
 SERVED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Look = Callable[[Float[Tensor, " completion"]], None]
-"""Is shown the log-probabilities of a micro-batch's completion tokens."""
 
 
 class BadModel(ValueError):
@@ -56,7 +54,7 @@ class Policy(torch.nn.Module):
         """Loss (to be differentiated; None without `loss`), log-probability and entropy of every completion token of the pack.
 
         `look` is shown all log-probabilities before `loss` is asked for its first tile: a loss over whole completions is not a sum over tokens, but
-        its gradient is known from them. That costs one more product with the head's weight.
+        its gradient is known from them. That costs one more product with the head's weight at most (`head_loss`), and never the decoder's again.
         All ranks call this equally often: with nothing to do, on a filler.
         """
         head = self.model.get_output_embeddings()
@@ -72,9 +70,7 @@ class Policy(torch.nn.Module):
         arguments = (states, head.weight, batch.targets, batch.temperatures)
         if loss is None:
             return None, *head_logprobs(*arguments, tile_elements=self.tile_elements)
-        if look is not None:
-            look(head_logprobs(*arguments, tile_elements=self.tile_elements)[0])
-        return head_loss(*arguments, loss, tile_elements=self.tile_elements)
+        return head_loss(*arguments, loss, look, tile_elements=self.tile_elements)
 
     @property
     def vocabulary(self) -> int:

@@ -1,6 +1,6 @@
 """The objectives that a recipe can name. Pure; called by `batches` (advantages, divisor) and `update` (loss).
 
-All of them clip the ratio r = exp(logp - logp_old) as PPO does (arXiv:1707.06347, equation 7); the table says in what else each differs.
+Most clip the ratio r = exp(logp - logp_old) as PPO does (arXiv:1707.06347, equation 7); the table says in what each differs.
 """
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from shoal.contracts.recipe import OverlongShaping, Recipe
+from shoal.training.custom_objective import load_objective
 from shoal.training.loss import LossInputs, LossWeights, Objective, Surrogate
 
 
@@ -16,10 +17,14 @@ def clipped_surrogate(inputs: LossInputs, weights: LossWeights, *, delta: float 
 
     With `delta`, r in the first term is bounded by it: that closes the side which plain clipping leaves open.
     """
-    ratio: Float[Tensor, " tokens"] = torch.exp(inputs.logprobs - inputs.old_logprobs)
+    return _clipped(torch.exp(inputs.logprobs - inputs.old_logprobs), inputs.advantages, weights, delta)
+
+
+def _clipped(
+    ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"], weights: LossWeights, delta: float | None
+) -> Surrogate:
     low, high = 1 - weights.epsilon, 1 + weights.high
     bounded = ratio if delta is None else ratio.clamp(max=delta)
-    advantages = inputs.advantages
     worse, better = advantages < 0, advantages > 0
     return Surrogate(
         loss=-torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages),
@@ -32,6 +37,59 @@ def clipped_surrogate(inputs: LossInputs, weights: LossWeights, *, delta: float 
 def two_sided_surrogate(inputs: LossInputs, weights: LossWeights) -> Surrogate:
     """The loss of INTELLECT-2 per token: a bad token that became much likelier has a bound."""
     return clipped_surrogate(inputs, weights, delta=weights.delta)
+
+
+def sequence_surrogate(inputs: LossInputs, weights: LossWeights) -> Surrogate:
+    """`-min(s * A, clip(s) * A)` with s the completion's ratio, at each of its tokens (GSPO, equations 5 and 7, as its equations 13 and 14).
+
+    The value is s; the gradient by a token's log-probability is s as well. Divided by the completion's tokens, that is the gradient of
+    s = exp(mean of logp - logp_old). So a tile needs no other token's gradient, only the mean, which the head has before its first tile.
+    """
+    if inputs.completion_ratios is None:
+        raise ValueError(
+            "the ratio of whole completions is missing: MicroLoss.look must see all log-probabilities first"
+        )
+    ratio = inputs.completion_ratios * torch.exp(inputs.logprobs - inputs.logprobs.detach())
+    return _clipped(ratio, inputs.advantages, weights, None)
+
+
+def capped_weight_surrogate(inputs: LossInputs, weights: LossWeights) -> Surrogate:
+    """`-stop(clip(r, 1 - epsilon, 1 + epsilon_high)) * A * logp` per token (CISPO, MiniMax-M1, equations 4 and 5)."""
+    ratio = torch.exp(inputs.logprobs - inputs.old_logprobs).detach()
+    low, high = 1 - weights.epsilon, 1 + weights.high
+    return Surrogate(
+        loss=-ratio.clamp(low, high) * inputs.advantages * inputs.logprobs,
+        cut_low=ratio < low,
+        cut_high=ratio > high,
+        cut_delta=torch.zeros_like(ratio, dtype=torch.bool),
+    )
+
+
+def divergence_surrogate(inputs: LossInputs, weights: LossWeights) -> Surrogate:
+    """`-M * r * A` per token, with r = p / p_behaviour (DPPO, equations 11 to 14).
+
+    M is 0 where the token's divergence is above its bound and its advantage would move it further away. The divergence is that between
+    (p, 1 - p) and (p_behaviour, 1 - p_behaviour): total variation |p - q|, or KL(q, p) in nats.
+    """
+    if inputs.behaviour_logprobs is None:
+        raise ValueError("DPPO's divergence needs behaviour log-probabilities, recomputed with each row's version")
+    logp, logq = inputs.logprobs.detach(), inputs.behaviour_logprobs
+    p, q = logp.exp(), logq.exp()
+    if weights.kl_divergence:
+        tiny = torch.finfo(p.dtype).tiny
+        others = torch.log((1 - q).clamp(min=tiny)) - torch.log((1 - p).clamp(min=tiny))
+        divergence = q * (logq - logp) + (1 - q) * others
+    else:
+        divergence = (p - q).abs()
+    far = divergence > weights.max_divergence
+    worse, better = far & (inputs.advantages < 0) & (p < q), far & (inputs.advantages > 0) & (p > q)
+    ratio = torch.exp(inputs.logprobs - logq)
+    return Surrogate(
+        loss=-torch.where(worse | better, 0.0, ratio * inputs.advantages),
+        cut_low=worse,
+        cut_high=better,
+        cut_delta=torch.zeros_like(worse),
+    )
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -55,6 +113,12 @@ OBJECTIVES: dict[str, Objective] = {
     # The proximal policy has the weights at the start of the step; the behaviour policy is the version that sampled the row.
     # `loss` applies that weight, capped by `importanceCap`, as for every objective that has one.
     "decoupled_ppo": Objective(clipped_surrogate, needs_behaviour=True),
+    # GSPO (arXiv:2507.18071): clip and weight belong to the whole completion, whose mean it is that is averaged.
+    "gspo": Objective(sequence_surrogate, divisor="completions", whole_completions=True),
+    # CISPO (arXiv:2506.13585): clipping bounds the weight and takes no token's gradient away.
+    "cispo": Objective(capped_weight_surrogate),
+    # DPPO (arXiv:2602.04879): rare tokens may move by large ratios, likely ones by little. Ratio and mask are against the policy that sampled.
+    "dppo": Objective(divergence_surrogate, from_behaviour=True),
 }
 
 
@@ -68,12 +132,16 @@ def overlong_penalty(length: int, limit: int, shaping: OverlongShaping) -> float
 
 
 def objective_of(recipe: Recipe) -> Objective:
-    """The recipe's objective; raises ValueError when its numbers do not go together."""
-    objective = OBJECTIVES[recipe.objective]
-    objective.check(LossWeights.of(recipe))
+    """The recipe's objective. Raises ValueError when its numbers do not go together at some step, `BadObjective` for one of the run's own."""
+    own = recipe.algorithm.custom
+    objective = OBJECTIVES[recipe.objective] if own is None else load_objective(own.path, own.sha256)
+    for step in recipe.scheduled_steps:
+        objective.check(LossWeights.of(recipe, step))
     return objective
 
 
 def needs_behaviour(recipe: Recipe) -> bool:
     """Whether log-probabilities under the versions that sampled the rows must be recomputed."""
-    return objective_of(recipe).weighs(LossWeights.of(recipe))
+    objective, correction = objective_of(recipe), recipe.mismatch_correction
+    recomputed = correction is not None and correction.probabilities == "Recomputed"
+    return recomputed or objective.from_behaviour or objective.weighs(LossWeights.of(recipe))

@@ -52,9 +52,14 @@ class Hyperparameters(Protocol):
     def max_grad_norm(self) -> float: ...
 
 
+def warm_up(given: Hyperparameters, updates: int) -> float:
+    """The share of the peak for the update that follows `updates` applied ones: linear up to 1 over `warmup_steps`, then 1."""
+    return min(1.0, (updates + 1) / max(1, given.warmup_steps))
+
+
 def learning_rate(given: Hyperparameters, updates: int) -> float:
-    """Of the update that follows `updates` applied ones: linear up to the peak over `warmup_steps`, then constant."""
-    return given.learning_rate * min(1.0, (updates + 1) / max(1, given.warmup_steps))
+    """Of the update that follows `updates` applied ones: warm-up, then constant."""
+    return given.learning_rate * warm_up(given, updates)
 
 
 def cosine_rate(given: Hyperparameters, updates: int, total: int) -> float:
@@ -67,7 +72,7 @@ def cosine_rate(given: Hyperparameters, updates: int, total: int) -> float:
 
 class Optimizer:
     """AdamW over a model's parameters. `updates` counts the applied ones, over the whole run; `rate` gives the learning rate of the one
-    that follows this many, warm-up and then constant if it is absent."""
+    that follows this many. If it is absent, that is warm-up and then `peak_rate`, which a schedule may move."""
 
     def __init__(
         self,
@@ -76,7 +81,8 @@ class Optimizer:
         rate: Callable[[int], float] | None = None,
     ) -> None:
         self._max_grad_norm = given.max_grad_norm
-        self._rate = rate if rate is not None else lambda updates: learning_rate(given, updates)
+        self.peak_rate = given.learning_rate
+        self._rate = rate if rate is not None else lambda updates: self.peak_rate * warm_up(given, updates)
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.updates = 0
         self.adamw = torch.optim.AdamW(

@@ -39,6 +39,10 @@ OF_ROLLOUTS = (
     "clip_low", "clip_high", "clip_delta", "kl", "mismatch_kl", "policy_lag_mean", "policy_lag_max", "importance_capped",
 )  # fmt: skip
 """Metrics that a step of mode SFT does not have."""
+OF_RECIPES = (
+    "mismatch_truncated", "mismatch_masked", "completions_masked", "kl_coefficient", "clip_epsilon", "clip_epsilon_high",
+)  # fmt: skip
+"""Metrics of runs whose recipe has a mismatch correction or a schedule."""
 REWARDS = {
     name: Gauge(
         f"shoal_trainer_{name}",
@@ -79,6 +83,7 @@ LAST = {
         "packing_density",
         "learning_rate",
         *OF_ROLLOUTS,
+        *OF_RECIPES,
     )
 }
 PHASE_SECONDS = Gauge("shoal_trainer_phase_seconds", "Time of the last finished step by phase.", ["phase"])

@@ -5,6 +5,7 @@ Extensions may leave rows out, give other advantages, and change the weights aft
 """
 
 from shoal import telemetry
+from shoal.contracts.schedules import Schedules, value_at
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, StoreUnavailable
 from shoal.training.batches import StepPlan, plan_of_run
@@ -12,7 +13,7 @@ from shoal.training.behaviour import BehaviourWeights
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extensions
 from shoal.training.method import Report, StepTools, Untrained
-from shoal.training.metrics import step_metrics
+from shoal.training.metrics import recipe_measures, step_metrics
 from shoal.training.model import Policy, load_reference, served_dtype
 from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
@@ -34,7 +35,8 @@ class Reinforcement:
         self._context, self._policy, self._extensions = context, policy, extensions
         config = context.config
         self._reference: Policy | None = None
-        if config.recipe.kl_coefficient or extensions.needs_reference:
+        scheduled = config.recipe.schedules is not None and config.recipe.schedules.kl_coefficient is not None
+        if config.recipe.kl_coefficient or scheduled or extensions.needs_reference:
             self._reference = load_reference(context.base, config.trainer, context.ranks, context.liveness.progress)
         self.optimizer = Optimizer(policy.parameters(), config.recipe)
         self._reader = Reader(
@@ -74,13 +76,16 @@ class Reinforcement:
             )
         behaviour = self.behaviour_logprobs(plan)
         old, reference = [], None
-        if len(plan.optimizer_batches) > 1:
+        found_on_the_way = 0 if recipe.mismatch_correction is not None else 1
+        if len(plan.optimizer_batches) > found_on_the_way:
             with progress.phase("old_logprobs"):
-                old = plan_logprobs(policy, plan, beat, begin=1)
+                old = plan_logprobs(policy, plan, beat, begin=found_on_the_way)
         if self._reference is not None:
             with progress.phase("reference_logprobs"):
                 reference = plan_logprobs(self._reference, plan, beat)
         plan = extensions.before_updates(rows.groups, plan, reference, beat)
+        schedules = recipe.schedules or Schedules()
+        self.optimizer.peak_rate = value_at(schedules.learning_rate, step, recipe.learning_rate)
         with progress.phase("update"):
             updates = train(
                 policy,
@@ -92,6 +97,7 @@ class Reinforcement:
                 beat,
                 behaviour,
                 lambda: extensions.after_update(step),
+                step,
             )
         mismatch_kl = mismatch(plan, updates.old, policy)
         extensions.after_updates(step)
@@ -106,7 +112,7 @@ class Reinforcement:
             mismatch_kl=mismatch_kl,
             times=times,
             by_source=batch.by_source,
-            extra=extensions.measured(rows.groups),
+            extra=recipe_measures(recipe, step, updates) | extensions.measured(rows.groups),
         )
 
     def keep(self, version: int) -> None:

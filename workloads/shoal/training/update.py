@@ -2,8 +2,9 @@
 
 In: policy, reference model, optimizer and the plan of a step. Out: the policy changed in place, and what was measured. The old
 log-probabilities are the trainer's own, with the weights at the start of the step. The first optimizer step trains with these very weights, so it
-finds them itself, and only the later ones need a pass before. Behaviour log-probabilities, where the objective weighs by them, are its own too,
-with the weights that sampled each row. The workers' are used for the mismatch metric only. Called by `loop`, on every rank alike.
+finds them itself, and only the later ones need a pass before; with a mismatch correction, which weighs whole completions, all do. Behaviour
+log-probabilities, where the objective asks for them, are its own too, with the weights that sampled each row. The workers' are used for the mismatch
+metric and the mismatch correction. Called by `loop`, on every rank alike.
 
 Units of a forward pass a token, with recomputed activations: 4 for an update (forward, again, twice backward), 1 for the reference where
 klCoefficient is above 0, and (optimizerSteps - 1) / optimizerSteps for the old policy.
@@ -17,8 +18,10 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from shoal.contracts.corrections import MismatchCorrection
 from shoal.contracts.recipe import Recipe
 from shoal.training.batches import OptimizerBatch, StepPlan
+from shoal.training.corrections import corrected_weights
 from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective
 from shoal.training.model import Policy
 from shoal.training.objectives import objective_of
@@ -60,6 +63,9 @@ class Updates(Steps):
     clip_delta: float
     importance_capped: float
     old: "LogProbs"
+    mismatch_truncated: float
+    mismatch_masked: float
+    completions_masked: float
 
 
 LogProbs = list[list[Float[Tensor, " _"]]]
@@ -126,26 +132,31 @@ def train(
     beat: Beat,
     behaviour: LogProbs | None = None,
     after_update: Beat = lambda: None,
+    step: int = 0,
 ) -> Updates:
     """Make the optimizer steps of the plan. An update whose gradient norm is not finite is left out and counted.
 
-    `old` are those of the second optimizer batch on. `reference` is needed when the recipe's KL coefficient is above 0, `behaviour` when
-    `objectives.needs_behaviour(recipe)`.
+    `old` are those of the last optimizer batches: of all, or of all but the first. `reference` is needed when the recipe's KL coefficient is above
+    0, `behaviour` when `objectives.needs_behaviour(recipe)`. `step` says where in the recipe's schedules this is.
     """
-    objective, weights = objective_of(recipe), LossWeights.of(recipe)
+    objective, weights = objective_of(recipe), LossWeights.of(recipe, step)
     sums = torch.zeros(len(SUMS), dtype=torch.float64)
     applied: list[Applied] = []
-    known: list[list[Float[Tensor, " _"]] | None] = [None, *old]
+    first: list[list[Float[Tensor, " _"]] | None] = [None] * (len(plan.optimizer_batches) - len(old))
+    known = [*first, *old]
     whole: LogProbs = []
     for index, batch in enumerate(plan.optimizer_batches):
         base, sampled = (None if each is None else each[index] for each in (reference, behaviour))
-        part, olds = accumulate(policy, batch, known[index], base, sampled, objective, weights, beat)
+        part, olds = accumulate(
+            policy, batch, known[index], base, sampled, objective, weights, beat, recipe.mismatch_correction
+        )
         sums += part.cpu()
         whole.append(olds)
         applied.append(optimizer.step())
         after_update()
-    means = [total / plan.token_count for total in over_ranks(sums, policy, "the sums of a step")]
-    of = LossSums(*means)
+    totals = over_ranks(sums, policy, "the sums of a step")
+    of = LossSums(*(total / plan.token_count for total in totals))
+    completions = sum(batch.rows for batch in plan.optimizer_batches)
     return Updates(
         loss=of.loss,
         kl=None if reference is None else of.kl,
@@ -155,6 +166,9 @@ def train(
         clip_delta=of.clip_delta,
         importance_capped=of.capped,
         old=whole,
+        mismatch_truncated=of.truncated,
+        mismatch_masked=of.masked,
+        completions_masked=totals[SUMS.index("completions_masked")] / max(1, completions),
         applied=applied,
     )
 
@@ -168,25 +182,36 @@ def accumulate(
     objective: Objective,
     weights: LossWeights,
     beat: Beat,
+    correction: MismatchCorrection | None = None,
 ) -> tuple[Float[Tensor, " sums"], list[Float[Tensor, " _"]]]:
     """Add the gradient of an optimizer batch's loss to the policy's parameters.
 
     Gives this rank's `SUMS` over tokens (float64), and the old log-probabilities: `old`, or where that is None the policy's own, found on the way.
+    A `correction` needs `old`.
     """
     olds: list[Float[Tensor, " _"]] = []
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=policy.device)
     for index, packed in enumerate(batch.micro_batches):
         here = packed.to(policy.device)
+        recomputed = None if behaviour is None else behaviour[index]
+        corrected = None
+        if correction is not None:
+            sampler = here.worker_logprobs if correction.probabilities == "Engine" else recomputed
+            assert sampler is not None  # `needs_behaviour` says so
+            assert old is not None
+            corrected = corrected_weights(old[index], sampler, here.completions, correction)
         micro = MicroLoss(
             old=None if old is None else old[index],
             reference=None if reference is None else reference[index],
             advantages=here.advantages,
-            behaviour=None if behaviour is None else behaviour[index],
+            behaviour=recomputed,
             objective=objective,
             weights=weights,
             divisor=batch.divisor,
+            completions=here.completions,
+            correction=corrected,
         )
-        loss, _, _ = policy(here, micro)
+        loss, _, _ = policy(here, micro, micro.look if objective.whole_completions else None)
         loss.backward()
         sums += micro.sums
         olds.append(here.advantages if micro.old is None else micro.old)  # None: a filler, without tokens

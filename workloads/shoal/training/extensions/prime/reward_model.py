@@ -16,8 +16,8 @@ from torch import Tensor
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.recipe import Recipe
 from shoal.training.batches import MicroBatch, OptimizerBatch, StepPlan
+from shoal.training.completions import Packed
 from shoal.training.extensions.prime.formulas import (
-    Packed,
     loss_slopes,
     outcome_losses,
     process_baselines,
@@ -192,7 +192,7 @@ def packed_of(batch: MicroBatch, numbers: Sequence[int]) -> Packed:
     """Which sample each token of a micro-batch belongs to; a filler's one segment is none."""
     if not numbers:
         return Packed(batch.predicted_from, 0)
-    return Packed.of(batch.predicted_from, batch.segments.on(batch.tokens.device))
+    return batch.completions
 
 
 def places(numbers: Sequence[int]) -> Int[Tensor, " samples"]:
