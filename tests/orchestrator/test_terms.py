@@ -9,10 +9,11 @@ from protocol_stack import config, ledger, new_role_keys
 from run_states import Clock, Orchestrator
 from servers import Redis
 from shoal.contracts.pools import Admission, PoolTerms
-from shoal.contracts.recipe import Validation
+from shoal.contracts.recipe import Recipe, Validation
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
+from shoal.ledger.facts import recipe_digest
 from shoal.ledger.reading import read_ledger
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.ledger.terms import TermsKeeper, terms_of_run
@@ -187,6 +188,26 @@ def test_each_of_the_terms_is_one(store: Store, changes: dict[str, object]) -> N
     Process(store, configured(), clock)
     Process(store, configured(**changes), clock)
     assert [entry.kind for entry in ledger(store)] == ["run-declared", "terms-changed"]
+
+
+def test_a_recipes_schedules_and_its_own_objective_are_terms(store: Store) -> None:
+    def learning(rate: float) -> RunConfig:
+        schedules = {"learning_rate": [{"step": 0, "value": rate}]}
+        own = {"custom": {"path": "lab.objectives:OURS", "sha256": "ab" * 32}}
+        return configured(recipe=Recipe(algorithm=own, schedules=schedules))
+
+    clock = Clock()
+    Process(store, configured(), clock)
+    Process(store, learning(1e-6), clock)
+    clock.now += DAY
+    Process(store, learning(1e-7), clock)
+    plain, first, second = (entry.terms for entry in ledger(store))
+    assert plain is not None
+    assert first is not None
+    assert second is not None
+    assert not {"recipe_digest", "objective"} & plain.model_dump(mode="json").keys()
+    assert first.objective == f"lab.objectives:OURS sha256:{'ab' * 32}"
+    assert first.recipe_digest == recipe_digest(learning(1e-6).recipe) != second.recipe_digest
 
 
 def test_more_pools_than_an_entry_names_are_in_its_digest(store: Store) -> None:

@@ -162,7 +162,12 @@ STABILITY = Board(
                 "{{run}} mean": one("shoal_trainer_policy_lag_mean"), "{{run}} most": one("shoal_trainer_policy_lag_max"),
             }, says="Versions between sampling and training."),
             Panel("Packing density", {"{{run}}": one("shoal_trainer_packing_density")}, "percentunit"),
-            Panel("Importance weights capped", {"{{run}}": one("shoal_trainer_importance_capped")}, "percentunit"),
+            Panel("Importance weights capped", {
+                "{{run}} by importanceCap": one("shoal_trainer_importance_capped"),
+                "{{run}} truncated": one("shoal_trainer_mismatch_truncated"),
+                "{{run}} masked": one("shoal_trainer_mismatch_masked"),
+                "{{run}} completions masked": one("shoal_trainer_completions_masked"),
+            }, "percentunit", "The last three: by recipe.mismatchCorrection."),
         ),
     },
 )  # fmt: skip

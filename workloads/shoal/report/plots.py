@@ -127,6 +127,30 @@ def inline(svg: str, name: str) -> str:
     return re.sub(r'\s(width|height)="[^"]*"', "", opening).replace("<svg", '<svg role="img"', 1) + ">" + rest
 
 
+OF_RECIPES = (
+    ("mismatch", "Share cut for the ratio of trainer to engine.", "share",
+     (("tokens truncated", "mismatch_truncated"), ("tokens masked", "mismatch_masked"), ("completions masked", "completions_masked"))),
+    ("kl-schedule", "Scheduled weight of the KL penalty.", "coefficient", (("KL coefficient", "kl_coefficient"),)),
+    ("clip-schedule", "Scheduled half-widths of the clip.", "half-width", (("lower", "clip_epsilon"), ("upper", "clip_epsilon_high"))),
+)  # fmt: skip
+
+
+def _of_recipe(trained: Sequence[StepMetrics]) -> list[Plot]:
+    """What only some recipes have: the shares of a mismatch correction, and schedules."""
+    plots = []
+    for name, caption, y_label, series in OF_RECIPES:
+        lines = []
+        for (label, key), colour in zip(series, (BLUE, ORANGE, GREEN), strict=False):
+            points = [
+                (float(metrics.step), getattr(metrics, key)) for metrics in trained if getattr(metrics, key) is not None
+            ]
+            if points:
+                lines.append(Line(label, *map(list, zip(*points, strict=True)), colour, smooth=False))
+        if lines:
+            plots.append(Plot(name, caption, draw(name, lines, "step", y_label, from_zero=True)))
+    return plots
+
+
 def _by_task_type(trained: Sequence[StepMetrics]) -> list[Plot]:
     """Task reward, completion length, signal and shares of each task type, where a run has several."""
     names = sorted({name for metrics in trained for name in metrics.by_task_type})
@@ -183,6 +207,7 @@ def all_plots(data: ReportData) -> list[Plot]:
             ("at 1 - epsilon", "clip_low", BLUE, False), ("at 1 + epsilon", "clip_high", ORANGE, False),
             ("at delta", "clip_delta", GREEN, False), zero=True,
         )  # fmt: skip
+        plots += _of_recipe(trained)
         per_step("entropy", "Entropy of the policy.", "nats per token", ("entropy", "entropy", BLUE, True))
         per_step(
             "lag", "Policy lag: versions between sampling and training.", "versions",

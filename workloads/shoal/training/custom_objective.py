@@ -8,7 +8,7 @@ import functools
 import hashlib
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType
 
@@ -46,7 +46,7 @@ def load_objective(path: str, sha256: str) -> Objective:
             f"{where}: {file} has SHA-256 {found}, the recipe says {sha256}; give the right digest, or install the right file"
         )
     loader = _DigestedFile(name, file, data)
-    spec = spec_from_loader(name, loader, origin=str(file))
+    spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None  # a loader was given
     module = module_from_spec(spec)
     sys.modules[name] = module
