@@ -116,7 +116,8 @@ def scored(model: Path, name: str, path: Path, folder: Path) -> dict[str, Any]:
 def travel(folder: Path, steps: int) -> dict[str, Any]:
     """The whole journey; the figures."""
     began = time.monotonic()
-    chance, seen = random.Random(5), {(12, 57, 33)}
+    chance = random.Random(5)
+    seen: set[tuple[int, ...]] = {(12, 57, 33)}
     write_rows(folder / "train.jsonl", rows(TRAIN_ROWS, chance, seen))
     write_rows(folder / "held.jsonl", rows(HELD_ROWS, chance, seen))
     model = fetched()

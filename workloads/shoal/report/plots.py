@@ -145,7 +145,7 @@ def _of_recipe(trained: Sequence[StepMetrics]) -> list[Plot]:
                 (float(metrics.step), getattr(metrics, key)) for metrics in trained if getattr(metrics, key) is not None
             ]
             if points:
-                lines.append(Line(label, *map(list, zip(*points, strict=True)), colour, smooth=False))
+                lines.append(Line(label, [step for step, _ in points], [value for _, value in points], colour))
         if lines:
             plots.append(Plot(name, caption, draw(name, lines, "step", y_label, from_zero=True)))
     return plots

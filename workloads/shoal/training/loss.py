@@ -244,7 +244,7 @@ class MicroLoss:
         """Fix each completion's ratio, from the log-probabilities of all tokens."""
         assert self._completions is not None
         if self.old is None:
-            self.old = logprobs.detach()
+            self.old = logprobs.detach().clone()
         self._ratios = torch.exp(self._completions.spread_means(logprobs.detach() - self.old))
 
     def __call__(
