@@ -158,18 +158,20 @@ def test_a_step_is_no_shorter_than_its_slowest_stage_and_at_level_0_as_long_as_t
 
 STRANGERS = replace(POOL, name="strangers", open=True, replicas=0)
 MANY = replace(RUN, pools=(STRANGERS,))
+FULL = replace(RUN, pools=(replace(POOL, replicas=400),))
+FAST = replace(AROUND, relay_mbit=1e6)
 
 
 @pytest.mark.parametrize(
     ("part", "run", "around", "told"),
     [
         ("generate", replace(RUN, pools=(replace(POOL, replicas=1),)), AROUND, "in place of 1"),
-        ("verify", replace(RUN, proof_share=1.0, prompts_per_step=2000, trainer_ranks=400, pools=(replace(POOL, replicas=400),)), replace(AROUND, relay_mbit=1e6), "in place of 1"),
-        ("train", replace(RUN, trainer_ranks=1, pools=(replace(POOL, replicas=400),)), replace(AROUND, relay_mbit=1e6), "GPUs for the trainer"),
+        ("verify", replace(FULL, proof_share=1.0, prompts_per_step=2000, trainer_ranks=400), FAST, "in place of 1"),
+        ("train", replace(FULL, trainer_ranks=1), FAST, "GPUs for the trainer"),
         ("save state", RUN, replace(AROUND, store_mbit=100.0), "object store"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 20}, downlink_mbit=5.0), "downlinks"),
-        ("upload", replace(MANY, proof_share=0.0, proof_floor=1), replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.01), "uplinks"),
+        ("upload", MANY, replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.01), "uplinks"),
         ("asynchrony", replace(RUN, async_level=0), AROUND, "raise asyncLevel"),
     ],
 )  # fmt: skip
@@ -231,7 +233,8 @@ def test_a_run_that_fits_has_no_findings() -> None:
     [
         (
             replace(RUN, pools=(replace(POOL, volume=70 * GIB),)), "VolumeTooSmall",
-            "spec.inferencePools[0].weightsSize: weights of pool has 75.2 GB and needs 80.1 GB for 4 versions, the one being fetched included; set 75Gi or more",
+            "spec.inferencePools[0].weightsSize: weights of pool has 75.2 GB and needs 80.1 GB for 4 versions, the one being fetched included;"
+            " set 75Gi or more",
         ),
         (replace(RUN, relay_disk=40 * GIB), "VolumeTooSmall", "spec.relayServer.cacheSize: relay has 42.9 GB and needs 44.4 GB"),
         (replace(RUN, scratch=37 * GIB), "VolumeTooSmall", "spec.trainer.scratchSize: origin has 39.7 GB and needs 40.0 GB"),
@@ -241,12 +244,13 @@ def test_a_run_that_fits_has_no_findings() -> None:
             "spec.inferencePools[0].requirements.diskGib: strangers of strangers has 53.7 GB",
         ),
         (
-            replace(RUN, pools=(replace(POOL, gpu=gpu_named("L4"), gpus=0),)), "MemoryTooSmall", "spec.inferencePools[0].gpu: an engine of pool has 0 x",
+            replace(RUN, pools=(replace(POOL, gpu=replace(ROUND, nbytes=9 * GB), gpus=2),)), "MemoryTooSmall",
+            "spec.inferencePools[0].gpu: an engine of pool has 2 x 9.0 GB of round and needs 20.0 GB for the weights; give it 3 such GPUs",
         ),
         (replace(RUN, validator_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall", "spec.validator.gpu: a validator has 1 x 10.0 GB"),
         (
             replace(RUN, trainer_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall",
-            "spec.trainer: the trainer has 10 x 10.0 GB of round and needs 200.0 GB for weights and what is trained of them; give it 20 such GPUs",
+            "spec.trainer: the trainer has 10 x 10.0 GB of round and needs 160.0 GB for weights and what is trained of them; give it 16 such",
         ),
         (replace(RUN, shard_bytes=1 << 16), "TooManyShards", "spec.broadcast.shardBytes: 65536 makes 305,176 shards"),
     ],
@@ -296,7 +300,8 @@ def test_lengths_of_a_spread_of_zero_are_all_the_mean_and_no_file_waits_longer_t
         ("H100", "H100"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA-A100-SXM4-80GB", "A100"),
         ("NVIDIA-A100-SXM4-40GB", "A100-40GB"), ("NVIDIA-L40S", "L40S"), ("NVIDIA-L4", "L4"), ("rtx-4090", "RTX-4090"),
         ("NVIDIA-GeForce-RTX-4090", "RTX-4090"), ("NVIDIA-GeForce-RTX-3090", "RTX-3090"), ("NVIDIA-B200", "B200"),
-        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", None), ("NVIDIA-H100-NVL", None), ("NVIDIA-H100-PCIe", None), ("NVIDIA-L40", None), ("Tesla-T4", None), ("", None),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", None), ("NVIDIA-H100-NVL", None), ("NVIDIA-H100-PCIe", None),
+        ("NVIDIA-L40", None), ("Tesla-T4", None), ("", None),
     ],
 )  # fmt: skip
 def test_the_gpu_of_a_node_label(name: str, gpu: str | None) -> None:

@@ -90,7 +90,8 @@ def disks(
         ),
         Disk(
             "store", "storage.folderSize", run.store,
-            (run.kept_states + 1) * state + needs + 3 * version + round(rollouts), run.kept_states * state + 2 * version,
+            (run.kept_states + 1) * state + needs + 3 * version + round(rollouts),
+            min(run.kept_states, run.steps + 1) * state + 2 * version,
             f"{run.kept_states} training states and a new one, versions, base and final model, rollouts",
         ),
     ]  # fmt: skip

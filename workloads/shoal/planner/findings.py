@@ -87,17 +87,16 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Finding]:
     """Weights that are larger than the memory of the GPUs that the manifest names."""
     found = []
     for number, pool in enumerate(run.pools):
-        if pool.gpu is not None and version > pool.gpus * pool.gpu.nbytes:
+        if pool.gpu is not None and pool.gpus and version > pool.gpus * pool.gpu.nbytes:
             found.append(
                 _memory(f"inferencePools[{number}].gpu", f"an engine of {pool.name}", version, pool.gpus, pool.gpu)
             )
-    if run.validator_gpu is not None and run.validator_gpus and version > run.validator_gpu.nbytes:
-        # The policy is on one device, whatever the pod has (validation/policies.py).
-        found.append(_memory("validator.gpu", "a validator", version, 1, run.validator_gpu))
+    if run.validator_gpu is not None and run.validator_gpus and version > run.validator_gpus * run.validator_gpu.nbytes:
+        found.append(_memory("validator.gpu", "a validator", version, run.validator_gpus, run.validator_gpu))
     ranks = run.trainer_pods * run.trainer_ranks
     if run.trainer_gpu is not None and run.trainer_gpus and run.method == "Full":
-        # Weights, gradients, two moments and the reference model, float32.
-        needed = 20 * parameters
+        # Weights, gradients and two moments, float32; the reference model comes on top, where there is one.
+        needed = 16 * parameters
         if needed > ranks * run.trainer_gpu.nbytes:
             found.append(_memory("trainer", "the trainer", needed, ranks, run.trainer_gpu))
     return found
@@ -112,7 +111,7 @@ def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Finding:
         f"{who} has {have} and needs {gigabytes(needed)} for weights and what is trained of them"
         if who == "the trainer"
         else f"{who} has {have} and needs {gigabytes(needed)} for the weights",
-        "take GPUs with more memory" if field == "validator.gpu" else f"give it {least} such GPUs or more",
+        f"give it {least} such GPUs or more",
     )
 
 

@@ -177,7 +177,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         loop_seconds=loop,
         start_seconds=fetch_seconds(run, around, around.version),
         run_seconds=step * run.steps,
-        tokens_a_step=run.rows * lengths(around, run).mean,
+        tokens_a_step=float(run.rows * lengths(around, run).mean),
         forward_units=forward_units(run, around),
         parts=parts,
         bottleneck=_bottleneck(run, around, parts, stages, loop, step),
