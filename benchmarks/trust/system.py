@@ -86,12 +86,13 @@ def attacked(kind: str, version: int, user: int | None) -> dict[str, Any]:
         [python, "-B", str(source / "attacks.py"), kind, str(version)],
         env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"]},
         cwd="/", capture_output=True, text=True, timeout=ATTACK_SECONDS, check=False,
-        **({} if user is None else {"user": user, "group": user, "extra_groups": []}),
+        user=user, group=user, extra_groups=None if user is None else [],
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{kind} as user {user}: {done.stderr[-1000:]}")
-    return json.loads(lines[-1]) | {"user": os.geteuid() if user is None else user}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found | {"user": os.geteuid() if user is None else user}
 
 
 def main() -> None:
