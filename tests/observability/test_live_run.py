@@ -23,7 +23,7 @@ from servers import ROOT, Loopback, wait_until
 
 sys.path.insert(0, str(ROOT / "tests" / "system"))
 
-from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
+from local_system import EXAMPLE, SMALL, TWO_SOURCES, LocalSystem, write_manifest
 
 from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal.report.prometheus import read_prometheus
@@ -73,7 +73,8 @@ class Watched(ScrapingPrometheus):
 def watched(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("live")
     system = LocalSystem(
-        write_manifest(EXAMPLE, folder / "run.yaml", name="watched", evaluation=SCORED, **SMALL), folder / "runs"
+        write_manifest(EXAMPLE, folder / "run.yaml", name="watched", tasks=TWO_SOURCES, evaluation=SCORED, **SMALL),
+        folder / "runs",
     )
     system.start()
     made = None

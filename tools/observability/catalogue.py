@@ -63,6 +63,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "pool": ("pool of the node", "pools of the run"),
     "environment": ("environment of the run's tasks", "one, which the manifest names"),
     "benchmark": ("name in `spec.evaluation`", "at most 16"),
+    "task_type": ("source of `spec.tasks.mixture`, or word of an environment", "at most 64"),
     "bound": ("end of the 95 % interval", "two"),
     "island": ("a member of the group", "`members` of the group, one at a time"),
     "setting": ("what a member has otherwise, as the manifest says it", "settings of a group"),
