@@ -56,6 +56,7 @@ def test_a_file_that_waits_grows_old_until_it_is_judged(run: Orchestrator) -> No
     run.clock.now += 90
     metrics.report_details(run.state)
     assert told("shoal_validation_queue_age_seconds") == pytest.approx(90, abs=1)
+    assert told("shoal_validation_queue_files") == 1.0
 
 
 def test_the_ledger_and_the_run_are_told(run: Orchestrator) -> None:

@@ -243,6 +243,13 @@ def sampled_anew(court: Court, group: list[Rollout], share: float) -> list[Rollo
     ]
 
 
+def test_a_file_of_another_version_than_the_node_said_is_rejected(court: Court, honest: list[Rollout]) -> None:
+    """Validators check the files of a version together: who lies about it would have weights loaded for one file."""
+    evidence = rejected(court.judge(honest, job=JOB.model_copy(update={"policy_version": 2})), "identity")
+    assert evidence == "policy_version is 3, the node said 2 when it handed it in"
+    assert court.judge(honest, job=JOB.model_copy(update={"policy_version": 3})).outcome == "accept"
+
+
 def test_false_log_probabilities_are_rejected(court: Court, honest: list[Rollout]) -> None:
     forged = [replace(row, completion_logprobs=[-0.001] * len(row.completion_tokens)) for row in honest]
     assert "claimed log-probabilities differ" in rejected(court.judge(forged), "token_sampling")
