@@ -40,7 +40,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", TEST, "-q", f"--junitxml={report}"], cwd=ROOT, check=False
+            [sys.executable, "-m", "pytest", TEST, "-q", "-o", "junit_family=xunit1", f"--junitxml={report}"],
+            cwd=ROOT,
+            check=False,
         )
         if report.is_file() and (found := figures(report)):
             merge(RESULTS, found)

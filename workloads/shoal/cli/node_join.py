@@ -146,7 +146,8 @@ def check_offer(offer: JoinOffer, wishes: Wishes, kept: Path) -> None:
     expected, source = wishes.run_key, "--run-key"
     if expected is None and kept.is_file():
         expected, source = _read_config(kept).run_key, str(kept)
-    later = offer.roster.document.run_keys(offer.roster.signer)  # the owner gives the newest after a leak of the first
+    # After a leak of the first key the owner gives the newest.
+    later = offer.roster.document.run_keys(offer.roster.signer) if wishes.run_key is not None else []
     if expected is not None and expected != offer.run_key and expected not in later:
         raise InputWrong(
             f"{wishes.url} offers run {offer.run} with run key {offer.run_key}, but {source} says {expected}: it is a different run,"
