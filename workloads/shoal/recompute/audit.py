@@ -25,7 +25,7 @@ from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.entries import Accepted
 from shoal.ledger.terms import terms_of_run
 from shoal.recompute import batches
-from shoal.recompute.evidence import Evidence, LedgerFile, NotThere, WrongEvidence
+from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvidence
 from shoal.recompute.files import Looks, check_file
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import OF_FILES, STAGES, AuditFinding, AuditTerms, Recorder, Stage
@@ -152,7 +152,7 @@ class RunAudit:
             found = look()
         except WrongEvidence as error:
             found = [str(error)]
-        except NotThere as error:
+        except CannotCheck as error:
             unchecked = str(error)
         except (StoreUnavailable, InputWrong):
             raise
@@ -204,7 +204,7 @@ class RunAudit:
             except WrongEvidence as error:
                 step = max(0, version)
                 self._recorder.note("steps", step, f"step {step}", [str(error)])
-            except NotThere as error:
+            except CannotCheck as error:
                 self._recorder.note("steps", max(0, version), f"step {max(0, version)}", [], str(error))
 
     def _note_version(self, made: Made, first: int, started: float) -> bool:
@@ -214,7 +214,7 @@ class RunAudit:
         unchecked = ""
         try:
             found = compare(self._evidence, made, self._work / "theirs")
-        except NotThere as error:
+        except CannotCheck as error:
             found, unchecked = [], str(error)
         if step >= first or found:
             self._recorder.note("steps", step, where, found, unchecked)
@@ -245,7 +245,7 @@ class RunAudit:
         """Only to sort by; `files` looks at the signature."""
         try:
             said = Signed[Verdict].from_json(self._evidence.read(keys.verdict(file.fact.node, file.fact.file)))
-        except (ValidationError, ValueError, NotThere):
+        except (ValidationError, ValueError, CannotCheck):
             return NO_VERSION
         version = said.document.policy_version
         return NO_VERSION if version is None else version

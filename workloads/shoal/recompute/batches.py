@@ -13,13 +13,13 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.tasks import read_tasks, tasks_digest
-from shoal.contracts.work import EvaluationSlice, WorkKind, kind_of
+from shoal.contracts.work import EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
 from shoal.ledger.entries import Accepted
 from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
-from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence, span
+from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence, span
 from shoal.storage import Store
 from shoal.training.batches import StepPlan, plan_of_run
 from shoal.training.extensions.base import Extensions
@@ -32,7 +32,7 @@ TOLERANCE = 1e-9
 
 
 def check_step(evidence: Evidence, step: int, rows_of: "RowReader | None") -> list[str]:
-    """What is wrong with a sealed step's batch and with the trainer's report on it. Raises `NotThere` when something that it takes is missing.
+    """What is wrong with a sealed step's batch and with the trainer's report on it. Raises `CannotCheck` when something that it takes is missing.
 
     `rows_of`: reads the batch's rows as the trainer does; None in modes that train on no rollouts.
     """
@@ -143,7 +143,7 @@ def report_problems(evidence: Evidence, batch: StepBatch, rows_of: RowReader) ->
     key = keys.step_metrics(batch.step)
     try:
         report = StepMetrics.from_json(evidence.read(key))
-    except NotThere:
+    except CannotCheck:
         return []  # not trained yet
     except ValidationError as error:
         return [f"{key}: {first_line(error)}"]
@@ -188,7 +188,7 @@ def evaluations_there(evidence: Evidence) -> list[tuple[int, str]]:
 
 
 def check_evaluation(evidence: Evidence, version: int, benchmark: str) -> list[str]:
-    """What is wrong with the record of one version's scores. Raises `NotThere` as `check_step` does."""
+    """What is wrong with the record of one version's scores. Raises `CannotCheck` as `check_step` does."""
     key = keys.evaluation(version, benchmark)
     try:
         stored = VersionEvaluation.from_json(evidence.read(key))
@@ -238,7 +238,7 @@ def check_best(evidence: Evidence) -> list[str]:
             short = VersionEvaluation.from_json(evidence.read(keys.evaluation(version, name))).short
             if name == settings.primary and short.complete and short.avg_at_k is not None:
                 complete[version] = short.avg_at_k
-    except NotThere:
+    except CannotCheck:
         return []
     except ValidationError as error:
         return [f"{keys.BEST_VERSION} or a record of scores is not readable: {first_line(error)}"]
@@ -253,4 +253,4 @@ def _score(evaluation: VersionEvaluation) -> str:
 
 def steps_of(evidence: Evidence) -> list[int]:
     """Sealed steps, ascending."""
-    return sorted(step for step in evidence.sealed if kind_of(step) is WorkKind.STEP)
+    return sorted(evidence.sealed)

@@ -33,7 +33,7 @@ from shoal.sampling.draw import beacon_commitment
 from shoal.storage import NotFound, Store
 
 
-class NotThere(Exception):
+class CannotCheck(Exception):
     """Something cannot be checked, because what it takes is not in the store; says what."""
 
 
@@ -107,7 +107,7 @@ class Evidence:
         """What prepare pinned. Raises `WrongEvidence`."""
         try:
             return Prepared.from_json(self.read(keys.PREPARED))
-        except (ValidationError, NotThere) as error:
+        except (ValidationError, CannotCheck) as error:
             raise WrongEvidence(f"{keys.PREPARED}: {first_line(error)}") from None
 
     @cached_property
@@ -119,10 +119,10 @@ class Evidence:
         return schedule_of(self.config, lambda: self.prepared.task_count)
 
     def read(self, key: str) -> bytes:
-        """A document; raises `NotThere` also for one that is larger than any of ours."""
+        """A document; raises `CannotCheck` also for one that is larger than any of ours."""
         data = read_bounded(self.store, key)
         if data is None:
-            raise NotThere(f"{key} is not in the store")
+            raise CannotCheck(f"{key} is not in the store")
         return data
 
     def work(self, number: int) -> Work:
@@ -151,24 +151,24 @@ class Evidence:
         try:
             data = self.read(key)
             batch = StepBatch.from_json(data)
-        except (ValidationError, NotThere) as error:
+        except (ValidationError, CannotCheck) as error:
             raise WrongEvidence(f"{key}: {first_line(error)}") from None
         if hashlib.sha256(data).hexdigest() != self.sealed[step].fact.batch:
             raise WrongEvidence(f"{key} is not the batch that entry {self.sealed[step].number} seals")
         return batch
 
     def beacon(self, work: Work) -> bytes:
-        """The beacon that the work's prompts are drawn by: whatever the store says, if the ledger's commitment fits it. Raises `NotThere`."""
+        """The beacon that the work's prompts are drawn by: whatever the store says, if the ledger's commitment fits it. Raises `CannotCheck`."""
         number = work.beacon_number
         commitment = self.commitment(number)
         for key, kind in ((keys.beacon(number), Beacon), (keys.step_batch(work.number), StepBatch)):
             try:
                 value = bytes.fromhex(kind.from_json(self.read(key)).beacon)
-            except (NotThere, ValidationError):
+            except (CannotCheck, ValidationError):
                 continue
             if commitment is not None and beacon_commitment(value) == commitment:
                 return value
-        raise NotThere(f"the store has no beacon of {number} that fits the ledger's commitment")
+        raise CannotCheck(f"the store has no beacon of {number} that fits the ledger's commitment")
 
     def prompts(self, work: Work, beacon: bytes, node: str, submission: int) -> list[int]:
         """Rows of the task table, drawn again."""
@@ -206,24 +206,24 @@ class Evidence:
         rules = {pool.drawn_by for pool in self.config.pools}
         try:
             noted = SubmissionRecord.from_json(self.read(keys.submission(fact.node, fact.file))).drawn_by
-        except (ValidationError, NotThere):
+        except (ValidationError, CannotCheck):
             noted = None
         if noted is not None and (noted.sampler in rules or not rules):
             return noted.sampler
         return next(iter(rules)) if len(rules) == 1 else None
 
     def fetch(self, fact: Accepted | Rejected, path: Path) -> None:
-        """The file's bytes at `path`. Raises `NotThere`, and `WrongEvidence` when they are others than were judged."""
+        """The file's bytes at `path`. Raises `CannotCheck`, and `WrongEvidence` when they are others than were judged."""
         key = keys.upload(fact.node, fact.file)
         size = self.store.size(key)
         if size is None:
-            raise NotThere(f"{key} is not in the store")
+            raise CannotCheck(f"{key} is not in the store")
         if size > MAX_FILE_BYTES:
             raise WrongEvidence(f"{key} has {size} bytes; allowed: {MAX_FILE_BYTES}")
         try:
             self.store.get_to_file(key, path)
         except NotFound as error:
-            raise NotThere(str(error)) from None
+            raise CannotCheck(str(error)) from None
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != fact.file:

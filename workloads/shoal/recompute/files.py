@@ -17,7 +17,7 @@ from shoal.contracts.verdicts import STATISTICAL, RowReward, Verdict
 from shoal.contracts.work import UnknownWorkError
 from shoal.environments.base import runs_programs
 from shoal.ledger.audit import first_line
-from shoal.recompute.evidence import Evidence, LedgerFile, NotThere, WrongEvidence
+from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvidence
 from shoal.recompute.record import OF_FILES, Stage
 from shoal.storage import StoreUnavailable
 from shoal.validation import judge
@@ -27,7 +27,7 @@ from shoal.validation.policies import LoadedPolicy
 from shoal.validation.stopwatch import Stopwatch
 
 PolicyOf = Callable[[int], LoadedPolicy]
-"""The weights of a version, loaded; raises `NotThere` when they are not available."""
+"""The weights of a version, loaded; raises `CannotCheck` when they are not available."""
 STAGE_OF_REASON: dict[str, Stage] = {
     "reward": "rewards",
     "token_sampling": "proofs",
@@ -39,7 +39,7 @@ STAGE_OF_REASON: dict[str, Stage] = {
 
 
 @dataclass
-class Outcome:
+class FileOutcome:
     """What the stages found on one file, and by stage why one could not check it."""
 
     found: dict[Stage, list[str]] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class Looks:
 
 def check_file(
     evidence: Evidence, facts: Facts, policy_of: PolicyOf, looks: Looks, ledger_file: LedgerFile, path: Path
-) -> Outcome:
+) -> FileOutcome:
     """Check one file; `path` is where its bytes may lie meanwhile. Raises `StoreUnavailable`, and nothing for what the store holds."""
-    outcome = Outcome()
+    outcome = FileOutcome()
     fact = ledger_file.fact
     rejected = fact.kind == "rejected"
     stages = [stage for stage in OF_FILES if stage in looks.stages]
@@ -87,7 +87,7 @@ def check_file(
     except BadRollouts as error:
         if not rejected:
             outcome.add(stages[0], f"it was accepted, and is not readable: {first_line(error)}")
-    except NotThere as error:
+    except CannotCheck as error:
         outcome.unchecked |= dict.fromkeys(stages, str(error))
     except StoreUnavailable:
         raise
@@ -109,7 +109,7 @@ class _FileCheck:
         looks: Looks,
         file: File,
         verdict: Verdict,
-        outcome: Outcome,
+        outcome: FileOutcome,
     ) -> None:
         self._facts, self._policy_of, self._looks = facts, policy_of, looks
         self._file, self._verdict, self._outcome = file, verdict, outcome
@@ -121,7 +121,7 @@ class _FileCheck:
             checks = {"draws": self._draws, "rewards": self._rewards, "proofs": self._proofs}
             for what in checks[stage]():
                 self._outcome.add(stage, what)
-        except NotThere as error:
+        except CannotCheck as error:
             self._outcome.unchecked[stage] = str(error)
         except WrongEvidence as error:
             self._outcome.add(stage, str(error))
@@ -138,7 +138,7 @@ class _FileCheck:
                 finding = judge.scored(self._file, self._facts, self._watch, lambda: None)[1]
             if finding is None and stage == "proofs":
                 finding = self._proof_finding(every_row=True)
-        except NotThere as error:
+        except CannotCheck as error:
             self._outcome.unchecked[stage] = str(error)
             return
         if finding is None and reason not in ("unread", "format"):
@@ -177,7 +177,7 @@ class _FileCheck:
                 f" {_words(ours[row])}"
             ]
         if differing:
-            raise NotThere(
+            raise CannotCheck(
                 f"{len(differing)} rows of programs score otherwise here, which their verdict alone does not explain"
             )
         return [] if finding is None else [_accepted_although(finding)]

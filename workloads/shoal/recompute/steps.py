@@ -28,7 +28,7 @@ from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import HeldKeys
 from shoal.contracts.weights import WeightsManifest
 from shoal.ledger.audit import first_line
-from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
+from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence
 from shoal.recompute.overlay import Overlay
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
@@ -104,7 +104,7 @@ class Remaking:
                     return
                 self._require_batch(trainer.version)
                 trainer.advance()
-        except (WrongEvidence, NotThere, GeneratorExit, KeyboardInterrupt):
+        except (WrongEvidence, CannotCheck, GeneratorExit, KeyboardInterrupt):
             raise
         except Exception as error:  # whatever a store that was changed makes of a step
             raise WrongEvidence(f"it cannot be repeated: {type(error).__name__}: {first_line(error)}") from error
@@ -115,13 +115,13 @@ class Remaking:
         if config.mode == "SFT" or (config.roll_back is not None and config.roll_back.at_step == step):
             return
         if step not in self._evidence.sealed:
-            raise NotThere(f"step {step} is not sealed")
+            raise CannotCheck(f"step {step} is not sealed")
         self._evidence.batch(step)
 
     def _started(self) -> Trainer:
         evidence, work = self._evidence, self._work
         if evidence.config.islands is not None:
-            raise NotThere(
+            raise CannotCheck(
                 "steps of a trainer of several islands are not repeated: their exchanges are not in the store"
             )
         torch.set_num_threads(1)
@@ -158,7 +158,7 @@ def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
     try:
         manifest = read_sealed_manifest(evidence.store, version, HeldKeys(evidence.roster, "trainer"))
     except NotFound:
-        raise NotThere(f"{key} is not in the store") from None
+        raise CannotCheck(f"{key} is not in the store") from None
     except (BadSignature, ValueError) as error:
         return [f"{key}: {first_line(error)}"]
     announced = evidence.versions.get(version)
@@ -230,7 +230,7 @@ def _final_problems(evidence: Evidence, made: Made) -> list[str]:
         return []
     try:
         final = FinalModel.from_json(evidence.read(keys.FINAL_SEAL))
-    except (NotThere, ValidationError):
+    except (CannotCheck, ValidationError):
         return []
     files = {path.name: _file_digest(path) for path in sorted(made.folder.iterdir())}
     if final.version != made.version or final.files == files:

@@ -10,7 +10,7 @@ from shoal.contracts.proof_profile import WrongProfile, read_profile
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import HeldKeys
 from shoal.ledger.audit import first_line
-from shoal.recompute.evidence import Evidence, NotThere, WrongEvidence
+from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence
 from shoal.recompute.steps import Made
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
@@ -44,7 +44,7 @@ class Weights:
                 self._problems.pop(made.version, None)
 
     def get(self, version: int) -> LoadedPolicy:
-        """Raises `NotThere` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""
+        """Raises `CannotCheck` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""
         with self._lock:
             if self._made is not None and self._made.version == version:
                 return self._made
@@ -52,7 +52,7 @@ class Weights:
                 try:
                     return self._policies.get(version)
                 except NotFound as error:
-                    self._problems[version] = NotThere(
+                    self._problems[version] = CannotCheck(
                         f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, to make them again"
                     )
                 except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
