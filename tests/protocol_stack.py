@@ -48,7 +48,7 @@ from shoal.contracts.run import Addresses, NodeConfig, Prepared, RunConfig
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
-from shoal.contracts.weights import WeightsManifest
+from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.entries import LedgerEntry
 from shoal.storage.store import Store, open_folder
@@ -114,6 +114,9 @@ def publish(store: Store, trainer: PrivateKey, version: int, weights: str | None
     manifest = WeightsManifest(
         run=RUN, version=version, model="tiny-model", sha256=digest, open_digest="0" * 64, shards=["1" * 64]
     )
+    file = CheckpointFile(name="model.safetensors", size=1)
+    opened = VersionOpen(run=RUN, version=version, files=[file], shard_size=1024, shard_count=1)
+    store.put(keys.version_open(version), sign(opened, trainer).to_json())
     store.put(keys.version_weights(version), sign(manifest, trainer).to_json())
     return VersionAnnouncement(run=RUN, version=version, weights_digest=digest, total_size=1)
 

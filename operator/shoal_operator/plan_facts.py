@@ -84,7 +84,7 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
 
 
 def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Finding, ...] | None:
-    """What certainly cannot work, by the size of an announced version, else by the size in the model's name; None where neither is known.
+    """What cannot work, by the size of an announced version, else by the size in the model's name; None where neither is known.
 
     A name rounds: `8B` may be 7.6 or 8.2. It counts with `NAME_SHARE` of what it says.
     """

@@ -40,6 +40,20 @@ def summary(progress: RunProgress) -> dict[str, object]:
     return progress.model_dump(exclude={"nodes", "trainer_phase"})
 
 
+def test_the_size_of_the_newest_version_is_told_and_known_again_after_a_restart(
+    run: Orchestrator, tmp_path: Path
+) -> None:
+    assert run_progress(run.state).version_bytes is None
+    run.announce(0)
+    assert run_progress(run.state).version_bytes == 1
+    for before, after in ((None, 1), (7, 7)):
+        run.state.version_bytes = before
+        if before is not None:
+            run.store.put(keys.version_open(0), b"{}")
+        recovery.rebuild(run.state)
+        assert run_progress(run.state).version_bytes == after
+
+
 def settled(entries: list[SimpleNamespace]) -> Counter[tuple[str | None, str | None]]:
     return Counter((e.node, e.digest) for e in entries if e.kind in ("accepted", "rejected"))
 

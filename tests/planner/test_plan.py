@@ -165,8 +165,8 @@ FAST = replace(AROUND, relay_mbit=1e6)
 @pytest.mark.parametrize(
     ("part", "run", "around", "told"),
     [
-        ("generate", replace(RUN, pools=(replace(POOL, replicas=1),)), AROUND, "in place of 1"),
-        ("verify", replace(FULL, proof_share=1.0, prompts_per_step=2000, trainer_ranks=400), FAST, "in place of 1"),
+        ("generate", replace(RUN, pools=(replace(POOL, replicas=1),)), AROUND, "instead of 1"),
+        ("verify", replace(FULL, proof_share=1.0, prompts_per_step=2000, trainer_ranks=400), FAST, "instead of 1"),
         ("train", replace(FULL, trainer_ranks=1), FAST, "GPUs for the trainer"),
         ("save state", RUN, replace(AROUND, store_mbit=100.0), "object store"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),

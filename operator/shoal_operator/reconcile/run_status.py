@@ -98,7 +98,7 @@ class Findings:
     has_islands: bool = False
     group_problem: str = ""
     misfits: tuple[Finding, ...] | None = None
-    """What certainly cannot work; None while the model's size is not known."""
+    """What cannot work; None while the model's size is not known."""
 
     @property
     def steps_total(self) -> int:

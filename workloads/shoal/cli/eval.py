@@ -36,7 +36,7 @@ def evaluate(
             "-f",
             "--file",
             metavar="FILE",
-            help="Manifest whose spec.evaluation.benchmarks the model answers, sampled as it says; in place of --env.",
+            help="Manifest whose spec.evaluation.benchmarks the model answers, sampled as it says; instead of --env.",
         ),
     ] = None,
     count: Annotated[

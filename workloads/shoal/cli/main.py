@@ -305,7 +305,7 @@ def plan(
     Example: shoal plan -f run.yaml --run run --json
 
     Rates are published ones (workloads/shoal/planner/rates.py) or the given ones; no part was measured on a GPU here. Exit codes: 0 it can work, also
-    with notes, 1 it certainly cannot, 2 the input is wrong.
+    with notes, 1 it cannot, 2 the input is wrong.
     """
     from shoal.cli.local_run import read_manifest
     from shoal.cli.plan import Asked, document, json_text, lines, planned, rates_of_run

@@ -1,6 +1,6 @@
 """The volumes of a run against what they must hold: model, kept versions, encoding. Bytes, closed form, pure.
 
-`Disk.least`: with less the run certainly stops, whatever the deltas are like. `Disk.needs`: with deltas as they were measured. Called by `findings`,
+`Disk.least`: with less the run stops, whatever the deltas are like. `Disk.needs`: with deltas as they were measured. Called by `findings`,
 by `plan`, and by `shoal init` for the sizes that a first manifest has.
 """
 

@@ -1,7 +1,7 @@
 """A run's plan: seconds of a step by part, idle shares, the first bottleneck with what to change, disks, memory, links, money. Pure.
 
 Parts of one worker run one after the other, those of different machines beside each other. A step is as long as its slowest stage, or as the loop
-from a version to the rows of the step that may be `asyncLevel` behind it: training step s waits for rows of version s - asyncLevel at the oldest.
+from a version to its rows by `asyncLevel` + 1: step s waits for rows of version s - asyncLevel at the oldest.
 Called by `shoal plan`; `as_json` is what it prints for machines.
 """
 
@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def works(self) -> bool:
-        """False where the run certainly cannot work, or has no end."""
+        """False where the run cannot work, or has no end."""
         return math.isfinite(self.step_seconds) and not any(each.certain for each in self.findings)
 
 
@@ -217,16 +217,16 @@ def _change(name: str, run: RunFacts, around: Surroundings, factor: float) -> st
     if name == "generate":
         if not workers:
             return "give an inferencePool replicas, or plan with --strangers"
-        return f"more workers: {math.ceil(workers * factor):,} in place of {workers:,} make another part the slowest"
+        return f"more workers: {math.ceil(workers * factor):,} instead of {workers:,} make another part the slowest"
     if name == "upload":
         return f"faster uplinks{by}, or more workers"
     if name == "verify":
         if not run.validators:
             return "give the validator replicas"
-        return f"more validators: {math.ceil(run.validators * factor):,} in place of {run.validators:,}, or a lower proofRowsShare"
+        return f"more validators: {math.ceil(run.validators * factor):,} instead of {run.validators:,}, or a lower proofRowsShare"
     if name == "train":
         ranks = run.trainer_pods * run.trainer_ranks
-        return f"more GPUs for the trainer: {math.ceil(ranks * factor):,} in place of {ranks:,}"
+        return f"more GPUs for the trainer: {math.ceil(ranks * factor):,} instead of {ranks:,}"
     if name == "broadcast":
         if not run.relays:
             return "give the relayServer replicas"
