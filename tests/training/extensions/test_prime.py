@@ -15,9 +15,9 @@ from torch import Tensor
 from shoal.contracts.algorithm import Prime
 from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.training.batches import StepPlan, plan_step
+from shoal.training.completions import Packed
 from shoal.training.extensions.prime.extension import outcome_advantages
 from shoal.training.extensions.prime.formulas import (
-    Packed,
     outcome_losses,
     process_baselines,
     process_returns,
