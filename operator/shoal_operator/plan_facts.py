@@ -2,7 +2,9 @@
 
 import re
 
+from shoal.contracts.algorithm import Clip
 from shoal.contracts.protocol import RunProgress
+from shoal.contracts.recipe import Recipe
 from shoal.planner.facts import WIDTH, PoolFacts, RunFacts
 from shoal.planner.findings import Finding, certain
 from shoal.planner.memory import Method
@@ -56,7 +58,10 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         learning_rate=recipe.learning_rate,
         async_level=spec.async_level,
         filtered=recipe.online_filter == "TaskReward",
-        behaviour=recipe.objective == "decoupled_ppo" or recipe.loss.importance_cap is not None,
+        # The first update finds its old log-probabilities itself, but a mismatch correction weighs by them before.
+        old_share=1.0 if recipe.mismatch_correction is not None else 1.0 - 1.0 / recipe.optimizer_steps,
+        reference=_asks_reference(recipe),
+        behaviour=_asks_behaviour(recipe),
         benchmarks=spec.evaluation is not None,
         method=METHODS[settings.lora is not None, settings.cpu_offload],
         recomputes={"On": True, "Off": False, "Auto": None}[settings.activation_recomputation],
@@ -81,6 +86,19 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         proof_floor=judges.validation.proof_rows_floor,
         pools=tuple(_pool(pool) for pool in spec.inference_pools),
     )
+
+
+def _asks_reference(recipe: Recipe) -> bool:
+    scheduled = recipe.schedules is not None and recipe.schedules.kl_coefficient is not None
+    return bool(recipe.kl_coefficient) or scheduled or recipe.algorithm.prime is not None
+
+
+def _asks_behaviour(recipe: Recipe) -> bool:
+    """As `training.objectives.needs_behaviour`, which needs torch."""
+    correction = recipe.mismatch_correction
+    recomputed = correction is not None and correction.probabilities == "Recomputed"
+    capped = isinstance(recipe.loss, Clip) and recipe.loss.importance_cap is not None
+    return recipe.objective in ("decoupled_ppo", "dppo") or capped or recomputed
 
 
 def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Finding, ...] | None:

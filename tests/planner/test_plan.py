@@ -12,7 +12,15 @@ from shoal.planner.lengths import Lengths
 from shoal.planner.model_shape import ModelShape
 from shoal.planner.plan import Plan, as_json, plan
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
-from shoal.planner.step_parts import lease, leases, publish_seconds, save_seconds, train_seconds, verify_seconds
+from shoal.planner.step_parts import (
+    forward_units,
+    lease,
+    leases,
+    publish_seconds,
+    save_seconds,
+    train_seconds,
+    verify_seconds,
+)
 
 GB, GIB = 10**9, 1 << 30
 ROUND = Gpu("round", 100 * GB, 1000e12, 1e12, "made for tests")
@@ -22,8 +30,9 @@ SHAPE = ModelShape(
 POOL = PoolFacts("pool", 4, False, 1, ROUND, 200 * GIB)
 RUN = RunFacts(
     name="round", steps=100, prompts_per_step=100, group_size=10, rows_each=1, groups_per_file=10, sequence_tokens=2000,
-    pack_tokens=2000, completion_tokens=1000, learning_rate=1e-6, async_level=2, filtered=False, behaviour=False,
-    benchmarks=False, method="Full", recomputes=True, kept_states=3, trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
+    pack_tokens=2000, completion_tokens=1000, learning_rate=1e-6, async_level=2, filtered=False, old_share=1.0,
+    reference=True, behaviour=False, benchmarks=False, method="Full", recomputes=True, kept_states=3,
+    trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
     trainer_gpu=ROUND, scratch=500 * GIB, store=None, anchor_every=8, shard_bytes=1 << 24, relays=2, relay_versions=5,
     relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
     validator_gpu=ROUND, proof_share=0.1, proof_floor=4, pools=(POOL,),
@@ -55,6 +64,9 @@ def test_training_costs_six_forward_passes_of_a_token() -> None:
     attention = 4 * Lengths(1000, 1000, 0.01).mean_position * 1000 * 10
     assert train_seconds(RUN, around) == pytest.approx(tokens * (20e9 + attention) * 6 / (10 * 1000e12 * 0.4))
     assert train_seconds(replace(RUN, behaviour=True), around) == pytest.approx(train_seconds(RUN, around) * 7 / 6)
+    few = replace(RUN, reference=False, old_share=0.0)
+    assert forward_units(few, around) == 4
+    assert train_seconds(few, around) == pytest.approx(train_seconds(RUN, around) * 4 / 6)
 
 
 def test_decoding_reads_the_weights_for_each_token_of_the_longest_row_and_the_cache_of_all() -> None:

@@ -51,6 +51,10 @@ class RunFacts:
     async_level: int
     filtered: bool
     """Groups whose task rewards are equal are sampled again."""
+    old_share: float
+    """Share of the updates for which the old policy is asked for log-probabilities before."""
+    reference: bool
+    """The base model is asked for log-probabilities, for a KL penalty or a reward model."""
     behaviour: bool
     """Log-probabilities under the sampling versions are computed."""
     benchmarks: bool

@@ -42,13 +42,21 @@ def recomputes(shape: ModelShape) -> bool:
 
 
 def trainer_rank(
-    shape: ModelShape, ranks: int, tokens: int, method: Method, *, cpu: bool = False, again: bool | None = None
+    shape: ModelShape,
+    ranks: int,
+    tokens: int,
+    method: Method,
+    *,
+    cpu: bool = False,
+    again: bool | None = None,
+    reference: bool = True,
 ) -> list[MemoryPart]:
     """Memory of one of `ranks` trainer processes, with micro-batches of `tokens` tokens.
 
     Weights, gradients and AdamW's two moments are float32 and sharded (FSDP2, arXiv:2304.11277); the KL penalty's reference model is another float32
     copy, sharded too (training/model.py). One layer at a time, and embedding with head all the time, are whole in the type of the forward pass.
-    On a CPU that is float32, and one process shards nothing. `again`: activations are computed again; None: by the model's size.
+    On a CPU that is float32, and one process shards nothing. `again`: activations are computed again; None: by the model's size. Without a KL
+    penalty there is no `reference`.
     """
     width = 4 if cpu else 2
     trained = shape.parameters if method.startswith("Full") else round(LORA_SHARE * shape.parameters)
@@ -60,7 +68,7 @@ def trainer_rank(
         MemoryPart("weights, float32", held * 4 * shape.parameters // ranks),
         MemoryPart("gradients, float32", held * 4 * trained // ranks),
         MemoryPart("AdamW's moments, float32", held * 8 * trained // ranks),
-        MemoryPart("reference model of the KL penalty, float32", held * 4 * shape.parameters // ranks),
+        MemoryPart("reference model of the KL penalty, float32", reference * held * 4 * shape.parameters // ranks),
         MemoryPart("gathered layers, embedding and head", gathered),
         MemoryPart(f"activations of {tokens} tokens", width * kept * tokens),
         MemoryPart("tiles of logits", TILE_BYTES),

@@ -118,7 +118,7 @@ class Plan:
     """From the first announced version to the first worker that has it."""
     run_seconds: float
     tokens_a_step: float
-    forward_units: int
+    forward_units: float
     parts: tuple[Part, ...]
     bottleneck: Bottleneck
     counts: tuple[Counts, ...]
@@ -278,7 +278,15 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
     found = {
         "a trainer's rank": (
             "trainer",
-            trainer_rank(around.model, ranks, run.pack_tokens, run.method, cpu=on_cpu, again=run.recomputes),
+            trainer_rank(
+                around.model,
+                ranks,
+                run.pack_tokens,
+                run.method,
+                cpu=on_cpu,
+                again=run.recomputes,
+                reference=run.reference,
+            ),
             run.trainer_gpus,
             around.device(run.trainer_gpus, run.trainer_gpu),
         ),

@@ -140,11 +140,11 @@ def verify_seconds(run: RunFacts, around: Surroundings) -> float:
     return files_a_step(run, around) * file_check_seconds(run, around) / run.validators
 
 
-def forward_units(run: RunFacts, around: Surroundings) -> int:
-    """Forward passes that a trained token costs: old and reference log-probabilities, forward, backward (two), recomputation."""
+def forward_units(run: RunFacts, around: Surroundings) -> float:
+    """Forward passes that a trained token costs: forward, backward (two), recomputation; log-probabilities of others where they are asked for."""
     backward = 2 if run.method.startswith("Full") else 1
     again = recomputes(around.model) if run.recomputes is None else run.recomputes
-    return 3 + backward + again + run.behaviour
+    return 1 + backward + again + run.reference + run.old_share + run.behaviour
 
 
 def train_seconds(run: RunFacts, around: Surroundings) -> float:
