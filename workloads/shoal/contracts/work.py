@@ -110,7 +110,7 @@ class EvaluationSlice:
     """A slice of a benchmark, answered by one version. No batch contains it: the first accepted file answers it."""
 
     sources: ClassVar[Sequence[SourceRows]] = ()
-    """A benchmark is no mixture."""
+    """A benchmark has one source."""
     number: int
     version: int
     benchmark: BenchmarkTerms

@@ -6,8 +6,8 @@ finds them itself, and only the later ones need a pass before; with a mismatch c
 log-probabilities, where the objective asks for them, are its own too, with the weights that sampled each row. The workers' are used for the mismatch
 metric and the mismatch correction. Called by `loop`, on every rank alike.
 
-Units of a forward pass a token, with recomputed activations: 4 for an update (forward, again, twice backward), 1 for the reference where
-klCoefficient is above 0, and (optimizerSteps - 1) / optimizerSteps for the old policy.
+A token costs 4 forward passes in an update with recomputed activations (forward, again, twice backward). The reference costs 1, where klCoefficient
+is above 0. The old policy costs (optimizerSteps - 1) / optimizerSteps.
 """
 
 from collections.abc import Callable
