@@ -156,6 +156,12 @@ def first(copy: Copy, step: int = 1) -> Accepted:
     return copy.accepted(step)[0]
 
 
+def used(copy: Copy, step: int = 1) -> list[Accepted]:
+    """The files of a step's batch, in its order."""
+    facts = {fact.file: fact for fact in copy.accepted(step)}
+    return [facts[file.sha256] for file in copy.batch(step).files]
+
+
 def edited(number: int, **fields: Any) -> Callable[[list[Rollout]], list[Rollout]]:
     """The same rows, and one with other fields; a field may be a function of the row."""
 
@@ -319,12 +325,12 @@ def keep_old_proofs(copy: Copy) -> None:
 
 
 def remove_an_entry(copy: Copy) -> None:
-    gone = first(copy)
+    gone = used(copy)[0]
     copy.rewrite(lambda facts: [fact for fact in facts if fact != gone])
 
 
 def swap_entries(copy: Copy) -> None:
-    one, other = copy.accepted(1)[:2]
+    one, other = used(copy)[:2]
     copy.rewrite(lambda facts: [other if fact == one else one if fact == other else fact for fact in facts])
 
 
@@ -371,7 +377,7 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (drop_a_file, ("batches",), "batches", "it lacks"),
     (choose_a_group, ("batches",), "batches", "prompt_indices"),
     (choose_a_beacon, (), "ledger", "beacon"),
-    (remove_an_entry, ("batches",), "batches", "which no entry accepts"),
+    (remove_an_entry, ("batches",), "batches", "batch.json"),
     (swap_entries, ("batches",), "batches", "in another order"),
     (forge_an_entry, (), "ledger", "is not signed by this run's orchestrator"),
     (raise_a_score, ("batches",), "batches", "avg@k is 0.5, must be 0"),
