@@ -141,11 +141,10 @@ def _of_recipe(trained: Sequence[StepMetrics]) -> list[Plot]:
     for name, caption, y_label, series in OF_RECIPES:
         lines = []
         for (label, key), colour in zip(series, (BLUE, ORANGE, GREEN), strict=False):
-            points = [
-                (float(metrics.step), getattr(metrics, key)) for metrics in trained if getattr(metrics, key) is not None
-            ]
-            if points:
-                lines.append(Line(label, [step for step, _ in points], [value for _, value in points], colour))
+            own = [metrics for metrics in trained if getattr(metrics, key) is not None]
+            if own:
+                steps, values = [float(each.step) for each in own], [float(getattr(each, key)) for each in own]
+                lines.append(Line(label, steps, values, colour))
         if lines:
             plots.append(Plot(name, caption, draw(name, lines, "step", y_label, from_zero=True)))
     return plots
