@@ -26,7 +26,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.transport import Refused, SignedClient
 from shoal_operator.local.key_wishes import ask, held_keys
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 WITHIN_SECONDS = 60.0
 LEAKED = ("orchestrator", "trainer", "relay", "validator")
