@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.local_run import read_manifest
-from shoal.cli.plan import Asked, document, json_text, planned
+from shoal.cli.plan import PlanRequest, document, json_text, planned
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,32 +21,32 @@ class Shape:
     """One run: its manifest, the options of its plan, and what its name says of its bottleneck."""
 
     manifest: str
-    asked: Asked
+    asked: PlanRequest
 
 
 QWEN_06B, QWEN_17B, QWEN_8B, QWEN_14B, QWQ_32B = "596049920", "1720574976", "8190735360", "14768307200", "32763876352"
 SHAPES: dict[str, Shape] = {
-    "one-gpu-0.6b": Shape("one-gpu-0.6b.yaml", Asked(QWEN_06B, gpu="RTX-4090")),
-    "one-node-1.7b": Shape("one-node-1.7b.yaml", Asked(QWEN_17B)),
-    "two-nodes-8b": Shape("two-nodes-8b.yaml", Asked(QWEN_8B)),
+    "one-gpu-0.6b": Shape("one-gpu-0.6b.yaml", PlanRequest(QWEN_06B, gpu="RTX-4090")),
+    "one-node-1.7b": Shape("one-node-1.7b.yaml", PlanRequest(QWEN_17B)),
+    "two-nodes-8b": Shape("two-nodes-8b.yaml", PlanRequest(QWEN_8B)),
     "home-lines-8b": Shape(
         "home-lines-8b.yaml",
-        Asked(QWEN_8B, uplink_mbit=5, downlink_mbit=20, strangers=("strangers=60",)),
+        PlanRequest(QWEN_8B, uplink_mbit=5, downlink_mbit=20, strangers=("strangers=60",)),
     ),
     "always-in-full-8b": Shape(
         "always-in-full-8b.yaml",
-        Asked(QWEN_8B, strangers=("strangers=100",)),
+        PlanRequest(QWEN_8B, strangers=("strangers=100",)),
     ),
-    "every-row-checked-14b": Shape("every-row-checked-14b.yaml", Asked(QWEN_14B)),
-    "adapters-32b": Shape("adapters-32b.yaml", Asked(QWQ_32B)),
-    "slow-store-32b": Shape("slow-store-32b.yaml", Asked(QWQ_32B, store_mbit=1000)),
+    "every-row-checked-14b": Shape("every-row-checked-14b.yaml", PlanRequest(QWEN_14B)),
+    "adapters-32b": Shape("adapters-32b.yaml", PlanRequest(QWQ_32B)),
+    "slow-store-32b": Shape("slow-store-32b.yaml", PlanRequest(QWQ_32B, store_mbit=1000)),
     "intellect-2": Shape(
         "../../examples/intellect-2/trainingrun.yaml",
-        Asked(QWQ_32B, mean_tokens=9000, strangers=("strangers=33",)),
+        PlanRequest(QWQ_32B, mean_tokens=9000, strangers=("strangers=33",)),
     ),
     "300-strangers-32b": Shape(
         "300-strangers-32b.yaml",
-        Asked(QWQ_32B, mean_tokens=9000, strangers=("strangers=300",)),
+        PlanRequest(QWQ_32B, mean_tokens=9000, strangers=("strangers=300",)),
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from shoal.contracts.algorithm import Clip
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.recipe import Recipe
 from shoal.planner.facts import WIDTH, PoolFacts, RunFacts
-from shoal.planner.findings import Finding, certain
+from shoal.planner.findings import Misfit, certain
 from shoal.planner.memory import Method
 from shoal.planner.model_shape import parameters_in
 from shoal.planner.rates import Gpu, gpu_named
@@ -101,7 +101,7 @@ def _asks_behaviour(recipe: Recipe) -> bool:
     return recipe.objective in ("decoupled_ppo", "dppo") or capped or recomputed
 
 
-def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Finding, ...] | None:
+def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Misfit, ...] | None:
     """What cannot work, by the size of an announced version, else by the size in the model's name; None where neither is known.
 
     A name rounds: `8B` may be 7.6 or 8.2. It counts with `NAME_SHARE` of what it says.

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from servers import ROOT
 from shoal.cli.local_run import read_manifest
 from shoal.cli.main import app
-from shoal.cli.plan import Asked, planned
+from shoal.cli.plan import PlanRequest, planned
 
 PAPER = str(ROOT / "examples" / "intellect-2" / "trainingrun.yaml")
 DEMO = str(ROOT / "examples" / "arithmetic" / "trainingrun.yaml")
@@ -60,7 +60,7 @@ def test_every_shipped_manifest_of_mode_train_can_work_or_waits_for_strangers(pa
         )
         return
     own_size = run.spec.model.generated is not None or run.spec.model.hugging_face is not None
-    made = planned(run, Asked(parameters=None if own_size else "700k"))
+    made = planned(run, PlanRequest(parameters=None if own_size else "700k"))
     assert [each for each in made.plan.findings if each.certain] == []
     assert made.plan.works or not any(pool.replicas for pool in run.spec.inference_pools)
 

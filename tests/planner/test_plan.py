@@ -8,7 +8,7 @@ import pytest
 from shoal.planner.disks import disks, served_bytes
 from shoal.planner.facts import PoolFacts, RunFacts, Surroundings
 from shoal.planner.findings import certain
-from shoal.planner.lengths import Lengths
+from shoal.planner.lengths import CompletionLengths
 from shoal.planner.model_shape import ModelShape
 from shoal.planner.plan import Plan, as_json, plan
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
@@ -61,7 +61,7 @@ def test_a_version_is_written_cut_and_stored_one_after_the_other() -> None:
 def test_training_costs_six_forward_passes_of_a_token() -> None:
     around = replace(AROUND, spread=0.01)
     tokens = 1000 * 1100
-    attention = 4 * Lengths(1000, 1000, 0.01).mean_position * 1000 * 10
+    attention = 4 * CompletionLengths(1000, 1000, 0.01).mean_position * 1000 * 10
     assert train_seconds(RUN, around) == pytest.approx(tokens * (20e9 + attention) * 6 / (10 * 1000e12 * 0.4))
     assert train_seconds(replace(RUN, behaviour=True), around) == pytest.approx(train_seconds(RUN, around) * 7 / 6)
     few = replace(RUN, reference=False, old_share=0.0)
@@ -295,13 +295,13 @@ def test_what_may_not_work_does_not_count_as_certain() -> None:
     assert made.works
 
 
-# Lengths and rates.
+# CompletionLengths and rates.
 
 
 def test_lengths_of_a_spread_of_zero_are_all_the_mean_and_no_file_waits_longer_than_the_limit() -> None:
-    assert Lengths(100, 1000, 1e-9).mean_position == pytest.approx(50)
-    assert Lengths(100, 1000, 1e-9).longest_of(64) == pytest.approx(100)
-    wide = Lengths(9000, 30_720)
+    assert CompletionLengths(100, 1000, 1e-9).mean_position == pytest.approx(50)
+    assert CompletionLengths(100, 1000, 1e-9).longest_of(64) == pytest.approx(100)
+    wide = CompletionLengths(9000, 30_720)
     assert wide.longest_of(1) == 9000 < wide.longest_of(8) < wide.longest_of(64) <= 30_720
     assert wide.longest_of(100_000) == 30_720
 

@@ -12,7 +12,7 @@ from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.roster import HOLDERS, KeyHolder, Roster
 from shoal.contracts.signed import Signed
-from shoal.planner.findings import Finding
+from shoal.planner.findings import Misfit
 from shoal_operator.api.keys import FINGERPRINT_DIGITS
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
@@ -97,7 +97,7 @@ class Findings:
     lighthouse: str | None = None
     has_islands: bool = False
     group_problem: str = ""
-    misfits: tuple[Finding, ...] | None = None
+    misfits: tuple[Misfit, ...] | None = None
     """What cannot work; None while the model's size is not known."""
 
     @property

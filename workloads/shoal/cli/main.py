@@ -308,11 +308,11 @@ def plan(
     with notes, 1 it cannot, 2 the input is wrong.
     """
     from shoal.cli.local_run import read_manifest
-    from shoal.cli.plan import Asked, document, json_text, lines, planned, rates_of_run
+    from shoal.cli.plan import PlanRequest, document, json_text, lines, planned, rates_of_run
 
     manifest = read_manifest(file)
     measured = rates_of_run(run, runs_dir) if run is not None else None
-    asked = Asked(
+    asked = PlanRequest(
         parameters, gpu, mean_tokens, prompt_tokens, signal_share, uplink, downlink, relay_mbit, store_mbit,
         delta_ratio, strangers or (), price,
     )  # fmt: skip

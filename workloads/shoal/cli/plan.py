@@ -1,6 +1,6 @@
 """`shoal plan`: what a manifest needs and how long its steps take, before anything runs. Text for people, JSON for machines.
 
-In: the manifest, what nobody can read from it (`Asked`), and a run to take measured rates from. Out: a `Plan` of `shoal.planner`, as lines.
+In: the manifest, what nobody can read from it (`PlanRequest`), and a run to take measured rates from. Out: a `Plan` of `shoal.planner`, as lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAINING_PHASES = ("behaviour_logprobs", "old_logprobs", "reference_logprobs", "
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """The options of `shoal plan`; None for those that follow from the manifest."""
 
     parameters: str | None = None
@@ -74,7 +74,7 @@ class Planned:
     measured: Measured | None
 
 
-def planned(run: TrainingRun, asked: Asked, measured: Measured | None = None) -> Planned:
+def planned(run: TrainingRun, asked: PlanRequest, measured: Measured | None = None) -> Planned:
     """Plan a manifest. Raises InputWrong for an option, a mode or a model that cannot be planned."""
     from shoal_operator.plan_facts import run_facts
 
@@ -109,7 +109,7 @@ def planned(run: TrainingRun, asked: Asked, measured: Measured | None = None) ->
     return Planned(plan(facts, around), tuple(_assumed(facts, around, mean_from, guessed, measured)), measured)
 
 
-def _mean_tokens(run: TrainingRun, asked: Asked, measured: Measured | None) -> tuple[float, str]:
+def _mean_tokens(run: TrainingRun, asked: PlanRequest, measured: Measured | None) -> tuple[float, str]:
     if asked.mean_tokens is not None:
         return asked.mean_tokens, "--mean-tokens"
     if measured is not None:

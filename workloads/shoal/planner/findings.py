@@ -19,7 +19,7 @@ Reason = Literal["VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "Broadcast
 
 
 @dataclass(frozen=True)
-class Finding:
+class Misfit:
     """One thing that does not fit. `certain`: the run cannot work; else it may not."""
 
     reason: Reason
@@ -37,7 +37,7 @@ def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
 
 
-def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | None = None) -> list[Finding]:
+def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | None = None) -> list[Misfit]:
     """What cannot work with versions of `version` bytes of a model that has at least `parameters`.
 
     `step_seconds`: of the last step, where there was one; then a version must reach the nodes before the next.
@@ -47,7 +47,7 @@ def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | 
     shards = -(-version // run.shard_bytes)
     if shards > MOST_SHARDS:
         found.append(
-            Finding(
+            Misfit(
                 "TooManyShards",
                 "broadcast.shardBytes",
                 f"{run.shard_bytes} makes {shards:,} shards of a version, and at most {MOST_SHARDS:,} are allowed",
@@ -57,7 +57,7 @@ def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | 
     requests = run.relays * run.relay_requests
     if step_seconds and requests and shards / requests > step_seconds:
         found.append(
-            Finding(
+            Misfit(
                 "BroadcastTooSlow",
                 "relayServer.rateLimits.requestsPerSecond",
                 f"a node needs {shards / requests:,.0f} s to ask for the {shards:,} shards of a version, and a step takes {step_seconds:,.0f} s",
@@ -71,10 +71,10 @@ def _lacks(disk: Disk, needed: int) -> bool:
     return disk.given is not None and disk.given < needed
 
 
-def _too_small(disk: Disk, needed: int, *, sure: bool = True) -> Finding:
+def _too_small(disk: Disk, needed: int, *, sure: bool = True) -> Misfit:
     given = gigabytes(disk.given or 0)
     unit = "" if disk.field.endswith("diskGib") else "Gi"
-    return Finding(
+    return Misfit(
         "VolumeTooSmall",
         disk.field,
         f"{disk.name} has {given} and needs {gigabytes(needed)} for {disk.holds}",
@@ -83,7 +83,7 @@ def _too_small(disk: Disk, needed: int, *, sure: bool = True) -> Finding:
     )
 
 
-def _weights(run: RunFacts, version: int, parameters: int) -> list[Finding]:
+def _weights(run: RunFacts, version: int, parameters: int) -> list[Misfit]:
     """Weights that are larger than the memory of the GPUs that the manifest names."""
     found = []
     for number, pool in enumerate(run.pools):
@@ -102,10 +102,10 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Finding]:
     return found
 
 
-def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Finding:
+def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Misfit:
     have = f"{gpus} x {gigabytes(gpu.nbytes)} of {gpu.name}"
     least = -(-needed // gpu.nbytes)
-    return Finding(
+    return Misfit(
         "MemoryTooSmall",
         field,
         f"{who} has {have} and needs {gigabytes(needed)} for weights and what is trained of them"
@@ -117,7 +117,7 @@ def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Finding:
 
 def likely(
     run: RunFacts, around: Surroundings, found: list[Disk], memory: dict[str, tuple[str, list[MemoryPart], int, Gpu]]
-) -> list[Finding]:
+) -> list[Misfit]:
     """What `certain` knows, and what follows from estimates. `memory`: by part, the manifest's field, bytes by cause, its GPUs."""
     sure = certain(run, around.version, around.model.parameters)
     known = {finding.field for finding in sure}
@@ -131,7 +131,7 @@ def likely(
         if gpus and needed > room and field not in known:
             largest = max(parts, key=lambda part: part.nbytes)
             more.append(
-                Finding(
+                Misfit(
                     "MemoryTooSmall",
                     field,
                     f"{who} needs {gigabytes(needed)} on each of its GPUs, of which {gigabytes(room)} of {gpu.name} are usable",

@@ -1,6 +1,6 @@
 """How long completions are: lognormal, cut at the longest that is allowed. Closed form, pure. Called by `step_parts`.
 
-Lengths of reasoning are skewed: most are short, a file waits for its longest. `SPREAD` makes the mean 0.29 of the longest of 64, as in runs at
+CompletionLengths of reasoning are skewed: most are short, a file waits for its longest. `SPREAD` makes the mean 0.29 of the longest of 64, as in runs at
 the paper's lengths (mean 9,000, limit 30,720).
 """
 
@@ -13,7 +13,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Lengths:
+class CompletionLengths:
     """Tokens of completions: the mean, and the most that is allowed."""
 
     mean: float

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import MBIT, RunFacts, Surroundings
-from shoal.planner.findings import Finding, likely
+from shoal.planner.findings import Misfit, likely
 from shoal.planner.memory import MemoryPart, engine, total, trainer_rank, validator
 from shoal.planner.rates import Gpu
 from shoal.planner.step_parts import (
@@ -48,7 +48,7 @@ ALMOST = 0.999
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """One part of a step. `stage`: parts of one stage run one after the other, and share their machines."""
 
     name: str
@@ -119,14 +119,14 @@ class Plan:
     run_seconds: float
     tokens_a_step: float
     forward_units: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     bottleneck: Bottleneck
     counts: tuple[Counts, ...]
     links: tuple[Link, ...]
     disks: tuple[Disk, ...]
     memory: tuple[PartMemory, ...]
     cost: Cost
-    findings: tuple[Finding, ...]
+    findings: tuple[Misfit, ...]
 
     @property
     def works(self) -> bool:
@@ -157,7 +157,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
     step = max(slowest, loop / (run.async_level + 1))
     finite = math.isfinite(step)
     parts = tuple(
-        Part(name, stage, each, 1 - each / step if finite else (0.0 if math.isinf(each) else 1.0))
+        StepPart(name, stage, each, 1 - each / step if finite else (0.0 if math.isinf(each) else 1.0))
         for (name, stage), each in seconds.items()
     )
     memory = _memory(run, around)
@@ -194,7 +194,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
 
 
 def _bottleneck(
-    run: RunFacts, around: Surroundings, parts: tuple[Part, ...], stages: dict[str, float], loop: float, step: float
+    run: RunFacts, around: Surroundings, parts: tuple[StepPart, ...], stages: dict[str, float], loop: float, step: float
 ) -> Bottleneck:
     slow = max(stages, key=lambda name: stages[name])
     if stages[slow] < ALMOST * step:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
-from shoal.planner.lengths import Lengths
+from shoal.planner.lengths import CompletionLengths
 from shoal.planner.memory import LORA_SHARE, recomputes
 from shoal.planner.rates import (
     APPLY_BYTES_A_SECOND,
@@ -28,7 +28,7 @@ LEAST_SLOTS = 1
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseTime:
     """One lease of one worker of a pool, in seconds."""
 
     pool: str
@@ -50,9 +50,9 @@ class Lease:
         return self.upload / self.seconds
 
 
-def lengths(around: Surroundings, run: RunFacts) -> Lengths:
+def lengths(around: Surroundings, run: RunFacts) -> CompletionLengths:
     """Of this run's completions."""
-    return Lengths(min(around.mean_tokens, run.completion_tokens), run.completion_tokens, around.spread)
+    return CompletionLengths(min(around.mean_tokens, run.completion_tokens), run.completion_tokens, around.spread)
 
 
 def attention_flops(around: Surroundings, positions: float) -> float:
@@ -65,7 +65,7 @@ def workers_of(pool: PoolFacts, around: Surroundings) -> int:
     return pool.replicas + (around.strangers.get(pool.name, 0) if pool.open else 0)
 
 
-def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: bool) -> Lease:
+def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: bool) -> LeaseTime:
     """One lease. Strangers upload through `uplink_mbit`, pods through the store's line, which all of them share in `upload_seconds`."""
     device, devices = around.device(pool.gpus, pool.gpu), max(1, pool.gpus)
     each, rows = lengths(around, run), run.file_rows
@@ -80,7 +80,7 @@ def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: boo
     computing = devices * device.flops * TRAINING_SHARE
     bandwidth = devices * device.bandwidth * DECODE_SHARE
     uplink = around.uplink_mbit if stranger else around.store_mbit
-    return Lease(
+    return LeaseTime(
         pool=pool.name,
         workers=around.strangers.get(pool.name, 0) if stranger else pool.replicas,
         prefill=rows * around.prompt_tokens * 2.0 * around.model.parameters / computing,
@@ -90,7 +90,7 @@ def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: boo
     )
 
 
-def leases(run: RunFacts, around: Surroundings) -> list[Lease]:
+def leases(run: RunFacts, around: Surroundings) -> list[LeaseTime]:
     """Those of all pools that have workers; strangers of a pool beside its pods."""
     made = [lease(run, around, pool, stranger=False) for pool in run.pools if pool.replicas]
     made += [
