@@ -1,6 +1,6 @@
 """How long completions are: lognormal, cut at the longest that is allowed. Closed form, pure. Called by `step_parts`.
 
-CompletionLengths of reasoning are skewed: most are short, a file waits for its longest. `SPREAD` makes the mean 0.29 of the longest of 64, as in runs at
+Lengths of reasoning are skewed: most are short, and a file waits for its longest. `SPREAD` makes the mean 0.29 of the longest of 64, as at
 the paper's lengths (mean 9,000, limit 30,720).
 """
 
