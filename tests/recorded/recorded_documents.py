@@ -387,6 +387,19 @@ DOCUMENTS: dict[str, Contract] = {
     ),
     "run-config-prime": samples.run_config(recipe=Recipe(algorithm=Algorithm(prime=Prime()))),
     "run-config-dr-grpo": samples.run_config(recipe=Recipe(algorithm=Algorithm(dr_grpo=Clip()))),
+    "run-config-gspo": samples.run_config(
+        recipe=Recipe(
+            algorithm={"gspo": {}},
+            overlong_filter=True,
+            mismatch_correction={"icepop": {}, "sequence": {}},
+            schedules={"learning_rate": [{"step": 0, "value": 1e-6}]},
+        )
+    ),
+    "run-config-cispo": samples.run_config(recipe=Recipe(algorithm={"cispo": {}}, mismatch_correction={"truncate": {}})),
+    "run-config-dppo": samples.run_config(recipe=Recipe(algorithm={"dppo": {}})),
+    "run-config-custom": samples.run_config(
+        recipe=Recipe(algorithm={"custom": {"path": "lab.objectives:OURS", "sha256": "ab" * 32}})
+    ),
     "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()))),
     "run-config-generate": samples.run_config(mode="Generate", steps=0, generate=GenerateSettings(max_completion_tokens=100)),
     "run-config-sft": samples.run_config(mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"))),
