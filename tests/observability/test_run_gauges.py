@@ -11,6 +11,7 @@ from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings, sampling_of
 from shoal.contracts.problems import ProblemCode, Refusal
+from shoal.contracts.protocol import Lease
 from shoal.contracts.run import Prepared
 from shoal.evaluation.versions import ScoredVersion
 from shoal.orchestrator import metrics
@@ -176,14 +177,16 @@ def test_a_refusal_by_the_quota_is_counted_apart_from_one_for_lack_of_room(
     def counts() -> tuple[float, ...]:
         return tuple(told("shoal_leases_total", outcome=outcome) or 0.0 for outcome in ("granted", "quota", "refused"))
 
+    leases: list[Lease] = []
+
     def asked() -> tuple[float, ...]:
         before = counts()
         with contextlib.suppress(Refusal), metrics.counted(metrics.LEASES):
-            run.lease(node)
+            leases.append(run.lease(node))
         return tuple(now - then for now, then in zip(counts(), before, strict=True))
 
     assert asked() == (1, 0, 0)
-    run.hand_in(node)
+    run.confirm(leases[0], run.upload(leases[0]))
     monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1)
     assert asked() == (0, 1, 0), "the file was the one of the hour"
     monkeypatch.setattr(uploads, "FILES_AN_HOUR", 1000)

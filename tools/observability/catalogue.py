@@ -52,6 +52,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "phase": ("what the process works on", "fixed words in the code"),
     "for_what": ("what is waited for, in words", "fixed phrases in the code"),
     "folder": ("volume of the pod", ", ".join(FOLDERS)),
+    "place": ("beside other versions, or over one that was held", "beside, over"),
     "outcome": ("how it ended", "fixed words in the code"),
     "reason": ("why", "`RejectReason` of contracts/verdicts.py, or fixed words in the code"),
     "status": ("the answer", "status codes, or fixed words in the code"),

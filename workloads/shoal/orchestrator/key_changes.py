@@ -10,7 +10,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.verdicts import Opinion, Verdict
-from shoal.contracts.work import WorkKind, kind_of
+from shoal.contracts.work import EvaluationSlice
 from shoal.ledger.entries import KeysChanged
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
@@ -45,7 +45,11 @@ def notice(state: RunState) -> KeysNotice:
 def past_work(state: RunState) -> PastWork:
     """All that the ledger holds by now: what comes later is signed with later keys, which are not asked for it."""
     view = state.view
-    accepted = [step for step, files in list(view.accepted.items()) if files and kind_of(step) is WorkKind.STEP]
+    accepted = [
+        step
+        for step, files in list(view.accepted.items())
+        if files and not isinstance(state.codec.decode(step), EvaluationSlice)
+    ]
     return PastWork(
         run=state.config.run,
         versions=dict(view.versions),
