@@ -12,12 +12,13 @@ import yaml
 
 from shoal.cli.local_run import config_of, read_manifest
 from shoal.contracts.evaluation import Truncation
+from shoal.contracts.pools import EngineSettings
 from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.inference.evaluation.record import of_benchmarks
-from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
+from shoal.inference.evaluation.record import Asked, of_benchmarks
+from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, Settings, ask, planned
 
 POSITIONS = 96
 
@@ -116,6 +117,10 @@ def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
         ask(model, environment, environment.tasks(2, 0), EvaluationRequest(1, 1.0, max_tokens=POSITIONS), print)
 
 
+def benchmarks(manifest: Path) -> list[Asked]:
+    return of_benchmarks(config_of(read_manifest(manifest)), EngineSettings(max_sequences=7), seed=9)
+
+
 def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> None:
     rows = [{"prompt": f"What is 1 + {n}?", "answer": str(n + 1)} for n in range(7)]
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -132,7 +137,7 @@ def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> No
     drawn = {"name": "drawn", "tasks": {"environment": "arithmetic", "count": 4}, "maxCompletionTokens": 16}
     manifest["spec"]["evaluation"] = {"benchmarks": [held, drawn]}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(manifest))
-    first, second = of_benchmarks(config_of(read_manifest(tmp_path / "run.yaml")), seed=9)
+    first, second = benchmarks(tmp_path / "run.yaml")
     assert (first.name, first.environment.name, len(first.tasks)) == ("held", "math", 7)
     assert [first.wanted.samples, first.wanted.temperature, first.wanted.max_tokens, first.wanted.seed] == [
         3,
@@ -144,8 +149,23 @@ def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> No
     assert first.wanted.prompt is not None
     assert first.wanted.prompt.assistant_prefix == "so "
     assert (second.name, len(second.tasks), second.wanted.max_tokens) == ("drawn", 4, 16)
+    assert (second.wanted.longest, second.wanted.engine.max_sequences) == (64, 7)
 
     manifest["spec"]["evaluation"]["benchmarks"][0]["tasks"]["dataset"] = {"object": "held.jsonl"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(manifest))
     with pytest.raises(CannotEvaluate, match=r"benchmarks, held: tasks.dataset.object lies in the run's store"):
-        of_benchmarks(config_of(read_manifest(tmp_path / "run.yaml")), seed=9)
+        benchmarks(tmp_path / "run.yaml")
+
+
+def test_a_benchmark_of_a_source_is_judged_and_asked_as_that_source() -> None:
+    [asked] = benchmarks(Path(__file__).parents[2] / "examples" / "mixture" / "trainingrun.yaml")
+    assert asked.environment.name == "arithmetic"
+
+
+def test_completions_end_at_the_longest_sequence_of_a_run_where_it_has_one() -> None:
+    [task] = Arithmetic().tasks(1, 0)
+    settings = Settings(1, 1.0, 50)
+    [row] = planned([task], [[1] * 40], settings, 64, cut=True)
+    assert row.request.max_tokens == 24
+    with pytest.raises(CannotEvaluate, match=r"it exceeds the model's 64: allowed: --max-tokens up to 24$"):
+        planned([task], [[1] * 40], settings, 64)

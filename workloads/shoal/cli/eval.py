@@ -9,6 +9,7 @@ import typer
 from shoal.errors import InputWrong, RunFailed
 
 if TYPE_CHECKING:
+    from shoal.contracts.pools import EngineSettings
     from shoal.contracts.prompts import PromptSettings
     from shoal.contracts.run import RunConfig
 
@@ -111,7 +112,7 @@ def evaluate(
     try:
         if file is not None:
             check_paths(model, output)
-            asked = of_benchmarks(benchmarks_of(context, file), seed)
+            asked = of_benchmarks(*run_of(context, file), seed)
         else:
             if top_p == 0.0:
                 raise InputWrong(
@@ -129,16 +130,19 @@ def evaluate(
         raise RunFailed(str(error)) from None
 
 
-def benchmarks_of(context: typer.Context, file: Path) -> "RunConfig":
-    """The manifest's run; raises InputWrong for an option that it answers itself."""
+def run_of(context: typer.Context, file: Path) -> "tuple[RunConfig, EngineSettings]":
+    """The manifest's run, and how its first pool's engines start; raises InputWrong for an option that it answers itself."""
     from shoal.cli.local_run import config_of, read_manifest
+    from shoal.contracts.pools import EngineSettings
 
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in BESIDE_A_MANIFEST and source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
             raise InputWrong(f"--{option}: with -f the manifest's benchmarks say it; allowed beside -f: --seed, --json")
-    return config_of(read_manifest(file))
+    manifest = read_manifest(file)
+    pools = manifest.run.spec.inference_pools
+    return config_of(manifest), pools[0].engine if pools else EngineSettings()
 
 
 def prompt_settings(

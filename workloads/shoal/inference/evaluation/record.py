@@ -16,11 +16,12 @@ from pydantic import Field
 from shoal import environments
 from shoal.contracts.base import Contract, Sha256Hex, unset
 from shoal.contracts.evaluation import Benchmark, Truncation
+from shoal.contracts.pools import EngineSettings
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments import BadEnvironment
 from shoal.environments.base import Environment
-from shoal.environments.task_source import BadTaskSource, benchmark_tasks
+from shoal.environments.task_source import BadTaskSource, benchmark_tasks, environment_name, prompt_of
 from shoal.evaluation.scores import Estimate, Scores, scores
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 
@@ -94,8 +95,8 @@ def _of_environment(name: str, count: int | None, wanted: EvaluationRequest) -> 
         raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
 
 
-def of_benchmarks(config: RunConfig, seed: int) -> list[Asked]:
-    """What the run's workers would ask for spec.evaluation, sampled with `seed`. Reads the data sets. Raises CannotEvaluate."""
+def of_benchmarks(config: RunConfig, engine: EngineSettings, seed: int) -> list[Asked]:
+    """What the run's workers would ask for spec.evaluation, sampled with `seed` by such an engine. Reads the data sets. Raises CannotEvaluate."""
     if config.evaluation is None:
         raise CannotEvaluate("spec.evaluation: absent; give --env, or the benchmarks there")
     found = []
@@ -106,18 +107,18 @@ def of_benchmarks(config: RunConfig, seed: int) -> list[Asked]:
                 f"{where}: tasks.dataset.object lies in the run's store; name a copy of it with `path`"
             )
         try:
-            environment = environments.load(each.tasks.environment)
+            environment = environments.load(environment_name(config.tasks, each.tasks))
             with tempfile.TemporaryDirectory(prefix="shoal-eval-") as scratch:
                 tasks = benchmark_tasks(config, each, environment, Path(scratch)).tasks
         except BadEnvironment as error:
             raise CannotEvaluate(f"{where}: {error}") from None
         except BadTaskSource as error:
             raise CannotEvaluate(str(error)) from None
-        found.append(Asked(environment, tasks, _request(config, each, seed), each.name))
+        found.append(Asked(environment, tasks, _request(config, engine, each, seed), each.name))
     return found
 
 
-def _request(config: RunConfig, each: Benchmark, seed: int) -> EvaluationRequest:
+def _request(config: RunConfig, engine: EngineSettings, each: Benchmark, seed: int) -> EvaluationRequest:
     return EvaluationRequest(
         each.samples,
         each.temperature,
@@ -125,7 +126,9 @@ def _request(config: RunConfig, each: Benchmark, seed: int) -> EvaluationRequest
         seed,
         each.target_length or 0,
         Truncation.of(each.min_p, each.top_k, each.top_p),
-        each.prompt or config.tasks.prompt,
+        each.prompt or prompt_of(config.tasks, each.tasks.source),
+        config.recipe.max_sequence_length,
+        engine,
     )
 
 

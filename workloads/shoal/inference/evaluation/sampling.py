@@ -7,13 +7,14 @@ so that a score here is the score that a run would have given. Called by `cli/ev
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.final_model import ModelOrigin, read_origin
+from shoal.contracts.pools import EngineSettings
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
@@ -68,6 +69,10 @@ class EvaluationRequest:
     truncation: Truncation | None = None
     prompt: PromptSettings | None = None
     """None: as the model's run made its prompts, else by the tokenizer's chat template where it has one."""
+    longest: int | None = None
+    """Tokens of prompt and completion together, as a run has them: tasks without room are left out, and completions end there. None: the model's
+    positions, and what does not fit is refused."""
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
 
 def ask(
@@ -104,14 +109,27 @@ def ask(
         ]
     except BadPrompt as error:
         raise CannotEvaluate(f"no prompts can be made: {error}") from None
-    settings = chosen(wanted, origin, targets, max(map(len, prompts)), checkpoint.max_positions)
-    rows = planned(tasks, prompts, settings, checkpoint.max_positions)
+    positions = min(checkpoint.max_positions, wanted.longest or checkpoint.max_positions)
+    if wanted.longest is not None:
+        fit = [index for index, prompt in enumerate(prompts) if len(prompt) < positions]
+        if not fit:
+            raise CannotEvaluate(
+                f"no prompt has less than {positions} tokens, the longest sequence of the run or of the model"
+            )
+        if len(fit) < len(tasks):
+            say(
+                f"{len(tasks) - len(fit)} of {len(tasks)} tasks are left out: their prompts leave no room for an answer"
+            )
+        tasks, prompts = [tasks[index] for index in fit], [prompts[index] for index in fit]
+    settings = chosen(wanted, origin, targets, max(map(len, prompts)), positions)
+    rows = planned(tasks, prompts, settings, positions, cut=wanted.longest is not None)
     for line in how_asked(wanted, origin, settings):
         say(line)
     from shoal.inference.engine import Engine  # vLLM: half a minute, which a mistake in the options should not cost
 
-    longest = max(len(row.request.prompt_tokens) for row in rows) + settings.max_tokens
-    engine = Engine(checkpoint, max_sequence_length=longest, batch=min(len(rows), ROWS_TOGETHER))
+    longest = max(len(row.request.prompt_tokens) + row.request.max_tokens for row in rows)
+    batch = min(len(rows), ROWS_TOGETHER)
+    engine = Engine(checkpoint, max_sequence_length=longest, batch=batch, settings=wanted.engine)
     tools = tools_of(environment, tokenizer, checkpoint.eos_token_ids)
     answers: list[Answer] = []
     try:
@@ -181,12 +199,15 @@ def how_asked(wanted: EvaluationRequest, origin: ModelOrigin | None, settings: S
 
 
 def planned(
-    tasks: Sequence[Task], prompts: Sequence[Sequence[int]], settings: Settings, positions: int
+    tasks: Sequence[Task], prompts: Sequence[Sequence[int]], settings: Settings, positions: int, *, cut: bool = False
 ) -> list[PlannedRow]:
-    """The completions to ask for, `samples` of each task one after the other. Raises CannotEvaluate when one would not fit the model."""
+    """The completions to ask for, `samples` of each task one after the other.
+
+    One that would not fit is `cut`, as workers do, or CannotEvaluate is raised.
+    """
     rows = []
     for index, (task, prompt) in enumerate(zip(tasks, prompts, strict=True)):
-        if len(prompt) + settings.max_tokens > positions:
+        if len(prompt) + settings.max_tokens > positions and not cut:
             raise CannotEvaluate(
                 f"the prompt of {task.problem_id} has {len(prompt)} tokens; with {settings.max_tokens} more it exceeds the model's {positions}:"
                 f" allowed: --max-tokens up to {max(0, positions - len(prompt))}"
@@ -196,7 +217,7 @@ def planned(
                 tuple(prompt),
                 answer_seed(settings.seed, task.problem_id, sample),
                 settings.temperature,
-                settings.max_tokens,
+                min(settings.max_tokens, positions - len(prompt)),
                 settings.truncation,
             )
             rows.append(PlannedRow(task, index, sample, settings.target(index), request))
