@@ -1,6 +1,8 @@
 """Parts of a recipe that act over steps: schedules, corrections, completions that were cut off, an objective of the run's own."""
 
 import hashlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from tiny_run import MAX_LENGTH, Orchestrator, recipe, write_base
 
 from servers import Loopback
 from shoal.contracts.schedules import SchedulePoint, value_at
+from shoal.errors import EXIT_INPUT_WRONG
 from shoal.training.batches import plan_step
 from shoal.training.custom_objective import BadObjective, load_objective
 from shoal.training.loss import Objective
@@ -161,6 +164,33 @@ def test_an_import_path_that_lies_about_its_digest_is_refused_by_name_and_never_
     ):
         pod.trainer()
     assert not own.with_suffix(".ran").exists()
+
+
+def test_a_trainer_ends_at_once_for_an_objective_that_lies(
+    tmp_path: Path, own: Path, orchestrator: Orchestrator, loopback: Loopback
+) -> None:
+    given = recipe(algorithm={"custom": {"path": "lab.own:REINFORCE", "sha256": "0" * 64}})
+    config = Pod(tmp_path, write_base(tmp_path / "base"), orchestrator, recipe=given).run
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "run.json").write_bytes(config.to_json())
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {
+        "SHOAL_HOME": str(tmp_path),
+        "SHOAL_BIND": loopback.address(),
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal.training"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | variables,
+    )
+    assert done.returncode == EXIT_INPUT_WRONG, done.stderr[-2000:]
+    assert "the recipe says 0000" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_is_no_objective_is_refused_by_name(own: Path) -> None:

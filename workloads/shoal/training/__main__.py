@@ -10,6 +10,7 @@ import sys
 from shoal import telemetry
 from shoal.contracts.run import home, load_run_config, pod_name
 from shoal.crypto.keys import PrivateKey
+from shoal.errors import EXIT_INPUT_WRONG
 
 PORT = 9100
 SILENT_SECONDS = 900.0
@@ -29,8 +30,10 @@ def main() -> None:
     from shoal.storage import open_store  # what follows imports torch, which reads the environment
     from shoal.training.base_model import fetch_base_model
     from shoal.training.context import TrainerContext
+    from shoal.training.custom_objective import BadObjective
     from shoal.training.extensions.enabled import enabled_extensions
     from shoal.training.loop import Trainer
+    from shoal.training.objectives import objective_of
     from shoal.training.parallel import start_ranks
     from shoal.training.progress import ProgressReporter
     from shoal.transport import SignedClient
@@ -38,6 +41,11 @@ def main() -> None:
 
     config = load_run_config()
     telemetry.every_line(run=config.run)
+    try:
+        objective_of(config.recipe)  # before the base model is fetched, which may take minutes
+    except BadObjective as error:
+        log.error("the run's objective cannot be used", field="spec.recipe.algorithm.custom", reason=str(error))
+        sys.exit(EXIT_INPUT_WRONG)
     liveness = telemetry.Liveness(SILENT_SECONDS)
     starting: list[str] = ["the base model is being loaded"]
     if os.environ.get("LOCAL_RANK", "0") == "0":
