@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from changed_keys import RunKeys
 from samples import NOW, RUN, key
 from shoal.contracts.roster import ROLES
+from shoal.contracts.signed import sign
 from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, TrustedKeys
 from shoal.transport.keys_watch import KeysWatch
 from shoal.transport.service import add_keys_route
@@ -93,7 +94,9 @@ def test_forged_old_and_broken_answers_change_nothing(server: Server) -> None:
     before = trust.roster
     changed = json.loads(keys.roster.to_json())
     changed["document"]["keys"]["relay"] = key(77).public
+    empty = first.document.model_copy(update={"first_signature": first.signature})
     for status, body in (
+        (200, KeysNotice(roster=sign(empty, key(1))).to_json()),
         (200, KeysNotice(roster=first).to_json()),
         (200, KeysNotice(roster=thief.roster).to_json()),
         (200, json.dumps({"roster": changed, "past": None}).encode()),
@@ -103,3 +106,16 @@ def test_forged_old_and_broken_answers_change_nothing(server: Server) -> None:
         server.answer = (status, body)
         watch.turn(deadline_seconds=0.2)
         assert trust.roster == before
+
+
+def test_a_watch_outlives_whatever_goes_wrong(server: Server) -> None:
+    keys = new_keys()
+
+    def fails() -> None:
+        raise KeyError("whoever is told")
+
+    watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url, fails)
+    for role in ("trainer", "relay"):
+        server.answer = (200, KeysNotice(roster=keys.change(role, NOW)).to_json())
+        watch.turn()
+    assert watch.keys.roster.generation == 3

@@ -113,6 +113,8 @@ def verified_roster(signed: Signed[Roster], run_key: str) -> Roster:
             f"Roster is signed by {signed.signer[:12]}..., and no change of the run key leads there from {run_key[:12]}..."
         )
     signed.verified(keys[-1])
+    if roster.first_signature is not None and not roster.changes:
+        raise BadSignature("Roster has first_signature and no change of a key; the first roster of a run has neither")
     _check_changes(roster, keys[0])
     return roster
 
@@ -143,6 +145,9 @@ def _check_changes(roster: Roster, first_run_key: str) -> None:
         signed.verified(change.new if by_new else change.old)
         holds[change.role], last_unix = change.new, change.unix
         used.add(change.new)
+    for role, key in roster.keys.items():
+        if holds[role] != key:
+            raise BadSignature(f"Roster gives the {role} key {key[:12]}..., its changes lead to {holds[role][:12]}...")
 
 
 def next_run_key(roster: Roster) -> str | None:
@@ -170,7 +175,7 @@ def is_newer(offered: Roster, held: Roster) -> bool:
         common = min(len(offered.changes), len(held.changes))
         if offered.changes[:common] != held.changes[:common]:
             raise BadSignature("Roster has other changes than the one that is held: the run key signed two histories")
-        return len(offered.changes) >= len(held.changes)
+        return len(offered.changes) > len(held.changes)
     until = max((n for n, each in enumerate(held.changes, 1) if each.document.role == "run"), default=0)
     if offered.changes[:until] != held.changes[:until]:
         raise BadSignature("Roster has another succession of run keys than the one that is held")

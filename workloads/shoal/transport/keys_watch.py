@@ -8,10 +8,9 @@ import random
 import threading
 from collections.abc import Callable
 
-from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.telemetry import STOP, get_logger
-from shoal.transport.client import Refused, SignedClient, Unavailable
+from shoal.transport.client import SignedClient
 
 ASK_SECONDS = 10.0
 """A leaked key is to be refused everywhere within a minute: the orchestrator starts again with the new roster, and then everybody asks once."""
@@ -54,19 +53,20 @@ class KeysWatch:
         return self
 
     def turn(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        """Ask once; a server that is away, older or lying is logged once, and what is known stands."""
+        """Ask once; a server that is away, older or lying is logged once, and what is known stands. Raises nothing: the thread must go on."""
+        problem = ""
         try:
             newer = ask_for_keys(
                 self._client, self.keys, all_of_it=not self._answered, deadline_seconds=deadline_seconds
             )
-            self._answered, problem = True, ""
-        except (Refused, Unavailable, BadSignature) as error:
-            newer, problem = False, f"{type(error).__name__}: {str(error)[:300]}"
+            self._answered = True
+            if newer:
+                self._changed()
+        except Exception as error:  # `Refused`, `Unavailable`, `BadSignature`, and whatever else an answer brings about
+            problem = f"{type(error).__name__}: {str(error)[:300]}"
         if problem and problem != self._problem:
             get_logger().warning("cannot learn of changed keys", problem=problem)
         self._problem = problem
-        if newer:
-            self._changed()
 
     def _follow(self) -> None:
         while not STOP.wait(ASK_SECONDS * random.uniform(0.8, 1.2)):
