@@ -140,6 +140,29 @@ def test_forged_and_contradicting_rosters_are_refused() -> None:
     assert "begins with other keys" in refusal(lambda: held.adopt(others.change("trainer", NOW)))
 
 
+def test_the_keys_of_a_roster_are_those_that_its_changes_lead_to() -> None:
+    keys = new_keys()
+    keys.change("trainer", NOW)
+    other = {**keys.roster.document.keys, "trainer": key(50).public}
+    swapped = signed_again(keys.roster.document, keys.run_key, keys=other)
+    held = trust(keys)
+    assert "its changes lead to" in refusal(lambda: held.adopt(swapped))
+    assert held.roster.keys["trainer"] == keys.roles["trainer"].public
+    for fixed in (True, False):
+        verified_roster(new_keys(fixed=fixed).roster, key(1).public)
+
+
+def test_a_roster_with_the_same_changes_is_not_newer_and_one_without_any_has_no_earlier_signature() -> None:
+    keys = new_keys()
+    first = keys.roster
+    again = keys.change("trainer", NOW)
+    held = trust(keys)
+    assert not held.adopt(signed_again(again.document, keys.run_key, first_signature="0" * 128))
+    fresh = TrustedKeys(first, key(1).public)
+    forged = signed_again(first.document, key(1), first_signature=first.signature)
+    assert "no change of a key" in refusal(lambda: fresh.adopt(forged))
+
+
 def test_a_thief_of_the_run_key_is_ended_by_the_key_that_was_fixed() -> None:
     owner, thief = new_keys(), new_keys()
     held = trust(owner)
@@ -198,6 +221,26 @@ def test_only_the_orchestrator_of_the_newest_roster_says_what_is_past() -> None:
     forged = KeysNotice(roster=keys.roster, past=sign(PastWork(run=RUN, versions={7: DIGEST}), stolen))
     assert "PastWork is signed by" in refusal(lambda: held.take(forged))
     assert held.past is None
+
+
+def test_what_is_past_only_grows_while_one_orchestrator_key_says_it() -> None:
+    keys = new_keys()
+    keys.change("trainer", NOW, leaked=True)
+    held = trust(keys)
+
+    def take(versions: dict[int, str], step: int | None) -> PastWork | None:
+        past = PastWork(run=RUN, versions=versions, step=step)
+        held.take(KeysNotice(roster=keys.roster, past=sign(past, keys.roles["orchestrator"])))
+        return held.past
+
+    newest = take({7: DIGEST, 8: DIGEST}, 8)
+    for versions, step in (({7: DIGEST}, 8), ({7: DIGEST, 8: "f" * 64}, 9), ({7: DIGEST, 8: DIGEST}, 7)):
+        assert take(versions, step) == newest
+    assert take({7: DIGEST, 8: DIGEST}, None) == newest
+    later = take({7: DIGEST, 8: DIGEST, 9: DIGEST}, 8)
+    assert later is not None and 9 in later.versions
+    keys.change("orchestrator", NOW + 1, leaked=True)  # the thief may have signed what is not so
+    assert take({7: DIGEST}, 7) == PastWork(run=RUN, versions={7: DIGEST}, step=7)
 
 
 def test_verdicts_of_a_leaked_key_end_with_the_last_step_that_has_files() -> None:

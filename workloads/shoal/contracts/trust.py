@@ -33,6 +33,14 @@ class PastWork(Contract):
         default=None, ge=0, exclude_if=unset, description="the last training step or slice with an accepted file"
     )
 
+    def holds(self, other: "PastWork") -> bool:
+        """Whether this says all that `other` says, with the same digests. A ledger only grows: what holds less is older."""
+        return (
+            self.run == other.run
+            and other.versions.items() <= self.versions.items()
+            and (other.step is None or (self.step is not None and self.step >= other.step))
+        )
+
 
 class KeysNotice(Contract):
     """`GET /v1/keys` at orchestrator and discovery. It proves itself: it may come from anybody."""
@@ -81,14 +89,17 @@ class TrustedKeys:
             return True
 
     def take(self, notice: KeysNotice) -> bool:
-        """Take a notice: its roster if it is newer, and what the orchestrator of the newest roster says of the past. Raises as `adopt` does."""
+        """Take a notice: its roster if it is newer, and what the orchestrator of the newest roster says of the past, unless that holds less than
+        what is known. Raises as `adopt` does."""
         newer = self.adopt(notice.roster)
         if notice.past is not None and notice.past != self._past and notice.roster == self._signed:
             past = notice.past.verified(self.roster.keys["orchestrator"])
             if past.run != self.roster.run:
                 raise BadSignature(f"PastWork is of run {past.run!r}, this is {self.roster.run!r}")
             with self._lock:
-                self._past = notice.past
+                # What another key signed counts no more: the key before may have leaked, and have claimed what is not so.
+                if self._past is None or self._past.signer != notice.past.signer or past.holds(self._past.document):
+                    self._past = notice.past
         return newer
 
     def of(self, role: Role) -> "RoleKeys":
