@@ -238,7 +238,8 @@ def test_what_is_past_only_grows_while_one_orchestrator_key_says_it() -> None:
         assert take(versions, step) == newest
     assert take({7: DIGEST, 8: DIGEST}, None) == newest
     later = take({7: DIGEST, 8: DIGEST, 9: DIGEST}, 8)
-    assert later is not None and 9 in later.versions
+    assert later is not None
+    assert 9 in later.versions
     keys.change("orchestrator", NOW + 1, leaked=True)  # the thief may have signed what is not so
     assert take({7: DIGEST}, 7) == PastWork(run=RUN, versions={7: DIGEST}, step=7)
 

@@ -12,8 +12,11 @@ import pytest
 from tampering import TAMPERINGS, Copy, first
 from tiny_world import RUN, STEPS, World
 
+from changed_keys import RunKeys
 from shoal.contracts import keys
+from shoal.contracts.run import RunConfig
 from shoal.errors import InputWrong
+from shoal.ledger.entries import KeysChanged
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import AuditTerms, Recorder
 
@@ -27,6 +30,19 @@ def test_an_honest_run_is_recomputed_bit_for_bit(world: World, tmp_path: Path) -
     assert [stage for stage, totals in result.stages.items() if totals.unchecked] == []
     assert list(result.stages) == ["ledger", *EVERYTHING]
     assert all(totals.done == totals.of > 0 for totals in result.stages.values())
+
+
+def test_an_honest_run_stays_good_after_the_validators_key_leaked(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    changed = RunKeys(RUN, world.run_key, dict(world.role_keys))
+    roster = changed.change("validator", copy.entries()[-1].unix, leaked=True)
+    copy.rewrite(lambda facts: [*facts, KeysChanged(keys=roster)])
+    copy.store.put(keys.ROSTER, roster.to_json())
+    copy.config = RunConfig.model_validate({**world.config.model_dump(), "roster": roster})
+    result = copy.audit("batches", "steps", steps=(0, 0))
+    assert result.findings == []
+    assert result.steps_equal == 1
+    assert result.stages["batches"].done == result.stages["batches"].of
 
 
 @pytest.mark.parametrize(("change", "stages", "stage", "words"), TAMPERINGS, ids=[t[0].__name__ for t in TAMPERINGS])

@@ -13,6 +13,7 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.trust import HeldKeys
 from shoal.contracts.work import EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
@@ -126,7 +127,7 @@ class RowReader:
         self._config = config
         self._extensions = Extensions(*recipe_extensions(config.recipe))
         limits = RowLimits(vocabulary, config.recipe.max_sequence_length, self._extensions.continuations)
-        self._reader = Reader(config, store, limits)
+        self._reader = Reader(config, store, limits, HeldKeys(evidence.roster, "validator"))
 
     def plan(self, batch: StepBatch) -> tuple[StepRows, StepPlan | None]:
         """Raises `BadBatch`."""

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -143,6 +144,7 @@ class Remaking:
             progress=ProgressReporter(evidence.config.run, None, store),
             liveness=liveness,
             ranks=self._ranks,
+            signers=partial(HeldKeys, evidence.roster),
         )
         recipe = evidence.config.recipe
         extensions = [] if evidence.config.mode == "SFT" else recipe_extensions(recipe)

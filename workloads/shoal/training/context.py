@@ -3,10 +3,13 @@
 Made by `__main__`; given to the loop, its method and its extensions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.contracts.roster import Role
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signer
 from shoal.storage import Store
 from shoal.telemetry import Liveness
 from shoal.training.parallel import Ranks
@@ -18,7 +21,7 @@ class TrainerContext:
     """`store` holds the run's data; `state_store` takes this trainer's states and reports, most often the same one.
 
     Folders: `base` has the base checkpoint, `outbox` takes versions, `scratch` has files on their way to and from the store.
-    `attempt` names the pod.
+    `attempt` names the pod. `signers`: whom to believe about documents of a role; None: `config.trust`, as in a run that goes on.
     """
 
     config: RunConfig
@@ -31,6 +34,11 @@ class TrainerContext:
     progress: ProgressReporter
     liveness: Liveness
     ranks: Ranks
+    signers: Callable[[Role], Signer] | None = None
+
+    def signer(self, role: Role) -> Signer:
+        """Who is believed as `role`."""
+        return self.signers(role) if self.signers is not None else self.config.trust.of(role)
 
     def alive(self) -> None:
         """A sign of life in a long wait: to the kubelet at once, to the orchestrator now and then."""

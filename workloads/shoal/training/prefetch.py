@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from shoal.contracts.run import RunConfig
+from shoal.contracts.signed import Signer
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, Store, StoreUnavailable
 from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch, read_groups
@@ -24,13 +25,15 @@ class Reader:
     config: RunConfig
     store: Store
     limits: RowLimits
+    signer: Signer | None = None
+    """Of verdicts; None: who holds the validators' key by now, as `config.trust` has it."""
 
     def rows(self, batch: StepBatch) -> StepRows:
         """Raises BadBatch and `StoreUnavailable` as `read_groups` does."""
         return read_groups(
             self.store,
             batch,
-            self.config.trust.of("validator"),
+            self.signer or self.config.trust.of("validator"),
             self.limits,
             leave_out=self.config.failure_policy.bad_data == "LeaveOut",
         )

@@ -43,6 +43,7 @@ class Reinforcement:
             config,
             context.store,
             RowLimits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations),
+            context.signer("validator"),
         )
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
@@ -53,7 +54,7 @@ class Reinforcement:
         if needs_behaviour(context.config.recipe):
             served = served_dtype(context.base)
             self._behaviour = BehaviourWeights(
-                context.config, context.store, tools.states, self._policy, tools.copy, context.ranks, context.scratch, served, context.liveness
+                context.config, context.store, tools.states, self._policy, tools.copy, context.ranks, context.scratch, served, context.liveness,
             )  # fmt: skip
 
     def train(self, step: int) -> Report | Untrained:
