@@ -15,7 +15,10 @@ from shoal.contracts.recipe import S3Storage
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.contracts.signed import Signed
+from shoal.contracts.trust import HeldKeys
 from shoal.errors import InputWrong
+from shoal.ledger.audit import BadLedger
+from shoal.ledger.reading import newest_roster
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.report.access import NoRun, open_run
 from shoal.report.run_folders import find_run, is_run, no_run_yet
@@ -65,22 +68,22 @@ def open_for_audit(
         store, own = open_place(source, runs_dir, endpoint, credentials)
         described = own if join is None else read_join(join)
         trust = _trust(store, run_key, join, described)
-        config = described if isinstance(described, RunConfig) else _stored_config(store, trust)
-    except StoreUnavailable as error:
+        signed, roster = newest_roster(store, trust)
+        config = described if isinstance(described, RunConfig) else _stored_config(store, roster)
+    except (StoreUnavailable, BadLedger) as error:
         raise InputWrong(plain(error, 400)) from None
-    if (config.run, config.run_key) != (trust.roster.document.run, trust.run_key):
+    if config.run != roster.run or config.run_key not in roster.run_keys(signed.signer):
         raise InputWrong(
-            f"the configuration is of run {config.run} with key {config.run_key[:16]}..., the ledger of {plain(trust.roster.document.run)} with key"
+            f"the configuration is of run {config.run} with key {config.run_key[:16]}..., the ledger of {plain(roster.run)} with key"
             f" {trust.run_key[:16]}...; give the run.json of this run with --join"
         )
     return LedgerSource(store, trust, configured_votes=config.validation.slash_votes), config
 
 
-def _stored_config(store: Store, trust: Trust) -> RunConfig:
-    """The configuration as the run's orchestrator left it in the store."""
+def _stored_config(store: Store, roster: Roster) -> RunConfig:
+    """The configuration as the run's orchestrator left it in the store. An earlier key may have signed it: the ledger declares what it must say."""
     try:
-        roster = trust.roster.verified(trust.run_key)
-        return Signed[RunConfig].from_json(store.get(keys.SETTINGS)).verified(roster.keys["orchestrator"])
+        return Signed[RunConfig].from_json(store.get(keys.SETTINGS)).verified(HeldKeys(roster, "orchestrator"))
     except NotFound:
         why = f"the store has no {keys.SETTINGS}, which orchestrators write since this release"
     except (ValueError, KeyError) as error:
