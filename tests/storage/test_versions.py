@@ -94,6 +94,18 @@ class TestFromTheStore:
             materialise(store, 7, tmp_path / "v", RUN, TRAINER_KEY.public)
         assert not (tmp_path / "v").exists()
 
+    def test_a_folder_with_a_seal_that_is_not_believed_is_made_again(self, store: Store, tmp_path: Path) -> None:
+        publish(store, key=NODE_KEY)
+        folder = tmp_path / "v000007"
+        materialise(store, 7, folder, RUN, NODE_KEY.public)
+        (folder / "empty").write_bytes(b"of the thief")
+        with pytest.raises(BadSignature):
+            materialise(store, 7, folder, RUN, TRAINER_KEY.public)
+        publish(store)
+        assert materialise(store, 7, folder, RUN, TRAINER_KEY.public) == manifest()
+        assert contents(folder) == FILES
+        assert read_manifest(folder, TRAINER_KEY.public) == manifest()
+
     def test_a_version_of_another_run_or_number_is_refused(self, store: Store, tmp_path: Path) -> None:
         publish(store)
         with pytest.raises(WrongWeights, match=f"opening record is of {RUN} version 7; expected other 7"):

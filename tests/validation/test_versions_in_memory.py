@@ -92,6 +92,19 @@ def test_as_many_versions_are_held_as_fit(checkpoints: list[Path], tmp_path: Pat
     assert roomy.preferred == []  # every version that a file may need is held: no file has to wait for its turn
 
 
+def test_a_version_that_was_sealed_again_takes_the_place_of_what_is_held(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    held = Held(tmp_path, checkpoints, versions=2.5)
+    old = held.policies.get(1)
+    digest = publish(held.store, checkpoints[2], 1)
+    new = held.policies.get(1)
+    assert (new.weights_digest, old.weights_digest == digest) == (digest, False)
+    assert same(new.model, checkpoints[2])
+    assert same(new.model, held.folder / keys.version_name(1))
+    assert held.policies.get(1) is new
+
+
 def test_a_version_larger_than_the_memory_is_refused_with_what_to_do(checkpoints: list[Path], tmp_path: Path) -> None:
     held = Held(tmp_path, checkpoints, versions=0.5)
     with pytest.raises(CannotHold, match=r"v000001 has 0\.0 GB of weights, this validator may hold .*gpu\.count"):

@@ -6,10 +6,11 @@ For trusted roles (validators, the report); pool pods fetch from relays instead.
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.contracts import keys
-from shoal.contracts.signed import Signed, Signer
+from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage import chains
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest
@@ -44,14 +45,16 @@ def materialise(
 ) -> WeightsManifest:
     """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does. `beat` is called for each piece.
 
-    A delta is made on its base: the sibling folder of that version's name if it is there, else the chain from its anchor, made beside `folder` and
-    removed again. Raises `storage.NotFound` when a version is not sealed, `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what
-    the trainer signed.
+    A folder with a seal that `trainer_key` does not believe is made again. A delta is made on its base: the sibling folder of that version's name if
+    it is there, else the chain from its anchor, made beside `folder` and removed again. Raises `storage.NotFound` when a version is not sealed,
+    `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what the trainer signed.
     """
     if folder.is_dir():
-        return read_manifest(folder, trainer_key)
+        with suppress(BadSignature):
+            return read_manifest(folder, trainer_key)
     # The seal is looked for first: without it there is nothing to plan.
     manifest = read_sealed_manifest(store, version, trainer_key)
+    shutil.rmtree(folder, ignore_errors=True)  # it has a seal that is not believed, as of a key that leaked
     try:
         _follow(store, version, folder, run, trainer_key, beat, beside=True)
     except WrongWeights:

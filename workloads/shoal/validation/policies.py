@@ -86,14 +86,17 @@ class Policies:
         return sorted(self._loaded) if self._room < self._capacity else []
 
     def get(self, version: int) -> LoadedPolicy:
-        """The version, loaded; raises what `storage.versions.materialise` raises when it is not available,
-        `proof_profile.WrongProfile`, and `CannotHold`.
+        """The version, loaded; where it is held, its seal alone is read again.
+
+        Raises what `storage.versions.materialise` raises when it is not available, `proof_profile.WrongProfile`, and `CannotHold`.
         """
-        if version in self._loaded:
-            self._loaded.move_to_end(version)
-            return self._loaded[version]
         # Before anything is dropped: a worker may claim a version of its step's window that is not made yet, again and again.
-        read_sealed_manifest(self._store, version, self._trainer_key)
+        sealed = read_sealed_manifest(self._store, version, self._trainer_key)
+        if version in self._loaded:
+            if self._loaded[version].weights_digest == sealed.sha256:
+                self._loaded.move_to_end(version)
+                return self._loaded[version]
+            self._drop(version)  # a leaked key had sealed it, and the trainer's new one sealed its number again
         # What is held stays until then: on disk it can be the base of a delta.
         folder = self._folder / version_name(version)
         manifest = materialise(self._store, version, folder, self._run, self._trainer_key, self._beat)
