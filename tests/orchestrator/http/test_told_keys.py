@@ -10,12 +10,18 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from changed_keys import RunKeys
-from samples import NOW, RUN, key
+from samples import DIGEST, LEASE, NODE, NOW, RUN, key
 from shoal.contracts.roster import ROLES
-from shoal.contracts.signed import sign
-from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, TrustedKeys
-from shoal.transport.keys_watch import KeysWatch
+from shoal.contracts.signed import BadSignature, sign
+from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, PastWork, TrustedKeys
+from shoal.contracts.verdicts import Verdict
+from shoal.transport import Unavailable, keys_watch
+from shoal.transport.keys_watch import AskedKeys, KeysWatch
 from shoal.transport.service import add_keys_route
+
+VERDICT = Verdict(
+    run=RUN, node=NODE, lease=LEASE, step=3, submission=0, sha256=DIGEST, outcome="reject", reason="redraw"
+)
 
 
 def new_keys() -> RunKeys:
@@ -119,3 +125,39 @@ def test_a_watch_outlives_whatever_goes_wrong(server: Server) -> None:
         server.answer = (200, KeysNotice(roster=keys.change(role, NOW)).to_json())
         watch.turn()
     assert watch.keys.roster.generation == 3
+
+
+def test_a_key_that_is_not_known_yet_is_asked_for_before_it_is_refused(server: Server) -> None:
+    keys = new_keys()
+    watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url)
+    watch.turn()
+    server.asked.clear()
+    believed = watch.believed("validator")
+    old = keys.roles["validator"]
+    sign(VERDICT, old).verified(believed)
+    assert server.asked == []  # a known key costs no question
+    newest = keys.change("validator", NOW, leaked=True)
+    past = sign(PastWork(run=RUN, versions={}, step=VERDICT.step), keys.roles["orchestrator"])
+    server.answer = (200, KeysNotice(roster=newest, past=past).to_json())
+    sign(VERDICT, keys.roles["validator"]).verified(believed)
+    sign(VERDICT, old).verified(believed)
+    assert server.asked == ["/v1/keys?after=0"]
+    for _ in range(3):
+        with pytest.raises(BadSignature, match="required:"):
+            sign(VERDICT, key(99)).verified(believed)
+    assert len(server.asked) == 2  # one answer refuses a stranger's whole batch
+
+
+def test_nobody_is_refused_while_the_orchestrator_does_not_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_watch, "REFUSED_PAUSE_SECONDS", 0.01)
+    keys = new_keys()
+    watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url)
+    newest = keys.change("validator", NOW)
+    signed = sign(VERDICT, keys.roles["validator"])
+    server.answer = (503, b"")
+    with pytest.raises(Unavailable, match="neither believed nor refused"):
+        signed.verified(AskedKeys(watch, "validator", deadline_seconds=0.1))
+    threading.Timer(0.5, lambda: setattr(server, "answer", (200, KeysNotice(roster=newest).to_json()))).start()
+    assert signed.verified(AskedKeys(watch, "validator")) == VERDICT

@@ -46,7 +46,7 @@ def main() -> None:
             interval_seconds=1.0,
             liveness=liveness,
         )
-        KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
+        watch = KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
         base = home() / "tmp" / "base"
         base.mkdir(parents=True, exist_ok=True)
         for info in store.list(keys.BASE_MODEL):
@@ -61,6 +61,7 @@ def main() -> None:
             eos_token_ids(base),
             SignedClient(config.addresses.orchestrator, key),
             liveness,
+            watch.believed,
         )
         starting.clear()
         log.info("collector started", tasks=prepared.task_count, dataset=config.generate.dataset)

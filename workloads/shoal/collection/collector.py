@@ -22,7 +22,9 @@ from shoal.collection.slices import BadSlice, Judged, read_slice
 from shoal.contracts import keys
 from shoal.contracts.protocol import DatasetAnnouncement, DatasetProgress, TrainerProgress
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.roster import Role
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.signed import Signer
 from shoal.contracts.steps import StepBatch
 from shoal.environments.tokens import Tokenizer, completion_text
 from shoal.sampling.draw import own_tasks, slice_count
@@ -55,11 +57,13 @@ class Collector:
         eos_token_ids: frozenset[int],
         orchestrator: SignedClient,
         liveness: telemetry.Liveness,
+        believed: Callable[[Role], Signer],
     ) -> None:
+        """`believed`: the keys of a role."""
         self._config, self._prepared, self._store = config, prepared, store
         self._tokenizer, self._ends = tokenizer, eos_token_ids
         self._orchestrator, self._liveness = orchestrator, liveness
-        self._validator_key, self._trainer_key = config.trust.of("validator"), config.trust.of("trainer")
+        self._validator_key, self._trainer_key = believed("validator"), believed("trainer")
         self._groups = config.sampling.groups_per_submission
         self._steps = slice_count(prepared.task_count, self._groups)
         self._writer = DatasetWriter(config, prepared, store)

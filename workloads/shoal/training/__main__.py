@@ -54,8 +54,9 @@ def main() -> None:
     if ranks.world > 1:
         telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
+    believed = None
     if config.mode != "SFT":  # which reads nothing that a role signed
-        KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
+        believed = KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True).believed
     extensions = enabled_extensions(config, store, STORE_DEADLINE_SECONDS)
     state_store = extensions.state_store(store)
     orchestrator = None
@@ -82,6 +83,7 @@ def main() -> None:
             progress=progress,
             liveness=liveness,
             ranks=ranks,
+            signers=believed,
         )
         trainer = Trainer(context, extensions)
         starting.clear()

@@ -12,7 +12,9 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signer
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, Store, StoreUnavailable
+from shoal.telemetry import Stopped
 from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch, read_groups
+from shoal.transport import Unavailable
 
 LOOK_SECONDS = 1.0
 """Between looks for a batch that is not there yet."""
@@ -29,7 +31,7 @@ class Reader:
     """Of verdicts; None: who holds the validators' key by now, as `config.trust` has it."""
 
     def rows(self, batch: StepBatch) -> StepRows:
-        """Raises BadBatch and `StoreUnavailable` as `read_groups` does."""
+        """Raises BadBatch and `StoreUnavailable` as `read_groups` does, and `Unavailable` as its signer does (`keys_watch.AskedKeys`)."""
         return read_groups(
             self.store,
             batch,
@@ -92,5 +94,5 @@ class _Reading:
                 return
             except NotFound:
                 self.give_up.wait(LOOK_SECONDS)
-            except (BadBatch, StoreUnavailable):
+            except (BadBatch, StoreUnavailable, Unavailable, Stopped):
                 return

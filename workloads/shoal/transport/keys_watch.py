@@ -6,15 +6,21 @@ a forged roster is refused, an old one changes nothing. There is one request in 
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
+from shoal.contracts.base import Contract
+from shoal.contracts.roster import Role
 from shoal.contracts.trust import KeysNotice, TrustedKeys
-from shoal.telemetry import STOP, get_logger
-from shoal.transport.client import SignedClient
+from shoal.telemetry import STOP, Stopped, get_logger
+from shoal.transport.client import Refused, SignedClient, Unavailable
 
 ASK_SECONDS = 10.0
 """A leaked key is to be refused everywhere within a minute: the orchestrator starts again with the new roster, and then everybody asks once."""
 DEADLINE_SECONDS = 5.0
+REFUSED_DEADLINE_SECONDS = 300.0
+"""For a reader that met an unknown key: an orchestrator that starts again answers within a minute or two."""
+REFUSED_PAUSE_SECONDS = 1.0
 FIRST_DEADLINE_SECONDS = 60.0
 """For a process that starts after a change: it must know what earlier keys are still believed about before it reads anything."""
 
@@ -52,22 +58,79 @@ class KeysWatch:
         threading.Thread(target=self._follow, name="keys", daemon=True).start()
         return self
 
-    def turn(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        """Ask once; a server that is away, older or lying is logged once, and what is known stands. Raises nothing: the thread must go on."""
-        problem = ""
+    def turn(self, deadline_seconds: float = DEADLINE_SECONDS, *, all_of_it: bool = False) -> bool:
+        """Ask once; returns whether an answer came, be it that there is nothing newer.
+
+        A server that is away, older or lying is logged once, and what is known stands. Raises nothing: the thread must go on. `all_of_it`: also what
+        is known by generation, with the newest about the past.
+        """
+        problem, answered = "", False
         try:
             newer = ask_for_keys(
-                self._client, self.keys, all_of_it=not self._answered, deadline_seconds=deadline_seconds
+                self._client, self.keys, all_of_it=all_of_it or not self._answered, deadline_seconds=deadline_seconds
             )
-            self._answered = True
+            self._answered = answered = True
             if newer:
                 self._changed()
         except Exception as error:  # `Refused`, `Unavailable`, `BadSignature`, and whatever else an answer brings about
+            answered = answered or (isinstance(error, Refused) and not error.passing)
             problem = f"{type(error).__name__}: {str(error)[:300]}"
         if problem and problem != self._problem:
             get_logger().warning("cannot learn of changed keys", problem=problem)
         self._problem = problem
+        return answered
+
+    def believed(self, role: Role) -> "AskedKeys":
+        """The keys of a role for a reader that must not take a new key for a stranger's in the seconds between two questions."""
+        return AskedKeys(self, role)
 
     def _follow(self) -> None:
         while not STOP.wait(ASK_SECONDS * random.uniform(0.8, 1.2)):
             self.turn()
+
+
+class AskedKeys:
+    """The keys of one role as signers, which are asked for again before a signer is refused. Safe to use from several threads.
+
+    A document may be there some seconds before its reader learns of the key that signed it. One answer decides: the orchestrator knows a new key
+    before it takes anything that the key signed.
+    """
+
+    def __init__(
+        self,
+        watch: KeysWatch,
+        role: Role,
+        deadline_seconds: float = REFUSED_DEADLINE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch, self._deadline_seconds, self._clock = watch, deadline_seconds, clock
+        self._keys = watch.keys.of(role)
+        self._lock = threading.Lock()
+        self._answered: dict[str, float] = {}
+        """Refused signers, and when an answer confirmed it: a batch of bad files costs one question."""
+
+    def refusal(self, signer: str, document: Contract) -> str:
+        """See `Signers`. Raises `Unavailable` when nobody answers until the deadline: that is no fault of the document."""
+        problem = self._keys.refusal(signer, document)
+        if not problem:
+            return ""
+        with self._lock:
+            problem = self._keys.refusal(signer, document)
+            if problem and self._clock() - self._answered.get(signer, -ASK_SECONDS) >= ASK_SECONDS:
+                self._ask(problem)
+                problem = self._keys.refusal(signer, document)
+                now = self._clock()
+                self._answered = {key: at for key, at in self._answered.items() if now - at < ASK_SECONDS}
+                if problem:
+                    self._answered[signer] = now
+        return problem
+
+    def _ask(self, problem: str) -> None:
+        until = self._clock() + self._deadline_seconds
+        while not self._watch.turn(min(DEADLINE_SECONDS, self._deadline_seconds), all_of_it=True):
+            if self._clock() >= until:
+                raise Unavailable(
+                    f"the orchestrator does not say which keys hold, so that a document can be neither believed nor refused ({problem})"
+                )
+            if STOP.wait(REFUSED_PAUSE_SECONDS):
+                raise Stopped("asked to stop while asking which keys hold")
