@@ -89,8 +89,10 @@ class TrustedKeys:
             return True
 
     def take(self, notice: KeysNotice) -> bool:
-        """Take a notice: its roster if it is newer, and what the orchestrator of the newest roster says of the past, unless that holds less than
-        what is known. Raises as `adopt` does."""
+        """Take a notice: its roster if it is newer, and what the orchestrator of the newest roster says of the past.
+
+        A past that holds less than what is known is an older one, and changes nothing. Raises as `adopt` does.
+        """
         newer = self.adopt(notice.roster)
         if notice.past is not None and notice.past != self._past and notice.roster == self._signed:
             past = notice.past.verified(self.roster.keys["orchestrator"])
