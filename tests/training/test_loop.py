@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 from tiny_run import Home, Orchestrator, config, fill_step, kill_all, make_store, make_trainer, write_base
 
+from changed_keys import RunKeys
+from samples import ROLE_KEYS, RUN, RUN_KEY
 from servers import Loopback
 from shoal.contracts import keys
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trust import KeysNotice
+from shoal.contracts.verdicts import Verdict
 from shoal.storage import Store
 from shoal.training.loop import Trainer
 
@@ -217,3 +222,26 @@ def test_a_process_killed_at_random_moments_and_started_again_ends_as_if_nothing
     finally:
         kill_all(last)
     assert outcome(home.store, home.outbox) == undisturbed, f"seed {seed}"
+
+
+def test_verdicts_of_a_key_that_the_trainer_does_not_know_yet_are_no_bad_data(
+    tmp_path: Path, base: Path, loopback: Loopback
+) -> None:
+    server = Orchestrator(loopback.address())
+    home = Home(tmp_path / "home", base, loopback.address(), server.url, 1)
+    batch = fill_step(home.store, 0)
+    changed = RunKeys(RUN, RUN_KEY, dict(ROLE_KEYS))
+    server.notice = KeysNotice(roster=changed.change("validator", time.time()))
+    server.latest_version = 1
+    for file in batch.files:  # sealed before the trainer asks for the first time
+        place = keys.verdict(file.node, file.sha256)
+        verdict = Signed[Verdict].from_json(home.store.get(place)).document
+        home.store.put(place, sign(verdict, changed.roles["validator"]).to_json())
+    process = home.start()
+    try:
+        assert process.wait(timeout=150) == 0, home.log.read_text()[-4000:]
+    finally:
+        kill_all(process)
+        server.close()
+    report = StepMetrics.from_json(home.store.get(keys.step_metrics(0)))
+    assert (report.rows_left_out, report.rows) == (0, sum(file.rows for file in batch.files))

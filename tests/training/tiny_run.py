@@ -30,6 +30,7 @@ from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch
+from shoal.contracts.trust import KeysNotice
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.crypto.http_signatures import verify_request
 from shoal.storage import Store
@@ -282,11 +283,12 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 class Orchestrator:
-    """Takes progress over HTTP as the orchestrator does, signatures checked, and knows one number: the newest version."""
+    """Takes progress over HTTP as the orchestrator does, signatures checked, and knows the newest version and the newest keys (None: no change)."""
 
     def __init__(self, address: str) -> None:
         self.told: list[TrainerProgress] = []
         self.latest_version: int | None = None
+        self.notice: KeysNotice | None = None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -305,10 +307,10 @@ class Orchestrator:
                 self.end_headers()
 
             def do_GET(self) -> None:
-                body = RunProgress(
-                    run=RUN, steps_total=3, open_step=None, latest_version=outer.latest_version
-                ).to_json()  # fmt: skip
-                self.send_response(200)
+                progress = RunProgress(run=RUN, steps_total=3, open_step=None, latest_version=outer.latest_version)
+                answer = outer.notice if self.path.startswith("/v1/keys") else progress
+                body = answer.to_json() if answer is not None else b""
+                self.send_response(200 if body else 204)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
