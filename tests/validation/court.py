@@ -59,8 +59,15 @@ class OnePolicy:
     """A policy source that holds one version."""
 
     policy: LoadedPolicy
+    loads: int = 0
+
+    def digest(self, version: int) -> str:
+        if version != self.policy.version:
+            raise KeyError(f"version {version} is not published")
+        return self.policy.weights_digest
 
     def get(self, version: int) -> LoadedPolicy:
+        self.loads += 1
         if version != self.policy.version:
             raise KeyError(f"version {version} is not published")
         return self.policy

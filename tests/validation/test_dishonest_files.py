@@ -287,7 +287,9 @@ def test_a_file_of_another_step_or_submission_is_rejected(court: Court, honest: 
 
 def test_a_false_weights_digest_is_rejected(court: Court, honest: list[Rollout]) -> None:
     false = replace(METADATA, weights_digest="00" * 32)
+    before = court.policies.loads
     assert "weights_digest is '0000" in rejected(court.judge(honest, metadata=false), "identity")
+    assert court.policies.loads == before, "a false claim loads no weights"
 
 
 def test_another_environment_is_rejected(court: Court, honest: list[Rollout]) -> None:

@@ -78,6 +78,14 @@ def test_where_one_version_fits_the_next_is_written_over_it(checkpoints: list[Pa
     assert held.policies.get(0) is policy
 
 
+def test_the_digest_of_a_version_is_known_without_loading_it(checkpoints: list[Path], tmp_path: Path) -> None:
+    held = Held(tmp_path, checkpoints, versions=1.5)
+    digest = held.policies.digest(1)
+    assert held.policies.preferred == []
+    assert held.beats == 0
+    assert (held.policies.get(1).weights_digest, held.policies.digest(1)) == (digest, digest)
+
+
 def test_as_many_versions_are_held_as_fit(checkpoints: list[Path], tmp_path: Path) -> None:
     held = Held(tmp_path, checkpoints, versions=2.5)
     first, second = held.policies.get(0), held.policies.get(1)

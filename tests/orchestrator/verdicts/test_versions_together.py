@@ -39,11 +39,19 @@ def test_files_of_held_versions_come_first_and_each_in_the_order_of_waiting(run:
     )
     run.clock.now += 1
     assert claimed(run, 2) == newer
-    assert claimed(run, 2) == unknown
-    assert claimed(run, 2) == last
+    assert claimed(run, 2) == last  # before the one whose node did not say its version, which may need another
     assert claimed(run, 2) == older  # none of its version waits: the one that waits longest
     assert claimed(run) == oldest
+    assert claimed(run, 2) == unknown
     assert claimed(run, 2) is None
+
+
+def test_a_file_of_an_unknown_version_has_its_turn(run: Orchestrator) -> None:
+    nodes = [run.join() for _ in range(2)]
+    run.announce(0)
+    unknown, held = (handed_in(run, node, version) for node, version in zip(nodes, (None, 2), strict=True))
+    run.clock.now += 1
+    assert [claimed(run), claimed(run, 2)] == [unknown, held]
 
 
 def test_without_versions_the_file_that_waits_longest_comes_first(run: Orchestrator) -> None:

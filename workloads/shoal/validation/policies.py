@@ -85,6 +85,12 @@ class Policies:
         """Versions that are held, where memory is short of the versions that files may need: their files should come first."""
         return sorted(self._loaded) if self._room < self._capacity else []
 
+    def digest(self, version: int) -> str:
+        """The weights digest of a version, without loading it; raises `storage.NotFound` when it is not sealed."""
+        if version in self._loaded:
+            return self._loaded[version].weights_digest
+        return read_sealed_manifest(self._store, version, self._trainer_key).sha256
+
     def get(self, version: int) -> LoadedPolicy:
         """The version, loaded; where it is held, its seal alone is read again.
 

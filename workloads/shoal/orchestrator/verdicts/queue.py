@@ -135,8 +135,8 @@ class ValidationQueue:
     ) -> Job | None:
         """A file that suits this validator, for `claim_seconds`; None when there is none.
 
-        It is the one of `versions` that waits longest, where any of the first files is of these, else the one that waits longest. A file of an
-        unknown version is of all.
+        It is the one of `versions` that waits longest, where any of the first files is of these, else the one that waits longest. A file whose
+        node did not say its version is of none: silence must not make a validator load another version before it has to.
         """
         others: list[tuple[Job, float]] = []
         for count, (name, score) in enumerate(self._waiting(now_unix)):
@@ -149,7 +149,7 @@ class ValidationQueue:
             job = Job.from_json(data)
             if not suits(job, validator, now_unix):
                 continue
-            if versions and job.record.policy_version not in (None, *versions):
+            if versions and job.record.policy_version not in versions:
                 others.append((job, score))
             elif claimed := self._claim(job, score, validator, now_unix + claim_seconds):
                 return claimed
