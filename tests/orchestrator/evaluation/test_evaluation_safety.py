@@ -180,6 +180,19 @@ def test_a_slice_that_a_node_gave_up_goes_to_another_and_comes_back_when_all_hav
     assert rated.lease_in_time(first, FIRST_SLICE).step == FIRST_SLICE
 
 
+def test_a_newcomer_that_only_heartbeats_keeps_no_slice_from_a_node_in_good_standing(
+    rated: Orchestrator, first: str
+) -> None:
+    newcomer = rated.join()
+    lease = rated.lease(first, FIRST_SLICE)
+    rated.confirm(lease, rated.upload(lease))
+    rated.judge(verdict_on(rated.claimed(), "expired", evidence="another version"))
+    rated.beat(newcomer)
+    rated.state.redis.set(f"{rated.state.prefix}:evaluation-credit", "2")
+    assert asked(rated, first, 0).step == FIRST_SLICE
+    assert rated.lease(first, FIRST_SLICE).step == FIRST_SLICE
+
+
 def test_credit_is_neither_drained_nor_filled_by_taking_leases_and_handing_them_back(
     rated: Orchestrator, first: str
 ) -> None:

@@ -34,6 +34,7 @@ from shoal.orchestrator.work import allocation
 from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.load import pending_groups
+from shoal.orchestrator.work.standing import good_nodes
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -93,16 +94,21 @@ def _tried(state: RunState) -> Mapping[int, set[str]]:
 
 
 def _is_its_turn(state: RunState, node: str, work: EvaluationSlice, tried: Mapping[int, set[str]]) -> bool:
-    """Whether a node has not tried this slice yet, or all others that may serve it have too: else one could keep it until the version is gone."""
+    """Whether a node has not tried this slice yet, or all others that may serve it have too: else one could keep it until the version is gone.
+
+    Where any node is in good standing, slices go to these alone (`handout`), so that a newcomer's turn is not waited for.
+    """
     before = tried.get(work.number, set())
     if node not in before:
         return True
     joined = state.view.joined
     live = {each.node: joined[each.node] for each in state.nodes.all() if each.state in MEMBERS and each.node in joined}
+    good = good_nodes(state)
     revealed = state.view.revealed.get(work.beacon_number)
     return all(
         other in before or not allocation.may_serve(number_joined, revealed, list(live.values()))
         for other, number_joined in live.items()
+        if not good or other in good
     )
 
 
