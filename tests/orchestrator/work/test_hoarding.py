@@ -136,6 +136,34 @@ def test_a_lease_of_a_step_that_others_filled_costs_a_quick_node_nothing_and_a_l
     assert standing.good_nodes(run.state).keys() == {quick, *(n for n in others if n in run.state.view.accepted_unix)}
 
 
+def test_a_slow_node_waits_after_its_first_drop_as_long_as_others_however_often_it_was_overtaken(
+    run: Orchestrator,
+) -> None:
+    slow, others = run.join(), [run.join() for _ in range(10)]
+    run.announce(0)
+    for step in range(3):
+        lease = run.lease(slow, step)
+        run.clock.now += standing.relied_on(run.state) + 1
+        while step not in run.state.view.sealed:
+            for node in others:
+                if step not in run.state.view.sealed:
+                    run.hand_in(node, step)
+                    run.judge(verdict_on(run.claimed()))
+        take_back(run.state, LeaseReturn(node=slow, lease=lease.lease))
+        run.announce(step + 1)
+        assert (record(run, slow).room, record(run, slow).waits_until_unix) == (standing.OVERTAKEN_ROOM, 0.0)
+        for node in (slow, *others):
+            run.beat(node)
+
+
+@given(st.floats(standing.LEAST_ROOM, FULL_ROOM), st.integers(1, 8))
+def test_being_overtaken_costs_standing_and_gives_no_room(room: float, most: int) -> None:
+    after = standing.room_when_overtaken(room, most)
+    assert standing.room_after_drop(room, most) <= after <= room
+    assert after >= min(room, standing.OVERTAKEN_ROOM)
+    assert after < 1.0 or room >= 2.0
+
+
 def test_a_rejected_file_costs_standing_where_it_does_not_evict(tmp_path: Path, redis_server: Redis) -> None:
     run = Orchestrator(tmp_path, redis_server.url, validation=Validation(slashing="Discard"))
     node = run.join()

@@ -28,6 +28,9 @@ from shoal.orchestrator.work.records import LeaseRecord
 ROOM_A_FILE = FULL_ROOM / 8
 """Four accepted files make good for one dropped lease of a node that had its full room."""
 LEAST_ROOM = FULL_ROOM / 512
+OVERTAKEN_ROOM = 0.5
+"""What late leases of steps that others filled leave at least: below 1, so that no step relies on the node, and with no wait of minutes after its
+first drop."""
 FIRST_WAIT_SECONDS = 10.0
 """After a first dropped lease: what a worker that crashed needs to start again anyway. It doubles with each further one, up to 43 minutes."""
 RECENT_SECONDS = 6 * 3600.0
@@ -49,6 +52,11 @@ FIRST_RELIED_SECONDS = 60.0
 def room_after_drop(room: float, most: int) -> float:
     """Half of what a node could hold that may hold `most` leases at most."""
     return max(LEAST_ROOM, min(room, most) / 2)
+
+
+def room_when_overtaken(room: float, most: int) -> float:
+    """The same for a late lease whose step others filled, which costs standing and no more."""
+    return max(min(room, OVERTAKEN_ROOM), room_after_drop(room, most))
 
 
 def room_after_file(room: float) -> float:
@@ -119,7 +127,7 @@ def relied_on(state: RunState) -> float:
 def drop(state: RunState, lease: LeaseRecord) -> None:
     """Charge a node for its lease that ended without a file.
 
-    Where the step was sealed meanwhile by others, a lease that was young costs nothing, and a late one room but no wait:
+    Where the step was sealed meanwhile by others, a lease that was young costs nothing, and a late one room but no wait, however often:
     a slow machine is then relied on no more, and goes on.
     """
     now, overtaken = state.clock(), closed(state, known(state, lease.lease.step))
@@ -153,8 +161,12 @@ def _charge(state: RunState, node: str, waits_from: float | None) -> None:
         record = state.nodes.get(node)
         if record is None or record.state in EXCLUDED:
             return
-        room = room_after_drop(record.room, most_leases(state, node))
-        until = record.waits_until_unix if waits_from is None else waits_from + wait_seconds(room)
+        most = most_leases(state, node)
+        if waits_from is None:
+            room, until = room_when_overtaken(record.room, most), record.waits_until_unix
+        else:
+            room = room_after_drop(record.room, most)
+            until = waits_from + wait_seconds(room)
         state.nodes.change(record, room=room, waits_until_unix=until, abandoned_leases=record.abandoned_leases + 1)
 
 
