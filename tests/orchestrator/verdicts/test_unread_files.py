@@ -13,7 +13,7 @@ from shoal.contracts.recipe import Validation
 from shoal.orchestrator import background
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts.queue import LOOK_AHEAD, MOST_READINGS, Job, OpinionNote
-from shoal.orchestrator.work.load import unjudged_files
+from shoal.orchestrator.work.load import UNJUDGED_CHECKS, unjudged_files
 from shoal.orchestrator.work.records import SubmissionRecord
 
 CLAIM_SECONDS = 60
@@ -100,6 +100,38 @@ def test_a_step_does_not_wait_for_a_file_that_its_one_validator_gave_up_and_ends
     progress = run_progress(run.state)
     assert (progress.files_expired, progress.files_rejected, progress.files_pending) == (1, 0, 0)
     assert run.beat(node) in ("Healthy", "Unhealthy")
+
+
+def test_a_file_that_ends_its_validators_is_waited_for_no_longer_than_one_without_a_result(
+    run: Orchestrator, node: str
+) -> None:
+    run.hand_in(node)
+    for _ in range(UNJUDGED_CHECKS):
+        run.claimed("validator-0")  # and never heard of again
+        run.clock.now += CLAIM_SECONDS + 1
+        assert (run_progress(run.state).pending_groups > 0, unjudged_files(run.state, node)) == (True, 0)
+    job = run.claimed("validator-0")
+    assert (run_progress(run.state).pending_groups, unjudged_files(run.state, node)) == (0, 1)
+    run.judge(verdict_on(job))  # whoever can check it still does
+    assert run_progress(run.state).files_accepted == 1
+
+
+def test_a_file_whose_short_claim_ran_out_pauses_as_after_a_check_without_a_result(
+    run: Orchestrator, node: str
+) -> None:
+    digest = run.hand_in(node)
+
+    def claimed() -> str | None:
+        job = run.state.queue.claim("validator-0", run.clock(), claim_seconds=1)
+        return job.record.sha256 if job is not None else None
+
+    for pause in (2, 4, 8):
+        assert claimed() == digest
+        run.clock.now += 1
+        assert claimed() is None
+        run.clock.now += pause - 1.5
+        assert claimed() is None
+        run.clock.now += 1
 
 
 def test_files_that_a_validator_gave_up_hide_no_other_from_it(run: Orchestrator, node: str) -> None:

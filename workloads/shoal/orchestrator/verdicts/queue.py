@@ -1,8 +1,8 @@
 """The validators' queue in Redis: who checks which file, and when another validator gets a check.
 
 A sorted set holds file names by the time at which they may be claimed. A claim moves the time to its deadline by compare-and-set, so a validator that
-died needs no cleaning up: its file becomes claimable by itself. One that is still at work renews its claim. Called
-by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
+died needs no cleaning up: its file becomes claimable by itself. One that is still at work renews its claim. A claim that ran out counts as an
+inconclusive check, since the file may be what ends validators. Called by `services` (claims, verdicts), `uploads` (a new file) and `recovery`.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from shoal.contracts.verdicts import RejectReason
 from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import SubmissionRecord
 from shoal.retries import doubled
+from shoal.telemetry import get_logger
 
 LOOK_AHEAD = 64
 """Files looked at at once for a claim: those that this validator may not have are passed over."""
@@ -63,7 +64,7 @@ class Job(Contract):
 
     record: SubmissionRecord
     claimed_by: ShortText = ""
-    inconclusive: int = 0
+    inconclusive: int = Field(default=0, description="checks without a result, and claims that ran out")
     opinions: list[OpinionNote] = Field(default_factory=list)
     prefer_another_until_unix: float = 0.0
 
@@ -151,20 +152,33 @@ class ValidationQueue:
                 continue
             if versions and job.record.policy_version not in versions:
                 others.append((job, score))
-            elif claimed := self._claim(job, score, validator, now_unix + claim_seconds):
+            elif claimed := self._claim(job, score, validator, now_unix, claim_seconds):
                 return claimed
         for job, score in others:
-            if claimed := self._claim(job, score, validator, now_unix + claim_seconds):
+            if claimed := self._claim(job, score, validator, now_unix, claim_seconds):
                 return claimed
         return None
 
-    def _claim(self, job: Job, score: float, validator: str, until_unix: float) -> Job | None:
-        """The job, claimed; None where it changed since it was read."""
-        claimed = job.model_copy(update={"claimed_by": validator})
+    def _claim(self, job: Job, score: float, validator: str, now_unix: float, claim_seconds: float) -> Job | None:
+        """The job, claimed; None where it changed since it was read, or has to pause because its last claim ran out.
+
+        That is counted here. The pause begins with the last sign of life, so that a claim of a minute has served it when it runs out.
+        """
+        claimed, until_unix = job.model_copy(update={"claimed_by": validator}), now_unix + claim_seconds
+        if job.claimed_by:
+            count = job.inconclusive + 1
+            free_unix = score - claim_seconds + backoff_seconds(count)
+            claimed = claimed.model_copy(update={"inconclusive": count})
+            if now_unix < free_unix:
+                claimed, until_unix = claimed.model_copy(update={"claimed_by": ""}), free_unix
         moved = self._move(
             keys=[self._queue, self._jobs], args=[job.name, repr(score), repr(until_unix), claimed.to_json()]
         )
-        return claimed if moved else None
+        if moved and job.claimed_by:
+            get_logger().warning(
+                "a claim ran out", validator=job.claimed_by, file=job.name, without_result=claimed.inconclusive
+            )
+        return claimed if moved and claimed.claimed_by else None
 
     def _waiting(self, now_unix: float) -> Iterator[tuple[str, float]]:
         """Names and times of what may be claimed, the longest waiting first. What is claimed meanwhile may hide some from this look."""
