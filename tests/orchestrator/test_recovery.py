@@ -16,7 +16,7 @@ from run_states import Orchestrator
 from servers import Redis, wait_until
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepBatch
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
@@ -218,6 +218,23 @@ def test_a_second_verdict_changes_nothing(run: Orchestrator) -> None:
     run.judge(verdict_on(job, "reject", "format"))
     assert len(ledger(run.store)) == before
     assert run_progress(run.state).files_accepted == 1
+
+
+def test_an_accept_that_the_ledger_did_not_take_before_the_seal_has_no_entry_after_it(run: Orchestrator) -> None:
+    late, other = run.join(), run.join()
+    run.announce(0)
+    run.hand_in(late)
+    verdict = sign(verdict_on(run.claimed()), run.role_keys["validator"])
+    key = keys.verdict(late, verdict.document.sha256)
+    run.store.create(key, verdict.to_json())  # and then the store was away
+    while not run.state.view.sealed:
+        run.hand_in(other)
+        run.judge(verdict_on(run.claimed()))
+    verdicts.receive(run.state, verdict)
+    assert run.state.queue.size() == 0
+    run.restarted()
+    assert {node for node, _ in settled(ledger(run.store))} == {other}
+    assert run_progress(run.state).files_pending == 0
 
 
 def test_an_evicted_node_stays_evicted_when_redis_is_lost(run: Orchestrator) -> None:

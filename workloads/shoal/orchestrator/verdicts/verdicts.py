@@ -203,11 +203,18 @@ def evict(state: RunState, node: str, detail: str) -> None:
 
 
 def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
-    """Ledger, queue and step of a recorded verdict. Idempotent: the ledger ignores a repeated entry, and the rest only removes."""
+    """Ledger, queue and step of a recorded verdict. Idempotent: the ledger ignores a repeated entry, and the rest only removes.
+
+    An accept whose entry failed, and whose step was sealed before the next attempt, is late like any other: it has no entry and no pay, since
+    nothing of a step may follow its seal.
+    """
     verdict = signed.document
     work = known(state, verdict.step)
     settled = (verdict.node, verdict.sha256) in state.view.settled
-    if verdict.outcome == "accept":
+    late = not settled and isinstance(work, TrainingStep | TableSlice) and closed(state, work)
+    if verdict.outcome == "accept" and late:
+        get_logger().warning("accepted too late", node=verdict.node, step=verdict.step, submission=verdict.submission)
+    elif verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
         if not settled:  # once: an old file that comes again is not among the newest
             job = state.queue.get(verdict.node, verdict.sha256)
