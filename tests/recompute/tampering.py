@@ -334,6 +334,14 @@ def swap_entries(copy: Copy) -> None:
     copy.rewrite(lambda facts: [other if fact == one else one if fact == other else fact for fact in facts])
 
 
+def accept_a_submission_twice(copy: Copy) -> None:
+    """One lease is paid for two files."""
+    fact = first(copy)
+    twin = fact.model_copy(update={"file": "ab" * 32})
+    copy.say(copy.verdict(fact).model_copy(update={"sha256": twin.file}))
+    copy.rewrite(lambda facts: [part for each in facts for part in ([each, twin] if each == fact else [each])])
+
+
 def forge_an_entry(copy: Copy) -> None:
     entry = copy.entries()[-1]
     copy.store.put(keys.ledger_entry(entry.number), sign(entry, copy.world.run_key).to_json())
@@ -379,6 +387,7 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (choose_a_beacon, (), "ledger", "beacon"),
     (remove_an_entry, ("batches",), "batches", "batch.json"),
     (swap_entries, ("batches",), "batches", "in another order"),
+    (accept_a_submission_twice, ("batches",), "batches", "accepts a second file for submission"),
     (forge_an_entry, (), "ledger", "is not signed by this run's orchestrator"),
     (raise_a_score, ("batches",), "batches", "avg@k is 0.5, must be 0"),
     (report_another_reward, ("batches",), "batches", "reward is 0.9"),

@@ -55,6 +55,30 @@ def test_a_change_is_found_and_named(
     assert any(stage in ("", each.stage) and words in each.what for each in found), found
 
 
+def test_late_entries_and_passed_over_numbers_are_notes_and_no_findings(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    assert copy.audit("batches").notes == []
+    fact = first(copy)
+    highest = max(each.submission for each in copy.accepted(1) if each.node == fact.node)
+    late = fact.model_copy(update={"file": "ab" * 32, "submission": highest + 3})
+    copy.say(copy.verdict(fact).model_copy(update={"sha256": late.file, "submission": late.submission}))
+    copy.rewrite(lambda facts: [*facts, late])
+    result = copy.audit("batches")
+    assert result.findings == []
+    after_the_seal, passed_over = result.notes
+    assert after_the_seal.startswith("files accepted after the seal of their step, which are paid and in no batch: 1,")
+    assert f": 2; 2 of node {fact.node[:16]}... in step 1" in passed_over
+
+    expired = copy.verdict(fact).model_copy(
+        update={
+            "sha256": "cd" * 32, "submission": highest + 1, "outcome": "expired", "rewards": [], "compute": None,
+            "answers": None,
+        }
+    )  # fmt: skip
+    copy.say(expired)
+    assert ": 1; 1 of node" in copy.audit("batches").notes[1]
+
+
 def test_versions_that_the_store_has_no_more_are_made_again_for_their_proofs(world: World, tmp_path: Path) -> None:
     copy = Copy(world, tmp_path)
     for info in copy.store.list(keys.VERSIONS):

@@ -76,6 +76,8 @@ class AuditResult:
     findings: list[AuditFinding]
     resumed: int
     steps_equal: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What is unusual and no finding; of this call."""
 
     @property
     def good(self) -> bool:
@@ -96,6 +98,7 @@ class RunAudit:
         self._ticker = Ticker(say)
         self._looks = Looks(plan.stages, plan.terms.rows, plan.terms.seed)
         self._of: Counter[Stage] = Counter()
+        self._notes: list[str] = []
 
     def run(self) -> AuditResult:
         """Do what is still to be done. Raises `InputWrong` when the store is away or this installation cannot check the run."""
@@ -135,6 +138,7 @@ class RunAudit:
         self._ticker.expect("batches", len(left))
         for number, where, look in left:
             self._one("batches", number, where, look)
+        self._notes = batches.notes(evidence)
 
     def _check_step(self, step: int) -> list[str]:
         return batches.check_step(self._evidence, step, self._rows_of)
@@ -297,7 +301,12 @@ class RunAudit:
         wrong = {each.where for each in findings if each.stage == "steps" and each.where.startswith("step")}
         repeated = [step for step, why in self._recorder.checked["steps"].items() if step >= 0 and not why]
         return AuditResult(
-            self._plan.terms, totals, findings, self._recorder.resumed, max(0, len(repeated) - len(wrong))
+            self._plan.terms,
+            totals,
+            findings,
+            self._recorder.resumed,
+            max(0, len(repeated) - len(wrong)),
+            self._notes,
         )
 
 

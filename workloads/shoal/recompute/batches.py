@@ -5,15 +5,18 @@ The trainer's own code plans what is learnt from it (rows, advantages, packing, 
 are in memory at a time, as in the trainer.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.tasks import read_tasks, tasks_digest
 from shoal.contracts.trust import HeldKeys
+from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
@@ -28,6 +31,8 @@ from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.prefetch import Reader
 from shoal.training.rollouts import BadBatch, RowLimits, StepRows
 
+SHOWN = 4
+"""Places that a note names; it counts all."""
 TOLERANCE = 1e-9
 """Of means in a report, which are sums of the same float64 numbers in the same order."""
 
@@ -60,10 +65,17 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
     beacon = evidence.beacon(work)
     files: list[AcceptedFile] = []
     problems: list[str] = []
+    first: dict[tuple[str, int], int] = {}
     for file in evidence.accepted.get(step, []):
-        if file.number > evidence.sealed[step].number:
-            problems.append(f"entry {file.number} accepts a file after the step was sealed")
+        before = first.setdefault((file.fact.node, file.fact.submission), file.number)
+        if before != file.number:
+            problems.append(
+                f"entry {file.number} accepts a second file for submission {file.fact.submission} of node {file.fact.node[:16]}...; entry {before}"
+                " accepts the first"
+            )
             continue
+        if file.number > evidence.sealed[step].number:
+            continue  # of no batch; see `notes`
         try:
             verdict = evidence.verdict(file.fact)
             prompts = evidence.prompts(work, beacon, verdict.node, verdict.submission)
@@ -83,6 +95,57 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
     if problems:
         return None, problems
     return select_batch(evidence.config.run, step, beacon.hex(), evidence.schedule.needed_groups, files), []
+
+
+def notes(evidence: Evidence) -> list[str]:
+    """What of sealed steps is unusual and proves nothing against anybody, in words."""
+    sealed = [file for file in evidence.files if file.fact.step in evidence.sealed]
+    late = [
+        file.number
+        for file in sealed
+        if isinstance(file.fact, Accepted) and file.number > evidence.sealed[file.fact.step].number
+    ]
+    found = []
+    if late:
+        found.append(
+            f"files accepted after the seal of their step, which are paid and in no batch: {len(late)}, by entries {span(late)}"
+        )
+    told: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for file in sealed:
+        told[file.fact.node, file.fact.step].add(file.fact.submission)
+    gapped = {node for (node, _), numbers in told.items() if _passed_over(numbers)}
+    for node, step, submission in _expired(evidence, gapped):
+        if (node, step) in told and submission <= max(told[node, step]):
+            told[node, step].add(submission)
+    passed = {pair: over for pair, numbers in told.items() if (over := _passed_over(numbers))}
+    if passed:
+        shown = ", ".join(
+            f"{over} of node {node[:16]}... in step {step}" for (node, step), over in sorted(passed.items())[:SHOWN]
+        )
+        found.append(
+            f"submission numbers without a verdict below one with a verdict, as leases leave that bring no file: {sum(passed.values())}; {shown}"
+        )
+    return found
+
+
+def _passed_over(numbers: set[int]) -> int:
+    """How many numbers below the highest are missing."""
+    return max(numbers) + 1 - len(numbers)
+
+
+def _expired(evidence: Evidence, nodes: Collection[str]) -> Iterator[tuple[str, int, int]]:
+    """Node, step and number of these nodes' files that came too late. The ledger has none of them, so their verdicts are read."""
+    settled = {(file.fact.node, file.fact.file) for file in evidence.files}
+    for node in sorted(nodes):
+        for info in evidence.store.list(f"{keys.VERDICTS}{node}/"):
+            if (node, info.key.rpartition("/")[2].removesuffix(".json")) in settled:
+                continue
+            try:
+                verdict = Signed[Verdict].from_json(evidence.read(info.key)).document
+            except (CannotCheck, ValueError, KeyError):
+                continue
+            if verdict.node == node and verdict.outcome == "expired":
+                yield node, verdict.step, verdict.submission
 
 
 def difference(sealed: StepBatch, made: StepBatch) -> list[str]:

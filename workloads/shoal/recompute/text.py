@@ -27,6 +27,7 @@ def result_lines(result: AuditResult, trust: Trust) -> list[str]:
             lines.append(f"  NOT CHECKED, {count(times)}: {plain(why, 300)}")
     if "steps" in result.stages:
         lines.append(f"  bit for bit equal: {count(result.steps_equal)}")
+    lines += [f"note: {plain(note, 600)}" for note in result.notes]
     if result.resumed:
         lines.append(f"{count(result.resumed)} checks are from earlier calls")
     lines.append(f"trusted: run key {trust.run_key} (from {plain(trust.origin, 200)})")
@@ -45,5 +46,6 @@ def result_record(result: AuditResult, trust: Trust) -> dict[str, object]:
             stage: {"done": totals.done, "of": totals.of, "unchecked": totals.unchecked.total()}
             for stage, totals in result.stages.items()
         },
+        "notes": result.notes,
         "findings": [each.model_dump(mode="json") for each in result.findings],
     }
