@@ -140,7 +140,10 @@ class OutwardTemplate(SpecModel):
 
 
 class PrepareTemplate(OutwardTemplate):
-    """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, except for env and envFrom."""
+    """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, except for env and envFrom.
+
+    With GPUs of a validator, what chooses nodes is as in validator.podTemplate instead: nodeSelector, nodeAffinity, tolerations, runtimeClassName.
+    """
 
     gpu: Gpus | None = Field(
         None,

@@ -37,6 +37,9 @@ Stage = Literal["preparing", "running", "suspended", "complete", "failed"]
 PREPARE_BACKOFF_LIMIT = 3
 """Of a hub or a store that does not answer. What is wrong with the manifest ends prepare at once, by its exit code."""
 
+CHOOSES_NODES = ("node_selector", "node_affinity", "tolerations", "runtime_class_name")
+"""Fields of a pod template that go with GPUs."""
+
 
 @dataclass(frozen=True)
 class RunIdentity:
@@ -146,7 +149,7 @@ def _prepare(run: TrainingRun) -> Object:
         "prepare",
         [container],
         grace_seconds=20,
-        placement=_prepare_placement(own.pod_template, trainer.pod_template),
+        placement=_prepare_placement(run, own),
         images=run.spec.images,
         gpu=gpu,
         restart_policy="Never",
@@ -167,6 +170,15 @@ def _gpus_of_a_validator(run: TrainingRun) -> Gpus:
     return validator.gpu if validator is not None and run.spec.mode != "SFT" else Gpus()
 
 
-def _prepare_placement(own: PodTemplate, trainer: PodTemplate) -> PodTemplate:
-    """Where prepare runs: as its own template says, and where that says nothing, as the trainer, whose image it has."""
-    return PodTemplate(**{name: getattr(own, name) or getattr(trainer, name) for name in PodTemplate.model_fields})
+def _prepare_placement(run: TrainingRun, own: PrepareTemplate) -> PodTemplate:
+    """Where prepare runs: as its own template says, and where that says nothing, as the trainer, whose image it has.
+
+    A pod with a validator's GPUs must reach the validators' nodes: what chooses nodes is then as for validators.
+    """
+    others = run.spec.trainer.pod_template
+    if own.gpu is None and _gpus_of_a_validator(run).count and run.spec.validator is not None:
+        judges = run.spec.validator.pod_template
+        others = others.model_copy(update={name: getattr(judges, name) for name in CHOOSES_NODES})
+    return PodTemplate(
+        **{name: getattr(own.pod_template, name) or getattr(others, name) for name in PodTemplate.model_fields}
+    )
