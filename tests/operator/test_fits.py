@@ -88,6 +88,7 @@ def test_a_size_in_a_name_counts_with_nine_tenths() -> None:
         ({"huggingFace": "Qwen/Qwen3-32B-AWQ", "revision": "main"}, None),
         ({"huggingFace": "Qwen/Qwen3-32B-FP8", "revision": "main"}, None),
         ({"huggingFace": "openai-community/gpt2", "revision": "main"}, None),
+        ({"huggingFace": "mistralai/Mixtral-8x7B-v0.1", "revision": "main"}, None),
         ({"path": "/models/8B"}, None),
         ({"generated": {}}, None),
     ],

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from shoal.planner.model_shape import UnknownShape, parameters_in, shape_of_config, shape_of_parameters
+from shoal.planner.model_shape import UnknownShape, parameters_in, parameters_said, shape_of_config, shape_of_parameters
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -53,7 +53,11 @@ def test_a_32b_model_has_the_parameters_of_its_card() -> None:
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 135 * 10**6),
         ("Qwen/Qwen3-1.7B", 1_700_000_000),
         ("Qwen/Qwen3-30B-A3B", 30 * 10**9),
-        ("mistralai/Mixtral-8x7B-v0.1", 56 * 10**9),
+        ("mistralai/Mixtral-8x7B-v0.1", None),
+        ("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", 1_100_000_000),
+        ("princeton-nlp/Sheared-LLaMA-2.7B-50B", None),
+        ("microsoft/Phi-3-mini-128k-instruct", None),
+        ("gradientai/Llama-3-8B-Instruct-262k", 8 * 10**9),
         ("70b", 70 * 10**9),
         ("meta-llama/Llama-3.1-8B", 8 * 10**9),
         ("gpt2", None),
@@ -62,6 +66,13 @@ def test_a_32b_model_has_the_parameters_of_its_card() -> None:
 )
 def test_the_size_of_a_name(name: str, parameters: int | None) -> None:
     assert parameters_in(name) == parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"), [("70b", 70 * 10**9), ("8x7B", 56 * 10**9), ("1T", 10**12), ("700k", 700_000), ("2.7B-50B", None)]
+)
+def test_the_size_that_a_person_says(text: str, parameters: int | None) -> None:
+    assert parameters_said(text) == parameters
 
 
 @pytest.mark.parametrize(

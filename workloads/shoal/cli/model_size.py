@@ -12,6 +12,7 @@ from shoal.planner.model_shape import (
     ModelShape,
     UnknownShape,
     parameters_in,
+    parameters_said,
     shape_of_config,
     shape_of_parameters,
 )
@@ -58,7 +59,7 @@ def parameters_given(given: str | None) -> int | None:
     """The number that `--parameters` says. Raises InputWrong."""
     if given is None:
         return None
-    found = int(given) if given.isdecimal() else parameters_in(given)
+    found = int(given) if given.isdecimal() else parameters_said(given)
     if not found or found > LARGEST_PARAMETERS:
         raise InputWrong(f"--parameters {given}: not a size; allowed: a number such as 7000000000, or 135M, 1.7B, 72B")
     return found

@@ -11,6 +11,8 @@ from typing import Any
 
 UNIT = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([kmbt])(?![a-z0-9])", re.IGNORECASE)
+_UNITS_OF_NAMES = "mb"
+"""In names `3T` are the tokens of training, and `128k` positions or steps."""
 LARGEST_PARAMETERS = 10**13
 
 
@@ -111,16 +113,30 @@ def _count(given: Mapping[str, Any], name: str, otherwise: int | None = None) ->
     return value
 
 
-def parameters_in(text: str) -> int | None:
-    """The number of parameters that a name or a person says: `Qwen3-1.7B`, `SmolLM2-135M-Instruct`, `8x7B`, `32B`; None where it says none.
+def parameters_in(name: str) -> int | None:
+    """The number of parameters that a model's name says: `Qwen3-1.7B`, `SmolLM2-135M-Instruct`.
 
-    The largest size counts: `Qwen3-30B-A3B` has 30B in memory. Experts times size is an upper bound, since they share attention.
+    None where it says none or several: `2.7B-50B` are parameters and tokens. None for `8x7B` too, since experts share what is no expert.
     """
-    found = [
-        round(int(experts or 1) * float(size) * UNIT[unit.lower()])
-        for experts, size, unit in _SIZE.findall(text.rpartition("/")[2].replace("_", "-"))
-    ]
-    return max((each for each in found if 0 < each <= LARGEST_PARAMETERS), default=None)
+    found = {
+        (experts, round(float(size) * UNIT[unit.lower()]))
+        for experts, size, unit in _SIZE.findall(name.rpartition("/")[2].replace("_", "-"))
+        if unit.lower() in _UNITS_OF_NAMES
+    }
+    if len(found) != 1:
+        return None
+    [(experts, parameters)] = found
+    return parameters if not experts and 0 < parameters <= LARGEST_PARAMETERS else None
+
+
+def parameters_said(text: str) -> int | None:
+    """The number of parameters that a person says: `1.7B`, `135M`, `8x7B`, which is an upper bound; None where it is no size."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    experts, size, unit = found.groups()
+    parameters = round(int(experts or 1) * float(size) * UNIT[unit.lower()])
+    return parameters if 0 < parameters <= LARGEST_PARAMETERS else None
 
 
 # Widths of published dense models, by parameters: hidden size, layers, vocabulary, key and value numbers a layer, feed-forward width, tied head.
