@@ -101,10 +101,10 @@ def _asks_behaviour(recipe: Recipe) -> bool:
     return recipe.objective in ("decoupled_ppo", "dppo") or capped or recomputed
 
 
-def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Misfit, ...] | None:
+def misfits(run: TrainingRun, progress: RunProgress | None, *, volumes: bool = True) -> tuple[Misfit, ...] | None:
     """What cannot work, by the size of an announced version, else by the size in the model's name; None where neither is known.
 
-    A name rounds: `8B` may be 7.6 or 8.2. It counts with `NAME_SHARE` of what it says.
+    A name rounds: `8B` may be 7.6 or 8.2. It counts with `NAME_SHARE` of what it says. `volumes`: their sizes are enforced.
     """
     facts = run_facts(run)
     if facts is None:
@@ -113,12 +113,12 @@ def misfits(run: TrainingRun, progress: RunProgress | None) -> tuple[Misfit, ...
         last = progress.last_step
         seconds = last.finished_unix - last.started_unix if last is not None and last.trained else None
         version = progress.version_bytes
-        return tuple(certain(facts, version, version // WIDEST, seconds))
+        return tuple(certain(facts, version, version // WIDEST, seconds, volumes=volumes))
     named = named_parameters(run)
     if named is None:
         return None
     least = int(NAME_SHARE * named)
-    return tuple(certain(facts, WIDTH * least, least))
+    return tuple(certain(facts, WIDTH * least, least, volumes=volumes))
 
 
 def _pool(pool: InferencePoolTemplate) -> PoolFacts:

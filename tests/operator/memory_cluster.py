@@ -23,6 +23,7 @@ class MemoryCluster:
     """`settle` reconciles until nothing changes; `writes` counts what was applied."""
 
     namespace = "default"
+    enforces_volumes = True
 
     def __init__(self, folder: Path) -> None:
         self.objects = Objects(folder / "objects.json")

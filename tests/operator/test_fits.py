@@ -10,6 +10,7 @@ from servers import ROOT
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import load_manifest
+from shoal_operator.local.cluster import LocalCluster
 from shoal_operator.plan_facts import misfits, named_parameters
 from shoal_operator.reconcile import reconcile
 
@@ -131,6 +132,20 @@ def test_the_volumes_that_the_paper_s_manifest_had_before_do_not() -> None:
     [run] = load_manifest(text.replace("320Gi", "300Gi").replace("diskGib: 320", "diskGib: 200"))
     assert isinstance(run, TrainingRun)
     found = misfits(run, progress(65_527_752_704)) or ()
-    assert [each.field for each in found] == [
-        "inferencePools[0].weightsSize", "inferencePools[1].requirements.diskGib",
-    ]  # fmt: skip
+    assert [each.field for each in found] == ["inferencePools[0].weightsSize"], (
+        "a stranger may have more than the least disk"
+    )
+
+
+def test_sizes_that_nobody_enforces_are_no_misfit(cluster: MemoryCluster) -> None:
+    small = LARGE | {
+        "inferencePools": [{"name": "pool", "weightsSize": "40Gi", "gpu": {"count": 1, "type": "NVIDIA-L4"}}]
+    }
+    cluster.enforces_volumes = False
+    put(cluster, **small)
+    cluster.settle()
+    assert said(cluster, "Fits")["status"] == "True"
+    assert not LocalCluster.enforces_volumes
+    model = {"huggingFace": "Qwen/Qwen3-32B", "revision": "main"}
+    [found] = misfits(run_of(**(small | {"model": model})), None, volumes=False) or ()
+    assert found.reason == "MemoryTooSmall"

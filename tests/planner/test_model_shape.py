@@ -69,7 +69,8 @@ def test_the_size_of_a_name(name: str, parameters: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "parameters"), [("70b", 70 * 10**9), ("8x7B", 56 * 10**9), ("1T", 10**12), ("700k", 700_000), ("2.7B-50B", None)]
+    ("text", "parameters"),
+    [("70b", 70 * 10**9), ("8x7B", 56 * 10**9), ("1T", 10**12), ("700k", 700_000), ("2.7B-50B", None)],
 )
 def test_the_size_that_a_person_says(text: str, parameters: int | None) -> None:
     assert parameters_said(text) == parameters

@@ -252,10 +252,6 @@ def test_a_run_that_fits_has_no_findings() -> None:
         (replace(RUN, scratch=37 * GIB), "VolumeTooSmall", "spec.trainer.scratchSize: origin has 39.7 GB and needs 40.0 GB"),
         (replace(RUN, store=300 * GIB), "VolumeTooSmall", "spec.storage.folderSize: store has 322.1 GB and needs 400.0 GB"),
         (
-            replace(RUN, pools=(replace(STRANGERS, disk=50 * GIB),)), "VolumeTooSmall",
-            "spec.inferencePools[0].requirements.diskGib: strangers of strangers has 53.7 GB",
-        ),
-        (
             replace(RUN, pools=(replace(POOL, gpu=replace(ROUND, nbytes=9 * GB), gpus=2),)), "MemoryTooSmall",
             "spec.inferencePools[0].gpu: an engine of pool has 2 x 9.0 GB of round and needs 20.0 GB for the weights; give it 3 such GPUs",
         ),
@@ -292,6 +288,15 @@ def test_what_may_not_work_does_not_count_as_certain() -> None:
     made = plan(run, AROUND)
     assert [each.certain for each in made.findings] == [False]
     assert "activations of 2000000 tokens" in str(made.findings[0])
+    assert made.works
+
+
+def test_a_least_disk_of_strangers_is_no_certain_mistake() -> None:
+    run = replace(RUN, pools=(POOL, replace(STRANGERS, disk=50 * GIB)))
+    assert certain(run, 20 * GB, 10 * GB) == []
+    made = plan(run, AROUND)
+    assert [each.certain for each in made.findings] == [False]
+    assert "spec.inferencePools[1].requirements.diskGib: strangers of strangers has 53.7 GB" in str(made.findings[0])
     assert made.works
 
 

@@ -44,6 +44,10 @@ class Cluster(Protocol):
     def namespace(self) -> str:
         """The namespace that all names below are in."""
 
+    @property
+    def enforces_volumes(self) -> bool:
+        """Whether a volume may be as small as it was asked for; otherwise volumes are plain folders, and sizes only words."""
+
     def get(self, kind: str, name: str) -> Object | None:
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
 

@@ -55,6 +55,8 @@ class Parts:
 class KubernetesCluster:
     """The cluster as the reconcile of one key sees it."""
 
+    enforces_volumes = True
+
     def __init__(self, parts: Parts, key: Key) -> None:
         self._api, self._cache, self._key, self._parts = parts.api, parts.cache, key, parts
         self.namespace = key.namespace

@@ -48,6 +48,7 @@ class LocalCluster:
     """One namespace with one run in it, in `folder`, on the addresses of `subnet`."""
 
     namespace = "local"
+    enforces_volumes = False
     bind = None
 
     def __init__(self, folder: Path, subnet: Subnet, table: ProcessTable) -> None:

@@ -155,7 +155,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         lighthouse=_lighthouse(cluster, run),
         has_islands=island_count(run) > 0,
         group_problem=ungrouped,
-        misfits=misfits(run, seen.progress),
+        misfits=misfits(run, seen.progress, volumes=cluster.enforces_volumes),
     )
     write_status(cluster, live, run_status(findings, before), run_conditions(findings))
     if finished:

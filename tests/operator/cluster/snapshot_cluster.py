@@ -25,6 +25,8 @@ MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
 class SnapshotCluster:
     """A `Cluster` of what was there once; writes are noted, not made."""
 
+    enforces_volumes = True
+
     def __init__(self, kube: Kube, namespace: str, progress: Mapping[str, RunProgress] | None = None) -> None:
         self.namespace = namespace
         self.would_write: list[str] = []

@@ -30,6 +30,11 @@ class Disk:
     holds: str
 
     @property
+    def enforced(self) -> bool:
+        """Whether it has no more than `given`. A stranger's disk has at least what is required, and mostly more."""
+        return not self.field.endswith("diskGib")
+
+    @property
     def size(self) -> int:
         """GiB that `field` must have, for what is needed."""
         return math.ceil(max(self.needs, self.least) / GIB)

@@ -37,12 +37,18 @@ def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
 
 
-def certain(run: RunFacts, version: int, parameters: int, step_seconds: float | None = None) -> list[Misfit]:
+def certain(
+    run: RunFacts, version: int, parameters: int, step_seconds: float | None = None, *, volumes: bool = True
+) -> list[Misfit]:
     """What cannot work with versions of `version` bytes of a model that has at least `parameters`.
 
-    `step_seconds`: of the last step, where there was one; then a version must reach the nodes before the next.
+    `step_seconds`: of the last step, where there was one; then a version must reach the nodes before the next. `volumes`: their sizes are enforced.
     """
-    found = [_too_small(disk, disk.least) for disk in disks(run, version, parameters) if _lacks(disk, disk.least)]
+    found = [
+        _too_small(disk, disk.least)
+        for disk in disks(run, version, parameters)
+        if volumes and disk.enforced and _lacks(disk, disk.least)
+    ]
     found += _weights(run, version, parameters)
     shards = -(-version // run.shard_bytes)
     if shards > MOST_SHARDS:
@@ -73,7 +79,7 @@ def _lacks(disk: Disk, needed: int) -> bool:
 
 def _too_small(disk: Disk, needed: int, *, sure: bool = True) -> Misfit:
     given = gigabytes(disk.given or 0)
-    unit = "" if disk.field.endswith("diskGib") else "Gi"
+    unit = "Gi" if disk.enforced else ""
     return Misfit(
         "VolumeTooSmall",
         disk.field,
