@@ -82,6 +82,7 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         validators=judges.replicas,
         validator_gpus=judges.gpu.count,
         validator_gpu=_named(judges.gpu),
+        validator_weights=judges.validation.weights_memory_bytes,
         proof_share=judges.validation.proof_rows_share,
         proof_floor=judges.validation.proof_rows_floor,
         pools=tuple(_pool(pool) for pool in spec.inference_pools),

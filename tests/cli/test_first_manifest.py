@@ -116,8 +116,8 @@ def test_what_does_not_fit_is_a_note_in_the_manifest_and_on_standard_error(tmp_p
     arguments = ["init", "--model", "o/m-72B", "--dataset", "o/d", "--gpus", "8", "-o", str(output)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "note: the validator needs" in result.stderr
-    assert "# NOTE: the validator needs" in output.read_text()
+    assert "note: no trainer fits beside one engine of 4 GPUs and a validator of 4" in result.stderr
+    assert "# NOTE: no trainer fits" in output.read_text()
     assert yaml.safe_load(output.read_text())["kind"] == "TrainingRun"
 
 
@@ -151,3 +151,12 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     assert isinstance(result.exception, InputWrong)
     assert "is there already" in str(result.exception)
     assert output.read_text() == "mine"
+
+
+def test_a_model_that_one_gpu_cannot_check_has_a_validator_of_several() -> None:
+    made = first_manifest(ManifestRequest("o/m-72B", ("o/d",), 64))
+    validator = run_of(made.text).spec.validator
+    assert validator is not None
+    assert validator.gpu.count == 4
+    assert "4 for the validator" in made.text
+    assert "validator, each of 4 GPUs" in made.text

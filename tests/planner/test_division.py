@@ -50,10 +50,18 @@ def test_the_paper_s_size_on_32_gpus_trains_all_weights_on_whole_nodes() -> None
     assert made.engines * made.engine_gpus == 14
 
 
+@pytest.mark.parametrize(("parameters", "gpus"), [(32 * GB, 1), (35 * GB, 2), (72 * GB, 4)])
+def test_a_validator_has_as_many_gpus_as_a_version_needs(parameters: int, gpus: int) -> None:
+    made = divide(shape_of_parameters(parameters), 64, 80 * GB)
+    assert made.validator_gpus == gpus
+    assert made.validator[0].nbytes == 2 * parameters // gpus <= 0.85 * 80 * GB
+    assert made.trainer_gpus + made.engines * made.engine_gpus + gpus <= 64
+
+
 def test_what_cannot_work_is_told_with_what_to_do() -> None:
     [line] = divide(shape_of_parameters(32 * GB), 1, 80 * GB).problems
     assert "give 3 or more GPUs" in line
-    assert any("validator needs" in line for line in divide(shape_of_parameters(72 * GB), 32, 80 * GB).problems)
+    assert any("validator needs" in line for line in divide(shape_of_parameters(72 * GB), 32, 16 * GB).problems)
     [line] = divide(shape_of_parameters(72 * GB), 0, 0).problems
     assert "on CPUs" in line
 

@@ -9,6 +9,7 @@ from shoal.planner.disks import disks, served_bytes
 from shoal.planner.facts import PoolFacts, RunFacts, Surroundings
 from shoal.planner.findings import certain
 from shoal.planner.lengths import CompletionLengths
+from shoal.planner.memory import JUDGED_SHARE
 from shoal.planner.model_shape import ModelShape
 from shoal.planner.plan import Plan, as_json, plan
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
@@ -21,6 +22,7 @@ from shoal.planner.step_parts import (
     train_seconds,
     verify_seconds,
 )
+from shoal.validation.memory import GPU_SHARE
 
 GB, GIB = 10**9, 1 << 30
 ROUND = Gpu("round", 100 * GB, 1000e12, 1e12, "made for tests")
@@ -35,7 +37,7 @@ RUN = RunFacts(
     trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
     trainer_gpu=ROUND, scratch=500 * GIB, store=None, anchor_every=8, shard_bytes=1 << 24, relays=2, relay_versions=5,
     relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
-    validator_gpu=ROUND, proof_share=0.1, proof_floor=4, pools=(POOL,),
+    validator_gpu=ROUND, validator_weights=None, proof_share=0.1, proof_floor=4, pools=(POOL,),
 )  # fmt: skip
 AROUND = Surroundings(SHAPE, ROUND, mean_tokens=1000.0, prompt_tokens=100.0, delta_ratio=20.0)
 PARTS = ["generate", "upload", "verify", "train", "save state", "publish", "broadcast"]
@@ -92,6 +94,26 @@ def test_a_validator_computes_a_tenth_of_the_rows_and_reads_all() -> None:
     one = every * 2.8e-6 + checked * (277e-6 / 32 + 0.3e-6) + checked * flops / 400e12
     assert verify_seconds(RUN, around) == pytest.approx(10 * one, rel=1e-4)
     assert verify_seconds(replace(RUN, validators=5), around) == pytest.approx(2 * one, rel=1e-4)
+
+
+def test_gpus_of_one_validator_share_weights_and_passes() -> None:
+    around = replace(AROUND, spread=1e-6)
+    two = replace(RUN, validator_gpus=2)
+    flops = 20e9 + 4 * 500 * 1000 * 10
+    saved = 10 * 10 * 1100 * flops / 400e12 / 2
+    assert verify_seconds(RUN, around) - verify_seconds(two, around) == pytest.approx(saved, rel=1e-4)
+    each, shared = (
+        [part.parts[0].nbytes for part in plan(run, around).memory if part.part == "a validator"] for run in (RUN, two)
+    )
+    assert each == [20 * GB]
+    assert shared == [10 * GB]
+    small = replace(ROUND, nbytes=12 * GB)
+    assert certain(replace(two, validator_gpu=small), 20 * GB, 10 * GB) == []
+    assert certain(replace(two, validator_gpu=small, validator_weights=20 * GB), 20 * GB, 10 * GB) == []
+
+
+def test_a_validator_fills_the_share_that_is_planned_with() -> None:
+    assert JUDGED_SHARE == GPU_SHARE
 
 
 @pytest.mark.parametrize(
@@ -255,7 +277,15 @@ def test_a_run_that_fits_has_no_findings() -> None:
             replace(RUN, pools=(replace(POOL, gpu=replace(ROUND, nbytes=9 * GB), gpus=2),)), "MemoryTooSmall",
             "spec.inferencePools[0].gpu: an engine of pool has 2 x 9.0 GB of round and needs 20.0 GB for the weights; give it 3 such GPUs",
         ),
-        (replace(RUN, validator_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall", "spec.validator.gpu: a validator has 1 x 10.0 GB"),
+        (
+            replace(RUN, validator_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall",
+            "spec.validator.gpu: a validator has 1 x 10.0 GB of round, 8.5 GB of it for weights, and a version has 20.0 GB; give it 3 such GPUs",
+        ),
+        (replace(RUN, validator_gpus=2, validator_gpu=replace(ROUND, nbytes=11 * GB)), "MemoryTooSmall", "2 x 11.0 GB of round, 18.7 GB of it"),
+        (
+            replace(RUN, validator_gpu=None, validator_weights=19 * GB), "MemoryTooSmall",
+            "spec.validator.validation.weightsMemoryBytes: a validator may hold 19.0 GB of weights, and a version has 20.0 GB; set 20000000000",
+        ),
         (
             replace(RUN, trainer_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall",
             "spec.trainer: the trainer has 10 x 10.0 GB of round and needs 160.0 GB for weights and what is trained of them; give it 16 such",

@@ -268,12 +268,12 @@ def _memory_lines(shape: ModelShape, made: Division) -> list[str]:
     """What each part needs, by cause, as comments."""
     where = "GPU memory" if made.gpus else "memory"
     ranks = f", each of {made.trainer_gpus} ranks" if made.trainer_gpus > 1 else ""
-    engines = f", each of {made.engine_gpus} GPUs" if made.engine_gpus > 1 else ""
+    engines, judges = (f", each of {each} GPUs" if each > 1 else "" for each in (made.engine_gpus, made.validator_gpus))
     lines = [f"# {where.capitalize() if where == 'memory' else where} that is expected, {METHOD_WORDS[made.method]}:"]
     for title, parts in (
         (f"trainer{ranks}", made.trainer),
         (f"worker{engines}", made.engine),
-        ("validator", made.validator),
+        (f"validator{judges}", made.validator),
     ):
         lines.append(f"#   {title}: {size(total(parts))}")
         lines += [f"#     {size(part.nbytes):>9}  {part.cause}" for part in parts if part.nbytes]
@@ -289,7 +289,7 @@ def _part_lines(made: Division, shape: ModelShape, worker: int, relay: int, scra
     if made.gpus:
         trainer.append(f"gpu: {{count: {min(made.trainer_gpus, GPUS_A_NODE)}}}")
         pool += f", gpu: {{count: {made.engine_gpus}}}"
-        validator = "gpu: {count: 1}"
+        validator = f"gpu: {{count: {made.validator_gpus}}}"
         if made.engine_gpus > 1:
             pool += f", engine: {{tensorParallelSize: {made.engine_gpus}}}"
         elif made.shared:
@@ -305,7 +305,7 @@ def _part_lines(made: Division, shape: ModelShape, worker: int, relay: int, scra
         )
     elif made.gpus:
         lines.append(
-            f"  # {made.trainer_gpus} for the trainer, {made.engines} x {made.engine_gpus} for workers, 1 for the validator."
+            f"  # {made.trainer_gpus} for the trainer, {made.engines} x {made.engine_gpus} for workers, {made.validator_gpus} for the validator."
         )
     lines += [f"  trainer: {{{', '.join(trainer)}}}", f"  inferencePools: [{{{pool}, weightsSize: {_gib(worker)}}}]"]
     lines.append(f"  relayServer: {{replicas: 1, cacheSize: {_gib(relay)}}}")

@@ -7,7 +7,17 @@ The settings are starting points with their sources beside them; nothing here wa
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shoal.planner.memory import USABLE, MemoryPart, Method, engine, offloaded, total, trainer_rank, validator
+from shoal.planner.memory import (
+    JUDGED_SHARE,
+    USABLE,
+    MemoryPart,
+    Method,
+    engine,
+    offloaded,
+    total,
+    trainer_rank,
+    validator,
+)
 from shoal.planner.model_shape import ModelShape
 
 GPUS_A_NODE = 8
@@ -96,26 +106,31 @@ def settings_for(shape: ModelShape, *, cpu: bool) -> StartingSettings:
 
 
 def divide(shape: ModelShape, gpus: int, gpu_bytes: int) -> Division:
-    """Divide `gpus` of `gpu_bytes` each: one validator, a trainer that fits, and engines with the rest; all weights if that fits, else adapters."""
+    """Divide `gpus` of `gpu_bytes` each: one validator and a trainer that fit, and engines with the rest; all weights if that fits, else adapters."""
     if gpus == 0:
         return _on_cpus(shape)
     settings = settings_for(shape, cpu=False)
     tokens = settings.max_sequence_length
     room = int(USABLE * gpu_bytes)
     needed_by = partial(trainer_rank, shape, tokens=tokens)
-    judged = validator(shape, tokens)
     wide = next(
         (each for each in (1, 2, 4, 8) if total(engine(shape, each, FULL_SEQUENCES // 4, tokens)) <= room), GPUS_A_NODE
     )
+    judges = (
+        1
+        if gpus < SEPARATE_GPUS
+        else next((each for each in (1, 2, 4, 8) if _judges(shape, tokens, each, gpu_bytes)), GPUS_A_NODE)
+    )
+    judged = validator(shape, tokens, judges)
     found: tuple[Method, int] | None = None
     if gpus < SEPARATE_GPUS:
         left = room - int(SHARED_ENGINE * gpu_bytes) - total(judged)
         methods: tuple[Method, ...] = ("Full", "LoRA", "LoRA, offloaded")
         found = next(((each, 1) for each in methods if total(needed_by(ranks=1, method=each)) <= left), None)
         found = found if wide == 1 else None
-        ranks, engines, judges = 1, 1, 1
+        ranks, engines = 1, 1
     else:
-        most = gpus - 1 - wide
+        most = gpus - judges - wide
         for method in ("Full", "LoRA", "LoRA, offloaded"):
             fitting = [each for each in RANKS if each <= most and total(needed_by(ranks=each, method=method)) <= room]
             if fitting:
@@ -123,7 +138,7 @@ def divide(shape: ModelShape, gpus: int, gpu_bytes: int) -> Division:
                 fair = [each for each in fitting if each <= max(fitting[0], round(gpus * (1 - INFERENCE_SHARE)))]
                 found = (method, fair[-1])
                 break
-        ranks, judges = found[1] if found is not None else 1, 1
+        ranks = found[1] if found is not None else 1
         engines = max(1, (gpus - ranks - judges) // wide)
     method = found[0] if found is not None else "LoRA, offloaded"
     if method != "Full":
@@ -135,12 +150,24 @@ def divide(shape: ModelShape, gpus: int, gpu_bytes: int) -> Division:
     return replace(made, problems=_problems(made, room, wide, fits=found is not None))
 
 
+def _judges(shape: ModelShape, tokens: int, gpus: int, gpu_bytes: int) -> bool:
+    """Whether a validator of this many GPUs can hold a version."""
+    needed = validator(shape, tokens, gpus)
+    return needed[0].nbytes <= JUDGED_SHARE * gpu_bytes and total(needed) <= USABLE * gpu_bytes
+
+
 def _problems(made: Division, room: int, wide: int, *, fits: bool) -> tuple[str, ...]:
     """What does not fit, in words."""
     lines = []
-    if (needed := total(made.validator)) > room:
+    needed, weights = total(made.validator), int(JUDGED_SHARE * made.gpu_bytes)
+    if needed > room:
         lines.append(
-            f"the validator needs {needed / 1e9:.0f} GB on its one GPU, of which {room / 1e9:.0f} GB are usable"
+            f"the validator needs {needed / 1e9:.0f} GB on each of {made.validator_gpus} GPUs, of which {room / 1e9:.0f} GB are usable"
+        )
+    elif made.validator[0].nbytes > weights:
+        lines.append(
+            f"the validator has {made.validator[0].nbytes / 1e9:.0f} GB of weights on each of {made.validator_gpus} GPUs and holds at most"
+            f" {weights / 1e9:.0f} GB"
         )
     if made.engine[0].nbytes > room:
         lines.append(f"an engine needs {made.engine[0].nbytes / 1e9:.0f} GB of weights on each of {wide} GPUs")
@@ -149,7 +176,9 @@ def _problems(made: Division, room: int, wide: int, *, fits: bool) -> tuple[str,
             f"trainer, engine and validator do not fit on one GPU together: give {SEPARATE_GPUS} or more GPUs, or a smaller model"
         )
     elif not fits:
-        lines.append(f"no trainer fits beside one engine of {wide} GPUs and a validator: give more GPUs")
+        lines.append(
+            f"no trainer fits beside one engine of {wide} GPUs and a validator of {made.validator_gpus}: give more GPUs"
+        )
     return tuple(lines)
 
 

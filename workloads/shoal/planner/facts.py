@@ -81,6 +81,8 @@ class RunFacts:
     validators: int
     validator_gpus: int
     validator_gpu: Gpu | None
+    validator_weights: int | None
+    """Bytes of weights that a validator may hold; None: a share of its memory."""
     proof_share: float
     proof_floor: int
     pools: tuple[PoolFacts, ...]

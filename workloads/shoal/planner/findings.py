@@ -9,7 +9,7 @@ from typing import Literal
 
 from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import RunFacts, Surroundings
-from shoal.planner.memory import USABLE, MemoryPart, total
+from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, total
 from shoal.planner.rates import Gpu
 
 MOST_SHARDS = 99_999
@@ -97,8 +97,7 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Misfit]:
             found.append(
                 _memory(f"inferencePools[{number}].gpu", f"an engine of {pool.name}", version, pool.gpus, pool.gpu)
             )
-    if run.validator_gpu is not None and run.validator_gpus and version > run.validator_gpus * run.validator_gpu.nbytes:
-        found.append(_memory("validator.gpu", "a validator", version, run.validator_gpus, run.validator_gpu))
+    found += _judged_weights(run, version)
     ranks = run.trainer_pods * run.trainer_ranks
     if run.trainer_gpu is not None and run.trainer_gpus and run.method == "Full":
         # Weights, gradients and two moments, float32; the reference model comes on top, where there is one.
@@ -106,6 +105,34 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Misfit]:
         if needed > ranks * run.trainer_gpu.nbytes:
             found.append(_memory("trainer", "the trainer", needed, ranks, run.trainer_gpu))
     return found
+
+
+def _judged_weights(run: RunFacts, version: int) -> list[Misfit]:
+    """A version that a validator refuses to load, or cannot (validation/policies.py)."""
+    allowed, gpu, gpus = run.validator_weights, run.validator_gpu, run.validator_gpus
+    if allowed is not None and version > allowed:
+        return [
+            Misfit(
+                "MemoryTooSmall",
+                "validator.validation.weightsMemoryBytes",
+                f"a validator may hold {gigabytes(allowed)} of weights, and a version has {gigabytes(version)}",
+                f"set {version} or more, or leave it out",
+            )
+        ]
+    if gpu is None or not gpus:
+        return []
+    each = gpu.nbytes if allowed is not None else int(JUDGED_SHARE * gpu.nbytes)
+    if version <= gpus * each:
+        return []
+    return [
+        Misfit(
+            "MemoryTooSmall",
+            "validator.gpu",
+            f"a validator has {gpus} x {gigabytes(gpu.nbytes)} of {gpu.name}, {gigabytes(gpus * each)} of it for weights, and a version has"
+            f" {gigabytes(version)}",
+            f"give it {-(-version // each)} such GPUs or more",
+        )
+    ]
 
 
 def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Misfit:

@@ -15,6 +15,8 @@ Method = Literal["Full", "Full, offloaded", "LoRA", "LoRA, offloaded"]
 
 USABLE = 0.9
 """Share of a GPU's memory that is planned with; vLLM's own default for the same reason (`engine.gpuMemoryUtilization`)."""
+JUDGED_SHARE = 0.85
+"""Of the GPUs' memory, that a validator fills with weights where its settings say nothing (validation/memory.py)."""
 RECOMPUTE_FROM_PARAMETERS = 50_000_000
 """From here on the trainer computes activations again (training/model.py)."""
 TILE_BYTES = 4 * 4 * (1 << 24)
@@ -95,10 +97,13 @@ def engine(shape: ModelShape, gpus: int, sequences: int, tokens: int, *, cpu: bo
     ]
 
 
-def validator(shape: ModelShape, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:
-    """Memory of a validator: it computes on one device (validation/policies.py), one row of `tokens` tokens at least at a time."""
+def validator(shape: ModelShape, tokens: int, gpus: int = 1, *, cpu: bool = False) -> list[MemoryPart]:
+    """Memory of a validator on each of its GPUs, which share every weight (validation/group.py), with one row of `tokens` tokens at a time.
+
+    What a pass leaves on each GPU is counted whole: the hidden states are, and the rest is small beside weights.
+    """
     width = 4 if cpu else 2
     return [
-        MemoryPart("weights as served", width * shape.parameters),
+        MemoryPart("weights as served", width * shape.parameters // max(1, gpus)),
         MemoryPart(f"a forward pass of {tokens} tokens", width * shape.layer_values * tokens + TILE_BYTES),
     ]

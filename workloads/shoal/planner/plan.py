@@ -292,7 +292,7 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
         ),
         "a validator": (
             "validator.gpu",
-            validator(around.model, run.sequence_tokens, cpu=run.validator_gpus == 0),
+            validator(around.model, run.sequence_tokens, run.validator_gpus, cpu=run.validator_gpus == 0),
             run.validator_gpus,
             around.device(run.validator_gpus, run.validator_gpu),
         ),

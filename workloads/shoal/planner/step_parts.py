@@ -123,13 +123,13 @@ def rollout_seconds(run: RunFacts, around: Surroundings) -> tuple[float, float]:
 
 
 def file_check_seconds(run: RunFacts, around: Surroundings) -> float:
-    """Judging one file: a node in good standing. The model computes on one device (validation/policies.py)."""
+    """Judging one file: a node in good standing. All GPUs of a validator compute each pass (validation/group.py); one core does the rest."""
     tokens = lengths(around, run).mean + around.prompt_tokens
     checked = min(run.file_rows, max(math.ceil(run.proof_share * run.file_rows), run.proof_floor)) * tokens
     device = around.device(run.validator_gpus, run.validator_gpu)
     flops = 2.0 * around.model.parameters + attention_flops(around, lengths(around, run).mean_position)
     proofs = PROOF_SECONDS_A_TOKEN * max(1.0, around.model.hidden_size / 5120)
-    prefill = checked * flops / (device.flops * TRAINING_SHARE)
+    prefill = checked * flops / (max(1, run.validator_gpus) * device.flops * TRAINING_SHARE)
     return run.file_rows * tokens * CHECK_SECONDS_A_TOKEN + checked * proofs + prefill
 
 
