@@ -100,7 +100,7 @@ from shoal.contracts.run import (
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.signed import sign
-from shoal.contracts.steps import BatchFile, Beacon, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
@@ -359,6 +359,7 @@ DOCUMENTS: list[Contract] = [
         files=[BatchFile(node=NODE, submission=2, sha256=DIGEST, policy_version=6, rows=64, prompt_indices=[11, 12])],
     ),
     Beacon(run=RUN, step=7, beacon=DIGEST),
+    SourceGroups(sampled=8, with_signal=5),
     RowReward(task_reward=1.0, length_penalty=0.25, reward=0.75),
     Verdict(
         run=RUN, node=NODE, lease=LEASE, step=7, submission=2, sha256=DIGEST, policy_version=6, outcome="accept",

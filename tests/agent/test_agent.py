@@ -15,6 +15,7 @@ from shoal.agent.socket_routes import parse_metrics
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.recipe import Validation
 from shoal.contracts.run import AgentState
 from shoal.crypto.keys import PrivateKey
 from shoal.transport import Refused, SignedClient
@@ -119,7 +120,8 @@ def test_an_agent_joins_and_hands_a_file_in(stack: Stack, new_pod: Callable[[Sta
 def test_an_agent_registers_anew_by_itself_when_its_pool_was_forgotten_with_redis(
     new_stack: Callable[..., Stack], new_pod: Callable[..., Pod]
 ) -> None:
-    stack = new_stack(pools=[PoolTerms(name="pool", open=True), PoolTerms(name="own", sampler="none")])
+    pools = [PoolTerms(name="pool", open=True), PoolTerms(name="own", sampler="none")]
+    stack = new_stack(pools=pools, validation=Validation(probation_files=0))
     stack.announce(0)
     pod = new_pod(stack)
     wait_until("the agent to be a member", pod.is_healthy)

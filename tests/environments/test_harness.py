@@ -20,8 +20,8 @@ from shoal.environments.harness_names import BadHarnessTask, HarnessTask, near
 from shoal.environments.math import Math
 from shoal.environments.probe import HOSTILE
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks
-from shoal.inference.evaluation.record import evaluate_all
-from shoal.inference.evaluation.sampling import CannotEvaluate, Settings
+from shoal.inference.evaluation.record import of_environments
+from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest
 from shoal.rewards.harness import HarnessJudge, NoValue, shared_harness_judge
 from shoal.rewards.harness.scoring import answer_of
 
@@ -362,16 +362,13 @@ def test_digests_go_by_the_task_and_by_the_packages_that_score(tmp_path: Path) -
 
 
 def test_shoal_eval_says_in_one_line_what_is_wrong_with_a_task(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
     name = write_harness_task(tmp_path / "task", {"output_type": "multiple_choice"})
     with pytest.raises(
         CannotEvaluate, match=r"^--env lm-eval:.*: lm-eval:made_sums: its output_type is multiple_choice"
     ):
-        evaluate_all(tmp_path, [name], None, Settings(1, 1.0, 8), None, lambda line: None)
+        of_environments([name], None, EvaluationRequest(1, 1.0, 8))
     with pytest.raises(CannotEvaluate, match=r"--count 7: .* 7 tasks requested; it has 6 documents"):
-        evaluate_all(
-            tmp_path, [write_harness_task(tmp_path / "other")], 7, Settings(1, 1.0, 8), None, lambda line: None
-        )
+        of_environments([write_harness_task(tmp_path / "other")], 7, EvaluationRequest(1, 1.0, 8))
 
 
 @pytest.mark.soak

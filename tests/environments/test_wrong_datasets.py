@@ -18,9 +18,9 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, RowFilter
 from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
 from shoal.contracts.run import RunConfig
-from shoal.contracts.tasks import TaskReport
-from shoal.environments.math import Math
+from shoal.contracts.tasks import Task, TaskReport
 from shoal.environments.prepare import CannotPrepare, _tasks, prepare
+from shoal.environments.task_source import RunSource
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 
@@ -166,9 +166,14 @@ def test_it_is_refused_in_one_line_and_nothing_is_half_prepared(name: str, tmp_p
     assert {path.parent.name for path in (tmp_path / "store").rglob("*") if path.is_file()} <= {"judged"}
 
 
+def tasks_of(config: RunConfig, store: Store, folder: Path) -> list[Task]:
+    [found] = _tasks(config, RunSource.of_run(config.tasks), store, folder / "scratch")
+    return found
+
+
 def test_some_faults_within_the_bound_are_left_out_and_reported(tmp_path: Path, store: Store) -> None:
     path = lines(tmp_path / "t.jsonl", [*changed(4, a="???"), ROWS[0]])
-    tasks = _tasks(config(path=str(path), columns=COLUMNS), Math(), store, tmp_path / "scratch")
+    tasks = tasks_of(config(path=str(path), columns=COLUMNS), store, tmp_path)
     assert len(tasks) == 19
     report = TaskReport.from_json(store.get(keys.TASK_REPORT))
     assert (report.rows, report.tasks, report.proven) == (21, 19, 19)
@@ -183,7 +188,7 @@ def test_a_row_group_of_many_rows_is_read_in_pieces(tmp_path: Path, store: Store
     path = tmp_path / "t.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1 << 20)
     found = config(path=str(path), columns=COLUMNS, row_limit=2500)
-    assert len(_tasks(found, Math(), store, tmp_path / "scratch")) == 2500
+    assert len(tasks_of(found, store, tmp_path)) == 2500
 
 
 def test_solve_rates_of_the_data_set_filter_without_a_sample(tmp_path: Path, store: Store) -> None:
@@ -195,7 +200,7 @@ def test_solve_rates_of_the_data_set_filter_without_a_sample(tmp_path: Path, sto
         dataset=DatasetSource(path=str(path), columns=COLUMNS),
         offline_filter=OfflineFilter(solve_rate="solve_rate_7b"),
     )
-    kept = _tasks(run_config(tasks=tasks, mode="SFT"), Math(), store, tmp_path / "scratch")
+    kept = tasks_of(run_config(tasks=tasks, mode="SFT"), store, tmp_path)
     assert [(task.problem_id, task.metadata["solve_rate"]) for task in kept] == [
         ("p1", 0.125),
         ("p2", 0.25),

@@ -30,7 +30,7 @@ from shoal.storage.checkpoint_files import MANIFEST_FILE
 from shoal.transport.restarts import LOOK_SECONDS
 
 ADDRESS = "127.13.0.5"
-TRAINER = PrivateKey.generate()
+TRAINER = samples.ROLE_KEYS["trainer"]
 PUBLIC = tiny_policy.PUBLIC.model_copy(
     update={
         "tasks_digest": tasks_digest(tiny_policy.TASKS),

@@ -21,7 +21,7 @@ from broadcast_certificates import Authority
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol_stack import GROUP_SIZE, RUN, Node, Stack
+from protocol_stack import GROUP_SIZE, RUN, Node, Stack, post
 from servers import Loopback, wait_until
 from shoal.contracts.protocol import LeaseRequest, UploadRequest
 from shoal.contracts.recipe import Recipe
@@ -29,6 +29,7 @@ from shoal.contracts.roster import Roster
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.http import heartbeats
+from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.work import uploads
 from shoal.transport import SignedClient, Unavailable, service
 from shoal.transport.authorities import authorities
@@ -183,8 +184,11 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     (counter,) = client.keys(f"*:files:*:{member.id}")
     assert client.get(counter) == "1"
     assert client.ttl(counter) > 0
-    assert member.grant(lease, b"data").fields["key"] == first.fields["key"]
+    again = member.grant(lease, b"data")
+    assert again.fields["key"] == first.fields["key"]
     assert client.get(counter) == "1", "the same file again is not another one"
+    assert post(again, b"data").status_code == 204
+    assert member.confirm(lease, b"data").status == "queued"
     later = member.lease(step.step)
     client.set(counter, str(uploads.FILES_AN_HOUR))
     request = UploadRequest(node=member.id, lease=later.lease, size=4, sha256="0" * 64)
@@ -192,6 +196,11 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     assert is_problem(answer, 429, "quota-used")
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
     wanted = LeaseRequest(node=member.id, step=step.step)
+    answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
+    assert is_problem(answer, 409, "lease-dropped"), "on probation it may hold one"
+    (records,) = client.keys("*:nodes")
+    waits = NodeRecord.from_json((client.hget(records, member.id) or "").encode())
+    client.hset(records, member.id, waits.model_copy(update={"waits_until_unix": 0.0}).to_json())
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
     assert is_problem(answer, 409, "quota-leased"), "nothing is generated in vain"
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS

@@ -32,6 +32,7 @@ from shoal.contracts.recipe import FailurePolicy, RollBack, Stability
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
+from shoal.training.batches import group_relative, plan_of_run
 from shoal.training.loop import Trainer
 from shoal.training.rollouts import BadBatch
 from shoal.training.stability import History, Incident
@@ -284,7 +285,8 @@ def test_log_probabilities_of_the_sampling_version_are_the_same_before_and_after
         first.train_step(step)
     first._waits.idle()
     store: Store = pod.store
-    plan = first._method._plan(first._method._read(batch := first._method._wait_for_batch(3)), 3)
+    rows = first._method._read(batch := first._method._wait_for_batch(3))
+    plan = plan_of_run(pod.run, rows.groups, 3, group_relative, 0, 1)
     assert plan is not None
     assert {file.policy_version for file in batch.files} == {2}
     before = first._policy.state_dict()

@@ -30,7 +30,6 @@ from shoal.contracts.run import AgentState, NodeConfig
 from shoal.contracts.signed import sign
 from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.weights import WeightsManifest
-from shoal.crypto.keys import PrivateKey
 from shoal.environments import digest
 from shoal.environments.episodes import Tools
 from shoal.environments.prompts import prompt_tokens
@@ -40,7 +39,7 @@ from shoal.storage.checkpoint_files import MANIFEST_FILE
 
 ADDRESS = "127.13.0.6"
 WORKER_SECONDS = 280.0
-TRAINER = PrivateKey.generate()
+TRAINER = samples.ROLE_KEYS["trainer"]
 LEASE = tiny_policy.LEASE.model_copy(update={"lease": "0" * 32, "submission": 0})
 """The first that the test's agent gives."""
 ENVIRONMENT = Tool()

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, NodeId, Sha256Hex, SignatureHex, unset
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, SignatureHex, unset
 from shoal.contracts.signed import BadSignature, Signed
 
 Role = Literal["orchestrator", "discovery", "trainer", "relay", "validator"]
@@ -25,7 +25,7 @@ MOST_CHANGES = 100
 class KeyChange(Contract):
     """One key took the place of another. The old key signs it, and where the key of a role leaked, the new one."""
 
-    run: str = Field(max_length=40)
+    run: RunName
     role: KeyHolder
     old: NodeId
     new: NodeId

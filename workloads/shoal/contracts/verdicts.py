@@ -53,7 +53,7 @@ class ValidatorCard(Contract):
     """Whose key a validator's is: made by the validator role's key when the validator starts."""
 
     run: RunName
-    validator: str = Field(min_length=1, max_length=200, description="name of the pod")
+    validator: str = Field(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]*$", description="name of the pod")
     key: NodeId
     unix: float = Field(ge=0.0)
 

@@ -1,4 +1,4 @@
-"""Which completion each sampled token of a pack belongs to, and sums over completions. Pure; called by `loss` and PRIME's `formulas`."""
+"""Which completion each sampled token of a pack belongs to, and sums over completions. Pure; called by `loss` and by extensions."""
 
 from dataclasses import dataclass
 
