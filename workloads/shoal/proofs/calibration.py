@@ -25,6 +25,7 @@ from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, point
 from shoal.proofs.forgeries import changes, other_weights
 from shoal.proofs.forward import Decoded, decode, prefill
 from shoal.proofs.masking import masked_dimensions
+from shoal.proofs.placement import enough_memory
 from shoal.sampling import gumbel
 from shoal.toploc.codec import ErrorTable, Proofs, compare_points, file_mean_allowed, parse
 from shoal.toploc.top_points import Bool, Float32
@@ -81,6 +82,7 @@ BATCHES = (1, 32, 7)
 CONTROL_SEQUENCES = 256
 """Sequences that each dishonest proof is made for, at most."""
 CONTROL_BATCH = 32
+"""Rows of one pass, where they are short (forward.PREFILL_TOKENS)."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class ServedErrors:
     gaps: Float32
 
 
+@enough_memory()
 def calibrate(
     model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report, serve: Serve | None = None
 ) -> ProofProfile:

@@ -14,6 +14,9 @@ from transformers import DynamicCache
 
 from shoal.toploc.top_points import Float32
 
+PREFILL_TOKENS = 32_768
+"""Of one pass over several sequences, at most: activations and keys of more do not fit beside a large model."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -27,15 +30,19 @@ class Decoded:
 def decode(
     model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, seed: int, batch: int, temperature: float = 1.0
 ) -> Iterator[list[Decoded]]:
-    """Sample completions with a cache of keys and values, at most `batch` prompts of one length together; yields each batch when it is done."""
+    """Sample completions with a cache of keys and values; yields each batch when it is done.
+
+    At most `batch` prompts of one length go together, and no more of them than `PREFILL_TOKENS` allow.
+    """
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
     by_length: dict[int, list[list[int]]] = defaultdict(list)
     for prompt in prompts:
         by_length[len(prompt)].append(list(prompt))  # prompts of one length need no padding
-    for group in by_length.values():
-        for start in range(0, len(group), batch):
-            yield _decode_batch(model, group[start : start + batch], max_tokens, generator, temperature)
+    for length, group in by_length.items():
+        rows = max(1, min(batch, PREFILL_TOKENS // max(1, length)))
+        for start in range(0, len(group), rows):
+            yield _decode_batch(model, group[start : start + rows], max_tokens, generator, temperature)
 
 
 @torch.inference_mode()
@@ -69,11 +76,13 @@ def _decode_batch(
 
 @torch.inference_mode()
 def prefill(model: Any, sequences: Sequence[Decoded], batch: int) -> list[Float32]:
-    """States of the same tokens in passes over `batch` whole sequences. Padding follows the text, where causal attention cannot see it."""
+    """States of the same tokens in passes over `batch` whole sequences, fewer where they are long (`PREFILL_TOKENS`).
+
+    Padding follows the text, where causal attention cannot see it.
+    """
     device = next(model.parameters()).device
     states: list[Float32] = []
-    for start in range(0, len(sequences), batch):
-        part = sequences[start : start + batch]
+    for part in _passes(sequences, batch):
         width = max(len(each.prompt) + len(each.completion) for each in part)
         tokens = torch.zeros((len(part), width), dtype=torch.long, device=device)
         for row, each in enumerate(part):
@@ -84,6 +93,18 @@ def prefill(model: Any, sequences: Sequence[Decoded], batch: int) -> list[Float3
             first = len(each.prompt) - 1
             states.append(hidden[row, first : first + len(each.completion)].float().cpu().numpy())
     return states
+
+
+def _passes(sequences: Sequence[Decoded], batch: int) -> Iterator[Sequence[Decoded]]:
+    """The sequences in their order, at least one a pass."""
+    start = widest = 0
+    for number, each in enumerate(sequences):
+        widest = max(widest, len(each.prompt) + len(each.completion))
+        if number > start and (number - start == batch or (number + 1 - start) * widest > PREFILL_TOKENS):
+            yield sequences[start:number]
+            start, widest = number, len(each.prompt) + len(each.completion)
+    if start < len(sequences):
+        yield sequences[start:]
 
 
 def _ends(model: Any) -> list[int]:

@@ -1,10 +1,12 @@
 """A model over the GPUs of one process, layer after layer, for models that one GPU cannot hold.
 
 In: a causal language model in the host's memory, and devices with their bytes. Out: the same, each layer on its device; what a layer is given is
-moved there first. One GPU works at a time: calibration is a few minutes of a run of days. Called by `environments.proof_calibration`.
+moved there first. Layers are spread evenly, so that each GPU has the same room for keys, values and activations. One GPU works at a time:
+calibration is a few minutes of a run of days. Called by `environments.proof_calibration`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,9 @@ import torch
 from shoal.proofs import CannotCalibrate
 
 SHARE = 0.8
-"""Of a GPU's memory for weights; the rest is for keys and values of a batch of sequences."""
+"""Of a GPU's memory for weights, at most; the rest is for keys and values of a batch of sequences."""
+ALONE_SHARE = 0.4
+"""Of a GPU's memory: up to here a model stays on one GPU, where others would only make it slower."""
 
 
 def gpus() -> list[tuple[torch.device, int]]:
@@ -23,21 +27,43 @@ def gpus() -> list[tuple[torch.device, int]]:
 
 
 def divided(sizes: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """For each layer, of `sizes` bytes, the number of its device, ascending; `rooms` are bytes. The first device gets layers until it is full. Raises
-    CannotCalibrate when they do not fit."""
+    """For each layer, of `sizes` bytes, the number of its device, ascending; `rooms` are bytes, and the smallest share of them that does is used.
+
+    Raises CannotCalibrate when they do not fit.
+    """
+    for percent in range(1, 101):
+        found = _filled(sizes, [room * percent // 100 for room in rooms])
+        if found is not None:
+            return found
+    raise CannotCalibrate(
+        f"{sum(sizes) / 1e9:.1f} GB of weights do not fit {len(rooms)} GPUs, of which {sum(rooms) / 1e9:.1f} GB are for weights: give"
+        " prepare more GPUs (spec.prepare.gpu)"
+    )
+
+
+def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
+    """Devices filled one after the other; None where they are too small."""
     found: list[int] = []
     at, taken = 0, 0
     for size in sizes:
         while at < len(rooms) and taken + size > rooms[at]:
             at, taken = at + 1, 0
         if at == len(rooms):
-            raise CannotCalibrate(
-                f"{sum(sizes) / 1e9:.1f} GB of weights do not fit {len(rooms)} GPUs, of which {sum(rooms) / 1e9:.1f} GB are for weights: give"
-                " prepare more GPUs (spec.prepare.gpu)"
-            )
+            return None
         found.append(at)
         taken += size
     return found
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Raises CannotCalibrate, with what to do, where a GPU has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CannotCalibrate(
+            f"a GPU has no memory left ({str(error).partition('. ')[0]}): give prepare more or larger GPUs (spec.prepare.gpu)"
+        ) from error
 
 
 class Placement:
@@ -48,7 +74,7 @@ class Placement:
         self._parts: list[tuple[torch.nn.Module, torch.device]] = []
         if not devices:
             return
-        if _bytes(model) <= SHARE * devices[0][1]:
+        if _bytes(model) <= (ALONE_SHARE if len(devices) > 1 else SHARE) * devices[0][1]:
             self._parts = [(model, devices[0][0])]
             return
         body = model.model
@@ -64,6 +90,7 @@ class Placement:
         for part, device in self._parts:
             part.register_forward_pre_hook(_mover(device), with_kwargs=True)
 
+    @enough_memory()
     def apply(self) -> None:
         """Move every part to its device."""
         for part, device in self._parts:
