@@ -1,5 +1,6 @@
 """Calibration: what is masked, which thresholds follow from honest errors, and what dishonest proofs do against them, on real small models."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -231,3 +232,28 @@ def test_what_cannot_be_calibrated_is_said() -> None:
         calibrate(model_with([]), [], EFFORT, lambda what, done, wanted: None)
     with pytest.raises(CannotCalibrate, match="type float64; allowed: float32, bfloat16, float16"):
         measured(model_with([], torch.float64), Effort(2, 4, 9.0, 1, 1e-3, 1))
+
+
+@pytest.mark.parametrize("updates", [1, 4, 8, 11])
+def test_an_older_version_is_as_many_steps_away_as_coins_fall(updates: int) -> None:
+    """Against the binomial distribution: each count within five deviations."""
+    number = 100_000
+    made = forgeries.steps(number, updates, torch.Generator().manual_seed(5))
+    for ups in range(updates + 1):
+        chance = math.comb(updates, ups) / 2**updates
+        seen = int((made == 2 * ups - updates).sum())
+        assert abs(seen - number * chance) <= 5 * math.sqrt(number * chance * (1 - chance)) + 1
+    assert int(made.abs().max()) <= updates
+
+
+def test_an_older_version_is_drawn_by_the_seed_in_pieces_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgeries, "PIECE", 1000)
+    monkeypatch.setattr(torch, "randint", None)  # whose eight bytes a weight took minutes at 32B
+    weight = torch.randn(70, 50, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).t()
+    change = forgeries.one_step_older(0.25, 8)
+    one, same, other = (change(weight, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert (one == same).all()
+    assert (one != other).any()
+    assert (one.shape, one.dtype) == (weight.shape, weight.dtype)
+    moved = (one.float() - weight.float()).std()
+    assert 0.9 < float(moved) / (0.25 * math.sqrt(8)) < 1.1

@@ -22,10 +22,11 @@ from shoal.toploc.prime_field import PRIME
 from shoal.toploc.top_points import TOP_K, Bool, Float32, Int64
 
 INT4_GROUP = 32  # weights that share a scale, as in GGUF's Q4_0
+PIECE = 1 << 24  # weights that are changed together
 FP8_LARGEST = 448.0  # of e4m3 (arXiv:2209.05433, table 1)
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
-"""A weight and a source of chance to another weight of the same shape and type."""
+"""A weight and a source of chance on its device to another weight of the same shape and type."""
 
 
 def int8(weight: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
@@ -49,14 +50,25 @@ def one_step_older(learning_rate: float, updates: int) -> Change:
     """Every weight moved by `learning_rate` up or down, `updates` times."""
 
     def change(weight: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-        moved = weight.float()
-        for _ in range(updates):
-            moved = moved + learning_rate * (
-                2.0 * torch.randint(0, 2, weight.shape, generator=chance).to(moved.device) - 1.0
-            )
-        return moved.to(weight.dtype)
+        moved = torch.empty_like(weight, memory_format=torch.contiguous_format)
+        # In pieces: a GPU has no room for an embedding in float32.
+        for old, new in zip(weight.reshape(-1).split(PIECE), moved.view(-1).split(PIECE), strict=True):
+            new.copy_(old.float() + learning_rate * steps(old.numel(), updates, chance).float())
+        return moved
 
     return change
+
+
+def steps(count: int, updates: int, chance: torch.Generator) -> torch.Tensor:
+    """`count` sums of `updates` draws from -1 and 1 each, int32: the bits of random bytes, counted."""
+    ups = torch.zeros(count, dtype=torch.int32, device=chance.device)
+    for done in range(0, updates, 8):
+        bits = torch.empty(count, dtype=torch.uint8, device=chance.device).random_(0, 256, generator=chance)
+        bits &= (1 << min(8, updates - done)) - 1
+        bits -= (bits >> 1) & 0x55
+        bits = (bits & 0x33) + ((bits >> 2) & 0x33)
+        ups += (bits + (bits >> 4)) & 0x0F
+    return 2 * ups - updates
 
 
 def changes(learning_rate: float, updates: int) -> Mapping[str, Change]:
@@ -67,14 +79,17 @@ def changes(learning_rate: float, updates: int) -> Mapping[str, Change]:
 @contextmanager
 def other_weights(model: Any, name: str, change: Change, seed: int) -> Iterator[None]:
     """The model with changed weights, of all parameters for an older version, of the layers' matrices otherwise; the right ones are back after it."""
-    chance = torch.Generator().manual_seed(seed)
+    chances: dict[torch.device, torch.Generator] = {}
     kept: dict[str, torch.Tensor] = {}
     try:
         for key, parameter in model.model.named_parameters():
             quantised = parameter.dim() == 2 and "embed" not in key
             if name == "one step older" or quantised:
                 kept[key] = parameter.data.cpu()  # a GPU has no room for both
-                parameter.data = change(parameter.data, chance)
+                where = parameter.device
+                if where not in chances:
+                    chances[where] = torch.Generator(where).manual_seed(seed + len(chances))
+                parameter.data = change(parameter.data, chances[where])
         yield
     finally:
         for key, parameter in model.model.named_parameters():
