@@ -12,6 +12,7 @@ from servers import ROOT
 from shoal.cli.local_run import read_manifest
 from shoal.cli.main import app
 from shoal.cli.plan import PlanRequest, planned
+from shoal_operator.api import TrainingRun
 
 PAPER = str(ROOT / "examples" / "intellect-2" / "trainingrun.yaml")
 DEMO = str(ROOT / "examples" / "arithmetic" / "trainingrun.yaml")
@@ -139,6 +140,17 @@ def test_lengths_signal_and_training_time_of_a_run_take_the_place_of_assumptions
     output = said("-f", DEMO, "--run", "demo", "--runs-dir", str(tmp_path))
     assert "Measured: 10 s a step, median of 3." in output
     assert "20 tokens on average (median of 3 steps)" in output
+
+
+def test_lengths_of_a_mixture_are_those_of_its_sources_by_weight() -> None:
+    mixture = [
+        {"name": "sums", "environment": "arithmetic", "weight": 3, "lengthTargets": [16, 24]},
+        {"name": "products", "environment": "arithmetic"},
+    ]
+    manifest = read_manifest(Path(DEMO)).run.model_dump(mode="json", by_alias=True, exclude_none=True)
+    manifest["spec"] |= {"lengthReward": {"targets": [4, 12]}, "tasks": {"mixture": mixture}}
+    made = planned(TrainingRun.model_validate(manifest), PlanRequest())
+    assert any("17 tokens on average (mean of the targets of tasks.mixture by weight)" in line for line in made.assumed)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -116,7 +116,12 @@ def _mean_tokens(run: TrainingRun, asked: PlanRequest, measured: Measured | None
         return measured.mean_tokens, f"median of {measured.steps} steps"
     limit, lengths = run.spec.sampling.max_completion_tokens, run.spec.length_reward
     if lengths is not None:
-        return min(statistics.fmean(lengths.targets), limit), "mean of lengthReward.targets"
+        sources = run.spec.tasks.mixture or []
+        if not any(each.length_targets for each in sources):
+            return min(statistics.fmean(lengths.targets), limit), "mean of lengthReward.targets"
+        means = [statistics.fmean(each.length_targets or lengths.targets) for each in sources]
+        mean = statistics.fmean(means, weights=[each.weight for each in sources])
+        return min(mean, limit), "mean of the targets of tasks.mixture by weight"
     return max(1.0, MEAN_SHARE * limit), f"{MEAN_SHARE} of maxCompletionTokens"
 
 
