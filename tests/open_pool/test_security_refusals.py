@@ -198,7 +198,8 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     wanted = LeaseRequest(node=member.id, step=step.step)
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
     assert is_problem(answer, 409, "lease-dropped"), "on probation it may hold one"
-    (records,) = [key for key in client.keys("*:nodes") if client.type(key) == "hash" and client.hexists(key, member.id)]
+    hashes = [key for key in client.keys("*:nodes") if client.type(key) == "hash"]
+    (records,) = [key for key in hashes if "waits_until_unix" in (client.hget(key, member.id) or "")]
     waits = NodeRecord.from_json((client.hget(records, member.id) or "").encode())
     client.hset(records, member.id, waits.model_copy(update={"waits_until_unix": 0.0}).to_json())
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
