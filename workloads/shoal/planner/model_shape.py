@@ -116,7 +116,7 @@ def _count(given: Mapping[str, Any], name: str, otherwise: int | None = None) ->
 def parameters_in(name: str) -> int | None:
     """The number of parameters that a model's name says: `Qwen3-1.7B`, `SmolLM2-135M-Instruct`.
 
-    None where it says none or several: `2.7B-50B` are parameters and tokens. None for `8x7B` too, since experts share what is no expert.
+    None where it says none or several: `2.7B-50B` are parameters and tokens. None for `8x7B` too, since experts share their attention.
     """
     found = {
         (experts, round(float(size) * UNIT[unit.lower()]))
@@ -130,7 +130,7 @@ def parameters_in(name: str) -> int | None:
 
 
 def parameters_said(text: str) -> int | None:
-    """The number of parameters that a person says: `1.7B`, `135M`, `8x7B`, which is an upper bound; None where it is no size."""
+    """The number of parameters that a person says: `1.7B`, `135M`, `8x7B`, which is an upper bound; None for other text."""
     found = _SIZE.fullmatch(text)
     if found is None:
         return None
