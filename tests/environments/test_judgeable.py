@@ -40,12 +40,6 @@ def problem(number: int, answer: str) -> Task:
     return Task(problem_id=f"p{number}", task_type="math", prompt="?", verification_info={"answer": answer})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    (tmp_path / "store").mkdir()
-    return open_folder(tmp_path / "store", "shoal/run", deadline_seconds=5.0)
-
-
 def test_what_cannot_be_judged_is_counted_by_reason_and_named(store: Store) -> None:
     tasks = [problem(number, gold) for number, gold in enumerate(["1", "???", "x+1", "{", "2", "1/0"])]
     found = fitting([*tasks, problem(9, "3").model_copy(update={"prompt": "?" * 101})], Math(), None, 100, [store])

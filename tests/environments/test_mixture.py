@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from test_prepare import config
-from test_prepared_benchmarks import base, scored, store  # noqa: F401
+from test_prepared_benchmarks import scored
 
 from samples import run_config
 from shoal.contracts import keys
@@ -42,8 +42,8 @@ def test_each_task_is_asked_and_judged_by_the_environment_of_its_source() -> Non
     problem, program = of_source(Math().tasks(1, 0)[0], "m"), of_source(Code().tasks(1, 0)[0], "c")
     assert both.prompt(problem, 500) == Math().prompt(problem, 500)
     assert both.prompt(program, None) == Code().prompt(program, None)
-    assert both.score(problem, both.gold(problem)) == Score(1.0, Math().score(problem, Math().gold(problem)).detail)  # type: ignore[union-attr]
-    assert both.score(program, r"\boxed{0.75}").task_reward == 0.0  # type: ignore[union-attr]
+    assert both.score(problem, both.gold(problem)) == Score(1.0, Math().score(problem, Math().gold(problem)).detail)
+    assert both.score(program, r"\boxed{0.75}").task_reward == 0.0
     assert runs_programs(both)
     assert [runs_programs(both, task) for task in (problem, program)] == [False, True]
     assert both.has_answer(problem, r"\boxed{3}")
@@ -73,9 +73,9 @@ def test_problem_ids_stay_within_their_limit() -> None:
 
 
 def test_one_table_has_the_tasks_of_all_sources_with_their_own_prompts_and_lengths(
-    store: Store,  # noqa: F811
+    store: Store,
     tmp_path: Path,
-    base: ModelSource,  # noqa: F811
+    base: ModelSource,
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     lines = [{"q": f"What is {n}+1?", "a": str(n + 1), "kind": "easy" if n % 2 else "hard"} for n in range(10)]
@@ -125,7 +125,7 @@ def test_sources_of_one_environment_have_different_tasks_which_stay_when_another
     assert find_tasks(one, RunSource.of_run(one.tasks)[0], tmp_path).tasks == first
 
 
-def test_a_benchmark_may_name_a_source(store: Store, tmp_path: Path, base: ModelSource) -> None:  # noqa: F811
+def test_a_benchmark_may_name_a_source(store: Store, tmp_path: Path, base: ModelSource) -> None:
     asked = {**SUMS, "prompt": {"assistantPrefix": "So: "}}
     changes = {"tasks": mixed(asked, PROGRAMS), "recipe": Recipe(max_sequence_length=1024)}
     run = scored(base, {"name": "held-out", "tasks": {"source": "sums", "count": 8}}, **changes)
@@ -168,9 +168,9 @@ def test_a_benchmark_may_name_a_source(store: Store, tmp_path: Path, base: Model
     ],
 )
 def test_what_cannot_be_mixed_is_refused_by_the_name_of_the_source(
-    store: Store,  # noqa: F811
+    store: Store,
     tmp_path: Path,
-    base: ModelSource,  # noqa: F811
+    base: ModelSource,
     sources: list[dict[str, Any]],
     changes: dict[str, Any],
     problem: str,
@@ -181,7 +181,7 @@ def test_what_cannot_be_mixed_is_refused_by_the_name_of_the_source(
     assert not store.exists(keys.PREPARED)
 
 
-def test_a_source_that_no_row_is_left_of_is_refused(store: Store, tmp_path: Path, base: ModelSource) -> None:  # noqa: F811
+def test_a_source_that_no_row_is_left_of_is_refused(store: Store, tmp_path: Path, base: ModelSource) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"q": "1+1?", "a": "2", "kind": "easy"}\n')
     data = {
@@ -197,7 +197,7 @@ def test_a_source_that_no_row_is_left_of_is_refused(store: Store, tmp_path: Path
         )
 
 
-def test_a_generated_model_needs_arithmetic_in_every_source(store: Store, tmp_path: Path) -> None:  # noqa: F811
+def test_a_generated_model_needs_arithmetic_in_every_source(store: Store, tmp_path: Path) -> None:
     with pytest.raises(
         CannotPrepare,
         match=r"made for the tasks of 'arithmetic', spec\.tasks\.mixture, programs\.environment is 'code'",

@@ -26,7 +26,6 @@ from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import pass_rate, sample
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage import Store
-from shoal.storage.store import open_folder
 
 TARGETS = [20, 24]
 
@@ -41,12 +40,6 @@ def config(**changes: Any) -> RunConfig:
         "recipe": Recipe(max_sequence_length=96),
     }
     return run_config(**(fields | changes))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    (tmp_path / "store").mkdir()
-    return open_folder(tmp_path / "store", "shoal/arithmetic", deadline_seconds=5.0)
 
 
 @pytest.fixture

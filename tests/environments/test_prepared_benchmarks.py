@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_prepare import config, train_tokenizer
+from test_prepare import config
 
-from samples import PROOF_PROFILE
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, EvaluationSettings
 from shoal.contracts.recipe import ModelSource, Sampling, TaskSource
@@ -16,25 +15,6 @@ from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.prepare import CannotPrepare, prepare
 from shoal.storage import Store
-from shoal.storage.store import open_folder
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    (tmp_path / "store").mkdir()
-    return open_folder(tmp_path / "store", "shoal/arithmetic", deadline_seconds=5.0)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> ModelSource:
-    """Files that prepare takes for a checkpoint; nobody loads it here."""
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    train_tokenizer(["12+34="]).save_pretrained(folder)
-    (folder / "config.json").write_text('{"hidden_size": 128, "eos_token_id": 0}')
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
-    return ModelSource(path=str(folder))
 
 
 def scored(base: ModelSource, *benchmarks: dict[str, Any], **changes: Any) -> RunConfig:

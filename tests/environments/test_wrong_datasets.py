@@ -22,7 +22,6 @@ from shoal.contracts.tasks import Task, TaskReport
 from shoal.environments.prepare import CannotPrepare, _tasks, prepare
 from shoal.environments.task_source import RunSource
 from shoal.storage import Store
-from shoal.storage.store import open_folder
 
 ROWS = [{"q": f"What is {n} + 1?", "a": str(n + 1), "id": f"p{n}", "level": n % 2} for n in range(20)]
 COLUMNS = DatasetColumns(prompt="q", answer="a", problem_id="id")
@@ -143,12 +142,6 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
 def config(**dataset: Any) -> RunConfig:
     tasks = TaskSource(environment="math", dataset=DatasetSource(**dataset))
     return run_config(tasks=tasks, recipe=Recipe(max_sequence_length=256))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    (tmp_path / "store").mkdir()
-    return open_folder(tmp_path / "store", "shoal/run", deadline_seconds=5.0)
 
 
 @pytest.mark.parametrize("name", WRONG)

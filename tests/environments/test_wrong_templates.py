@@ -20,7 +20,6 @@ from shoal.contracts.tasks import ChatMessage, Task, read_tasks
 from shoal.environments import load
 from shoal.environments.prepare import CannotPrepare, prepare
 from shoal.storage import Store
-from shoal.storage.store import open_folder
 
 Change = Callable[[Path], object]
 CHATML = (
@@ -88,12 +87,6 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
     return folder
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    (tmp_path / "store").mkdir()
-    return open_folder(tmp_path / "store", "shoal/chat", deadline_seconds=5.0)
 
 
 def prepared(

@@ -59,7 +59,7 @@ class Run(Orchestrator):
 
     def change(self, *holders: str, leaked: bool = False) -> RunState:
         for holder in holders:
-            self.keys.change(holder, self.clock(), leaked=leaked)  # type: ignore[arg-type]
+            self.keys.change(holder, self.clock(), leaked=leaked)
         return self.again()
 
     def problems(self, *, documents: bool = True) -> list[str]:

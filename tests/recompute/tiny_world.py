@@ -121,7 +121,7 @@ class Doubled(Extension):
         self._now = step
 
     @property
-    def advantages(self) -> Any:  # type: ignore[override]
+    def advantages(self) -> Any:
         if self._now != self._step:
             return None
         return lambda *given: [(sample, 2.0 * advantage) for sample, advantage in group_relative(*given)]
@@ -284,7 +284,7 @@ class World(Orchestrator):
             task = facts.tasks[group.prompt_index]
             ended = tokens[-1] in facts.eos_token_ids
             text = facts.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
-            found = facts.environment.score(task, text).task_reward  # type: ignore[union-attr]
+            found = facts.environment.score(task, text).task_reward
             claim = total_reward(found, len(tokens), group.target_length, facts.length_reward)
             row = Rollout(
                 run=RUN, step=number, policy_version=version, node=lease.node, submission=lease.submission,

@@ -34,7 +34,7 @@ LEAKED = ("orchestrator", "trainer", "relay", "validator")
 
 def change(system: LocalSystem, *holders: str, leaked: bool) -> None:
     """As `shoal keys rotate` does, and wait until the run has the new keys."""
-    asked = ask(system.folder, holders, leaked=leaked).wishes()  # type: ignore[arg-type]
+    asked = ask(system.folder, holders, leaked=leaked).wishes()
 
     def done() -> bool:
         return all(
@@ -46,7 +46,7 @@ def change(system: LocalSystem, *holders: str, leaked: bool) -> None:
 
 def is_refused(client: SignedClient, method: str, path: str, **call: object) -> bool:
     try:
-        client.call(method, path, deadline_seconds=5.0, **call)  # type: ignore[arg-type]
+        client.call(method, path, deadline_seconds=5.0, **call)
     except Refused as refused:
         return refused.code == "wrong-role" and refused.problem.status == 403
     except Exception:  # it starts again
