@@ -60,7 +60,7 @@ def test_a_headless_service_names_its_pods_and_a_service_its_own_address(space: 
     space.wait("the pod's headless name", lambda: resolved(f"server.group.{space.name}.svc.cluster.local") == own)
     space.wait("the headless service's name", lambda: resolved("group") == own)
     assert resolved("door") == door["spec"]["clusterIP"]
-    assert space.reaches("client", "door", 80)
+    space.wait_reach("client", "door", 80, can=True)
     assert "not known" in resolved("nobody")
 
 

@@ -101,8 +101,11 @@ class Pod:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def metric(self, port: int, name: str) -> float:
-        """A metric of the process whose health port this is."""
-        text = httpx.get(f"http://{self.address}:{port}/metrics", trust_env=False).text
+        """A metric of the process whose health port this is; 0 while the process does not listen yet."""
+        try:
+            text = httpx.get(f"http://{self.address}:{port}/metrics", trust_env=False).text
+        except httpx.ConnectError:
+            return 0.0
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
     def versions(self) -> list[int]:
