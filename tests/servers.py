@@ -23,6 +23,8 @@ import pytest
 Value = TypeVar("Value")
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTED_WITH = dict(os.environ)
+"""The environment before any test, for processes that must not see the variables that an engine writes when it is loaded (`process_settings`)."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 STOP_SECONDS = 10.0
 START_SECONDS = 60.0  # MinIO formats its folder at the first start; on two busy cores that has taken ten seconds

@@ -1,7 +1,6 @@
 """Wrong data sets: one line each that says what, where and what to do, with exit code 2, and nothing that is half prepared."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 from hub_server import serving
 
 from samples import run_config
+from servers import STARTED_WITH
 from shoal.contracts import keys
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, RowFilter
 from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
@@ -213,7 +213,7 @@ def ended(home: Path, found: RunConfig, **environment: str) -> tuple[int, dict[s
     (home / "config" / "run.json").write_bytes(found.to_json())
     done = subprocess.run(
         [sys.executable, "-m", "shoal.environments.prepare"],
-        env=os.environ | {"SHOAL_HOME": str(home), "SHOAL_POD": "p", **environment},
+        env=STARTED_WITH | {"SHOAL_HOME": str(home), "SHOAL_POD": "p", **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,7 +1,6 @@
 """`shoal eval`: a real engine on a tiny model, its table and its record; and one clear line for what is wrong with the input."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from servers import STARTED_WITH
 from shoal.cli.local_run import config_of, read_manifest
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import EngineSettings
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shoal_eval(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shoal.cli.main", "eval", *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=280, check=False, env=STARTED_WITH | {"OMP_NUM_THREADS": "1"}
     )
 
 

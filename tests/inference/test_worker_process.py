@@ -1,6 +1,5 @@
 """One worker process with a real engine, from its start before there is an agent to its end on SIGTERM."""
 
-import os
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import tiny_policy
 from socket_agent import Agent, SocketAgent
 
 import samples
-from servers import structured_lines
+from servers import STARTED_WITH, structured_lines
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.rollouts import Rollout, read_rollouts
@@ -100,7 +99,7 @@ class Process:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", START],
-            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
+            env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )

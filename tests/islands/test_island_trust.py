@@ -230,7 +230,7 @@ def test_one_that_comes_to_another_state_is_left_out_and_the_round_is_made(trust
         trust_crowd.island(
             2,
             torch.ones(100),
-            replace(short, wait_seconds=1.0, connect_seconds=10.0, outer=OuterSettings(learning_rate=0.1)),
+            replace(short, wait_seconds=5.0, connect_seconds=10.0, outer=OuterSettings(learning_rate=0.1)),
         )
     )
     while not all(one and len(one.islands) == 3 for one in trust_crowd.all(lambda island: island.join())):

@@ -1,7 +1,6 @@
 """One validator process: signed claims and verdicts over HTTP, files and weights from a folder store."""
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import tiny_policy
 from court import CALIBRATED, JOB, Court
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from servers import structured_lines
+from servers import STARTED_WITH, structured_lines
 from shoal.contracts import keys
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, StorageSpec, TaskSource, Validation
@@ -170,7 +169,7 @@ class Validating:
     def started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, *self.torchrun, "-m", "shoal.validation"],
-            env=os.environ | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
+            env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )

@@ -4,7 +4,6 @@ The policy is taught for some seconds to write a call first, and after each resu
 """
 
 import functools
-import os
 import random
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from socket_agent import Agent, SocketAgent
 from transformers import AutoTokenizer
 
 import samples
-from servers import wait_until
+from servers import STARTED_WITH, wait_until
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.recipe import Sampling
@@ -151,7 +150,7 @@ def file_of_a_worker(home: Path, agent: Agent) -> bytes:
     settings = {"SHOAL_HOME": str(home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tools-0"}
     with (home / "log").open("w") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "shoal.inference"], env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "shoal.inference"], env=STARTED_WITH | settings, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         wait_until("the worker's file", lambda: agent.files or worker.poll() is not None, WORKER_SECONDS)
