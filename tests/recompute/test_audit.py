@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tampering import TAMPERINGS, Copy, first
 from tiny_world import RUN, STEPS, World
 
@@ -19,6 +21,8 @@ from shoal.errors import InputWrong
 from shoal.ledger.entries import KeysChanged
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import AuditTerms, Recorder
+from shoal.storage import Store
+from shoal.storage.versions import materialise
 
 EVERYTHING = ("batches", "steps", "draws", "rewards", "proofs")
 
@@ -92,6 +96,37 @@ def test_versions_that_the_store_has_no_more_are_made_again_for_their_proofs(wor
     assert beside.good
     assert beside.stages["proofs"].done == beside.stages["proofs"].of
     assert beside.steps_equal == STEPS
+
+
+def test_a_version_that_finds_no_room_is_tried_once_and_not_for_every_file(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(world, tmp_path)
+    tried: list[int] = []
+
+    def fetched(store: Store, version: int, *rest: Any) -> Any:
+        tried.append(version)
+        return materialise(store, version, *rest)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("shoal.validation.policies.materialise", fetched)
+    with monkeypatch.context() as small:
+        small.setattr("shoal.recompute.weights.weights_bytes", lambda *_: 1000)
+        told = copy.audit("proofs").stages["proofs"].unchecked
+        made_again = copy.audit("proofs", "steps")
+    assert sorted(tried) == sorted(set(tried))
+    assert len(told) == len(tried) < told.total()
+    assert all("cannot be checked here: " in why and "GB of weights" in why for why in told)
+    assert made_again.steps_equal == STEPS
+    assert made_again.stages["proofs"].unchecked.total() == told.total()
+
+    tried.clear()
+    monkeypatch.setattr("shoal.validation.models.load_model", full)
+    told = copy.audit("proofs").stages["proofs"].unchecked
+    assert all(why.endswith("cannot be checked here: CUDA out of memory") for why in told)
+    assert len(told) == len(tried) < told.total()
 
 
 def test_an_audit_that_was_stopped_goes_on_where_it_was(world: World, tmp_path: Path) -> None:

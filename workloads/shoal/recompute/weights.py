@@ -6,6 +6,8 @@ In: a version's number. Out: a loaded policy, or why there is none. Called by `f
 import threading
 from pathlib import Path
 
+import torch
+
 from shoal.contracts.proof_profile import WrongProfile, read_profile
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import HeldKeys
@@ -15,10 +17,12 @@ from shoal.recompute.steps import Made
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
 from shoal.storage.checkpoint_files import WrongWeights
-from shoal.validation.models import load_model
+from shoal.validation.memory import weights_bytes
+from shoal.validation.models import CannotHold, best_device, load_model, weights_in
 from shoal.validation.policies import LoadedPolicy, Policies
 
 HELD = 2
+GB = 1e9
 
 
 class Weights:
@@ -29,8 +33,14 @@ class Weights:
         self._lock = threading.Lock()
         self._made: LoadedPolicy | None = None
         self._problems: dict[int, Exception] = {}
+        self._memory_bytes = weights_bytes(None, best_device())
         self._policies = Policies(
-            evidence.store, folder, evidence.config.run, HeldKeys(evidence.roster, "trainer"), capacity=HELD
+            evidence.store,
+            folder,
+            evidence.config.run,
+            HeldKeys(evidence.roster, "trainer"),
+            capacity=HELD,
+            memory_bytes=self._memory_bytes,
         )
 
     def take(self, made: Made | None) -> None:
@@ -38,10 +48,20 @@ class Weights:
         with self._lock:
             self._made = None
             if made is not None:
-                model = load_model(made.folder)
-                profile = read_profile(made.folder, model.config.hidden_size)
-                self._made = LoadedPolicy(made.version, made.sha256, model, profile)
-                self._problems.pop(made.version, None)
+                try:
+                    self._made = self._loaded(made)
+                    self._problems.pop(made.version, None)
+                except (CannotHold, torch.OutOfMemoryError) as error:
+                    self._problems[made.version] = _no_room(made.version, error)
+
+    def _loaded(self, made: Made) -> LoadedPolicy:
+        size = weights_in(made.folder)
+        if size > self._memory_bytes:
+            raise CannotHold(
+                f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
+            )
+        model = load_model(made.folder)
+        return LoadedPolicy(made.version, made.sha256, model, read_profile(made.folder, model.config.hidden_size))
 
     def get(self, version: int) -> LoadedPolicy:
         """Raises `CannotCheck` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""
@@ -55,8 +75,15 @@ class Weights:
                     self._problems[version] = CannotCheck(
                         f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, to make them again"
                     )
+                except (CannotHold, torch.OutOfMemoryError) as error:
+                    self._problems[version] = _no_room(version, error)
                 except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
                     self._problems[version] = WrongEvidence(
                         f"the weights of version {version} are not what the trainer signed: {first_line(error)}"
                     )
             raise self._problems[version]
+
+
+def _no_room(version: int, error: Exception) -> CannotCheck:
+    """Kept, so that the next file of the version does not load it again."""
+    return CannotCheck(f"the weights of version {version} cannot be checked here: {first_line(error)}")
