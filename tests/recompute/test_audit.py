@@ -129,6 +129,17 @@ def test_a_version_that_finds_no_room_is_tried_once_and_not_for_every_file(
     assert len(told) == len(tried) < told.total()
 
 
+def test_weights_are_loaded_for_files_that_wait_for_their_proofs_only(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("weights are loaded")
+
+    copy = Copy(world, tmp_path)
+    monkeypatch.setattr("shoal.recompute.weights.load_model", unexpected)
+    assert copy.audit("steps", "draws").steps_equal == STEPS
+
+
 def test_an_audit_that_was_stopped_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
     copy = Copy(world, tmp_path)
     assert copy.audit("steps", "draws", steps=(0, 0)).steps_equal == 1
