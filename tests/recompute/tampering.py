@@ -46,15 +46,15 @@ class Copy:
         self.world = world
         self.keys = world.role_keys
         self.config: RunConfig = world.config
+        self.said: list[str] = []
 
     def audit(self, *stages: Any, rows: float = 1.0, **plan: Any) -> AuditResult:
         """As a stranger who has nothing but the store, the configuration and the run's key."""
         ledger = self.ledger()
         evidence = Evidence(self.store, self.config, ledger.roster, ledger)
         terms = AuditTerms(run=RUN, run_key=self.config.run_key, seed="seed", rows=rows, files=1.0)
-        said: list[str] = []
         plan_of = AuditPlan(terms, stages, **plan)
-        return RunAudit(evidence, ledger, plan_of, self.folder / "audit", said.append, tiny_run.ranks()).run()
+        return RunAudit(evidence, ledger, plan_of, self.folder / "audit", self.said.append, tiny_run.ranks()).run()
 
     def ledger(self) -> Audit:
         trust = Trust(self.config.run_key, self.config.roster, "the test", given=True)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,49 @@ def test_late_entries_and_passed_over_numbers_are_notes_and_no_findings(world: W
     )  # fmt: skip
     copy.say(expired)
     assert ": 1; 1 of node" in copy.audit("batches").notes[1]
+
+
+def test_many_verdicts_are_read_at_a_time_and_their_number_is_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(world, tmp_path)
+    fact = first(copy)
+    highest = max(each.submission for each in copy.accepted(1) if each.node == fact.node)
+    late = fact.model_copy(update={"file": "ab" * 32, "submission": highest + 3})
+    verdict = copy.verdict(fact)
+    copy.say(verdict.model_copy(update={"sha256": late.file, "submission": late.submission}))
+    copy.rewrite(lambda facts: [*facts, late])
+    expired = [f"{number}c" * 32 for number in (1, 2)]
+    for number, name in enumerate(expired, highest + 1):
+        fields = {
+            "sha256": name,
+            "submission": number,
+            "outcome": "expired",
+            "rewards": [],
+            "compute": None,
+            "answers": None,
+        }
+        copy.say(verdict.model_copy(update=fields))
+    ledger, get_range = copy.ledger(), copy.store.get_range
+    waiting = {keys.verdict(fact.node, name) for name in expired}
+    together = threading.Barrier(2, timeout=20)
+
+    def read(key: str, start: int, end: int) -> bytes:
+        if key in waiting:
+            together.wait()
+            waiting.discard(key)
+        return get_range(key, start, end)
+
+    monkeypatch.setattr(copy, "ledger", lambda: ledger)
+    monkeypatch.setattr(copy.store, "get_range", read)
+    monkeypatch.setattr("shoal.ledger.reading.PROGRESS_SECONDS", 0.0)
+    copy.audit("batches")
+    assert waiting == set()
+    assert "read 2 of 2 verdicts of no entry" in copy.said
+    waiting |= {keys.verdict(fact.node, fact.file) for fact in copy.accepted(1)[:2]}
+    copy.audit("draws")
+    assert waiting == set()
+    assert any(re.fullmatch(r"read (\d+) of \1 verdicts", line) for line in copy.said)
 
 
 def test_versions_that_the_store_has_no_more_are_made_again_for_their_proofs(world: World, tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.entries import Accepted
+from shoal.ledger.reading import Progress, Say, read_all
 from shoal.ledger.terms import terms_of_run
 from shoal.recompute import batches
 from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvidence
@@ -44,8 +43,6 @@ NO_VERSION = -1
 SCORES = 1_000_000
 BEST = 999_999_999
 """Numbers in the record of batches: of the scores of a version, and of the best version; steps are below."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class RunAudit:
         self._evidence, self._ledger, self._plan, self._work = evidence, ledger, plan, work
         self._ranks = ranks
         self._recorder = Recorder(work / "record.json", plan.terms)
-        self._ticker = Ticker(say)
+        self._ticker, self._say = Ticker(say), say
         self._looks = Looks(plan.stages, plan.terms.rows, plan.terms.seed)
         self._of: Counter[Stage] = Counter()
         self._notes: list[str] = []
@@ -138,7 +135,7 @@ class RunAudit:
         self._ticker.expect("batches", len(left))
         for number, where, look in left:
             self._one("batches", number, where, look)
-        self._notes = batches.notes(evidence)
+        self._notes = batches.notes(evidence, self._say)
 
     def _check_step(self, step: int) -> list[str]:
         return batches.check_step(self._evidence, step, self._rows_of)
@@ -230,7 +227,7 @@ class RunAudit:
 
     def _files_by_version(self, stages: list[Stage]) -> dict[int, list[LedgerFile]]:
         """Chosen files that are still to be checked, by the version that their verdicts name."""
-        found: defaultdict[int, list[LedgerFile]] = defaultdict(list)
+        left: list[LedgerFile] = []
         for file in self._evidence.files:
             accepted = isinstance(file.fact, Accepted)
             if accepted and not self._is_chosen(file):
@@ -239,21 +236,18 @@ class RunAudit:
                 self._of[stage] += 1
             if all(self._recorder.is_done(stage, file.number) for stage in stages):
                 continue
-            found[self._version_of(file)].append(file)
+            left.append(file)
+        found: defaultdict[int, list[LedgerFile]] = defaultdict(list)
+        names = [keys.verdict(file.fact.node, file.fact.file) for file in left]
+        progress = Progress(self._say, len(names), "verdicts")
+        for file, data in zip(left, read_all(self._evidence.store, names), strict=True):
+            found[_version_of(data)].append(file)
+            progress.step()
         return dict(found)
 
     def _is_chosen(self, file: LedgerFile) -> bool:
         terms = self._plan.terms
         return random.Random(f"{terms.seed} file {file.fact.file}").random() < terms.files
-
-    def _version_of(self, file: LedgerFile) -> int:
-        """Only to sort by; `files` looks at the signature."""
-        try:
-            said = Signed[Verdict].from_json(self._evidence.read(keys.verdict(file.fact.node, file.fact.file)))
-        except (ValidationError, ValueError, CannotCheck):
-            return NO_VERSION
-        version = said.document.policy_version
-        return NO_VERSION if version is None else version
 
     def _check_files(self, files: list[LedgerFile], stages: list[Stage], weights: Weights) -> None:
         if not files:
@@ -309,6 +303,15 @@ class RunAudit:
             max(0, len(repeated) - len(wrong)),
             self._notes,
         )
+
+
+def _version_of(verdict: bytes | None) -> int:
+    """Only to sort by; `files` looks at the signature."""
+    try:
+        version = Signed[Verdict].from_json(verdict or b"").document.policy_version
+    except ValueError:
+        return NO_VERSION
+    return NO_VERSION if version is None else version
 
 
 @contextmanager

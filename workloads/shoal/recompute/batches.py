@@ -21,6 +21,7 @@ from shoal.contracts.work import EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
 from shoal.ledger.entries import Accepted
+from shoal.ledger.reading import Progress, Say, read_all
 from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence, span
@@ -97,7 +98,7 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
     return select_batch(evidence.config.run, step, beacon.hex(), evidence.schedule.needed_groups, files), []
 
 
-def notes(evidence: Evidence) -> list[str]:
+def notes(evidence: Evidence, say: Say) -> list[str]:
     """What of sealed steps is unusual and proves nothing against anybody, in words."""
     sealed = [file for file in evidence.files if file.fact.step in evidence.sealed]
     late = [
@@ -114,7 +115,7 @@ def notes(evidence: Evidence) -> list[str]:
     for file in sealed:
         told[file.fact.node, file.fact.step].add(file.fact.submission)
     gapped = {node for (node, _), numbers in told.items() if _passed_over(numbers)}
-    for node, step, submission in _expired(evidence, gapped):
+    for node, step, submission in _expired(evidence, gapped, say):
         if (node, step) in told and submission <= max(told[node, step]):
             told[node, step].add(submission)
     passed = {pair: over for pair, numbers in told.items() if (over := _passed_over(numbers))}
@@ -133,19 +134,24 @@ def _passed_over(numbers: set[int]) -> int:
     return max(numbers) + 1 - len(numbers)
 
 
-def _expired(evidence: Evidence, nodes: Collection[str]) -> Iterator[tuple[str, int, int]]:
+def _expired(evidence: Evidence, nodes: Collection[str], say: Say) -> Iterator[tuple[str, int, int]]:
     """Node, step and number of these nodes' files that came too late. The ledger has none of them, so their verdicts are read."""
     settled = {(file.fact.node, file.fact.file) for file in evidence.files}
-    for node in sorted(nodes):
-        for info in evidence.store.list(f"{keys.VERDICTS}{node}/"):
-            if (node, info.key.rpartition("/")[2].removesuffix(".json")) in settled:
-                continue
-            try:
-                verdict = Signed[Verdict].from_json(evidence.read(info.key)).document
-            except (CannotCheck, ValueError, KeyError):
-                continue
-            if verdict.node == node and verdict.outcome == "expired":
-                yield node, verdict.step, verdict.submission
+    left = [
+        (node, info.key)
+        for node in sorted(nodes)
+        for info in evidence.store.list(f"{keys.VERDICTS}{node}/")
+        if (node, info.key.rpartition("/")[2].removesuffix(".json")) not in settled
+    ]
+    progress = Progress(say, len(left), "verdicts of no entry")
+    for (node, _), data in zip(left, read_all(evidence.store, [key for _, key in left]), strict=True):
+        progress.step()
+        try:
+            verdict = Signed[Verdict].from_json(data or b"").document
+        except (ValueError, KeyError):
+            continue
+        if verdict.node == node and verdict.outcome == "expired":
+            yield node, verdict.step, verdict.submission
 
 
 def difference(sealed: StepBatch, made: StepBatch) -> list[str]:
