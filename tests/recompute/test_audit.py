@@ -234,6 +234,19 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
         Recorder(tmp_path / "record.json", AuditTerms(run="r", run_key="a" * 64, seed="s", rows=1.0, files=1.0))
 
 
+def test_a_place_that_is_checked_again_has_its_last_findings_alone(tmp_path: Path) -> None:
+    terms = AuditTerms(run="r", run_key="a" * 64, seed="s", rows=1.0, files=1.0)
+    recorder = Recorder(tmp_path / "record.json", terms)
+    recorder.note("batches", 1, "scores of version 1", ["one", "two"])
+    recorder.note("batches", 2, "scores of version 2", ["three"])
+    recorder.note("steps", 1, "scores of version 1", ["four"])
+    recorder.write()
+    again = Recorder(tmp_path / "record.json", terms)
+    again.note("batches", 3, "scores of version 1", ["five"])  # a place can have another number in a later call
+    again.note("batches", 2, "scores of version 2", [])
+    assert [each.what for each in again.findings] == ["four", "five"]
+
+
 def test_the_rest_is_estimated_from_what_was_done() -> None:
     said: list[str] = []
     now = [0.0]

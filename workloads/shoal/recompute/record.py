@@ -67,12 +67,18 @@ class Recorder:
             )
         self.terms = terms
         self.checked: dict[Stage, dict[int, str]] = {stage: {} for stage in STAGES}
-        self.findings: list[AuditFinding] = []
+        self._found: dict[tuple[Stage, str], list[AuditFinding]] = {}
         self.resumed = 0
         if found is not None:
             self.checked |= {stage: dict(each) for stage, each in found.checked.items()}
-            self.findings += found.findings
+            for each in found.findings:
+                self._found.setdefault((each.stage, each.where), []).append(each)
             self.resumed = sum(map(len, found.checked.values()))
+
+    @property
+    def findings(self) -> list[AuditFinding]:
+        """Of all stages; those of the place that was noted last come last."""
+        return [each for found in self._found.values() for each in found]
 
     def is_done(self, stage: Stage, number: int) -> bool:
         """Whether this was checked before; what could not be is tried again."""
@@ -83,8 +89,11 @@ class Recorder:
         where = plain(where, WORDS)
         with self._lock:
             self.checked[stage][number] = plain(unchecked, WORDS)
-            self.findings = [each for each in self.findings if (each.stage, each.where) != (stage, where)]
-            self.findings += [AuditFinding(stage=stage, where=where, what=plain(what, WORDS)) for what in found]
+            self._found.pop((stage, where), None)
+            if found:
+                self._found[stage, where] = [
+                    AuditFinding(stage=stage, where=where, what=plain(what, WORDS)) for what in found
+                ]
             if time.monotonic() - self._written >= WRITE_SECONDS:
                 self._write()
 
