@@ -88,9 +88,9 @@ def of_run(
 
 
 def _has_gpu() -> bool:
-    import torch
+    from shoal.proofs.placement import gpus  # torch takes seconds to import, and a small model needs none
 
-    return bool(torch.cuda.is_available())
+    return bool(gpus())
 
 
 def _refuse_strangers(config: RunConfig, size: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from shoal.broadcast.hashing import file_sha256
 from shoal.contracts import keys
 from shoal.contracts.file_size import MAX_FILE_BYTES
 from shoal.contracts.pools import Sampler
@@ -224,8 +225,7 @@ class Evidence:
             self.store.get_to_file(key, path)
         except NotFound as error:
             raise CannotCheck(str(error)) from None
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_sha256(path)
         if found != fact.file:
             raise WrongEvidence(f"the stored file was swapped: its SHA-256 is {found}, judged was {fact.file}")
 

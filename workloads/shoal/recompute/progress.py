@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from shoal.text import count
+from shoal.text import count, duration
 
 SAY_SECONDS = 5.0
-MINUTE, HOUR = 60.0, 3600.0
 
 
 class Ticker:
@@ -54,10 +53,3 @@ class Ticker:
                 return None
             left += rest * self._took[kind] / max(1, self._done[kind])
         return left
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that a person would use."""
-    if seconds < MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / MINUTE:.0f} min" if seconds < HOUR else f"{seconds / HOUR:.1f} h"

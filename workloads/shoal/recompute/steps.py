@@ -8,7 +8,6 @@ Optimizer moments follow from the step before. So an audit begins with version 0
 left. Stored training states of the run are not used: nobody signs them, their moments cannot be compared with anything, and they are pickles.
 """
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
+from shoal.broadcast.hashing import file_sha256
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.signed import BadSignature
@@ -234,16 +234,11 @@ def _final_problems(evidence: Evidence, made: Made) -> list[str]:
         final = FinalModel.from_json(evidence.read(keys.FINAL_SEAL))
     except (CannotCheck, ValidationError):
         return []
-    files = {path.name: _file_digest(path) for path in sorted(made.folder.iterdir())}
+    files = {path.name: file_sha256(path) for path in sorted(made.folder.iterdir())}
     if final.version != made.version or final.files == files:
         return []
     different = sorted(name for name in files.keys() | final.files.keys() if files.get(name) != final.files.get(name))
     return [f"{keys.FINAL_SEAL} seals other files than version {made.version} has: {', '.join(different[:5])}"]
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _folder(path: Path) -> Path:
