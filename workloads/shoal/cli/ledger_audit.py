@@ -83,6 +83,6 @@ def run_audit(
     before = read_record(folder / "record.json")
     seed = seed or (before.terms.seed if before is not None else secrets.token_hex(8))
     terms = AuditTerms(run=config.run, run_key=source.trust.run_key, seed=seed, rows=rows, files=files)
-    evidence = Evidence(source.store, config, ledger.roster, ledger)
+    evidence = Evidence(source.store, config, ledger)
     say(f"seed {plain(seed)}; record and log in {plain(folder, 200)}")
     return RunAudit(evidence, ledger, AuditPlan(terms, stages, steps, jobs), folder, say).run()

@@ -17,7 +17,6 @@ from shoal.contracts import keys
 from shoal.contracts.file_size import MAX_FILE_BYTES
 from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.roster import Roster
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import Beacon, StepBatch
@@ -70,8 +69,8 @@ class Sealed:
 class Evidence:
     """The run as its ledger has it. Nothing is written; safe for several threads."""
 
-    def __init__(self, store: Store, config: RunConfig, roster: Roster, audit: Audit) -> None:
-        self.store, self.config, self.roster = store, config, roster
+    def __init__(self, store: Store, config: RunConfig, audit: Audit) -> None:
+        self.store, self.config, self.roster = store, config, audit.roster
         self.commitment = audit.commitment
         self.files: list[LedgerFile] = []
         self.sealed: dict[int, Sealed] = {}

@@ -73,7 +73,7 @@ def check_file(
         facts = facts.of(facts.work(job))
         longest = facts.max_sequence_length
         file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
-        check = _FileCheck(evidence, facts, policy_of, looks, file, verdict, outcome)
+        check = _FileCheck(facts, policy_of, looks, file, verdict, outcome)
         if rejected:
             check.rejected()
         else:
@@ -103,7 +103,6 @@ class _FileCheck:
 
     def __init__(
         self,
-        evidence: Evidence,
         facts: Facts,
         policy_of: PolicyOf,
         looks: Looks,
