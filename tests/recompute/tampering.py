@@ -281,10 +281,12 @@ def choose_a_beacon(copy: Copy) -> None:
 
 
 def copy_a_row(copy: Copy) -> None:
+    """The longest one, so that nobody draws it twice by chance, over another one of its group."""
+
     def change(rows: list[Rollout]) -> list[Rollout]:
-        source = max(rows[:4], key=lambda row: len(row.completion_tokens))
-        place = next(index for index, row in enumerate(rows[:4]) if row is not source)
-        fields = {name: value for name, value in asdict(source).items() if name not in ("seed", "sample_index")}
+        source = max(range(len(rows)), key=lambda index: len(rows[index].completion_tokens))
+        place = source ^ 1
+        fields = {name: value for name, value in asdict(rows[source]).items() if name not in ("seed", "sample_index")}
         return [replace(row, **fields) if index == place else row for index, row in enumerate(rows)]
 
     copy.replace_file(first(copy), change)
@@ -378,7 +380,7 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (take_another_seed, ("draws",), "draws", "sampling: row 2: seed"),
     (flip_a_mask, ("draws",), "draws", "row 1"),
     (pay_more_tokens, ("draws",), "draws", "completion_tokens"),
-    (copy_a_row, ("draws", "proofs"), "", "row"),
+    (copy_a_row, ("draws",), "draws", "are the same completion"),
     (edit_a_completion, ("proofs",), "proofs", "redraw: row"),
     (keep_old_proofs, ("proofs",), "proofs", "row 0"),
     (reorder_a_batch, ("batches",), "batches", "in another order"),
