@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.trust.system_figures import merge
+
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "trust_system.json"
 SECONDS = 3600
 
 
@@ -47,12 +48,6 @@ def audit_tamperings_found() -> int:
         suite = ElementTree.parse(report).getroot()[0]  # noqa: S314  # pytest's own
     told = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
     return told["tests"] - told["failures"] - told["errors"] - told["skipped"]
-
-
-def merge(figures: dict[str, int]) -> None:
-    """Put figures beside those that others write there."""
-    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps(known | figures, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> None:

@@ -3,15 +3,15 @@
 Out: `key_rotation_*` in `benchmarks/results/trust_system.json`; other keys of that file stay. Takes some five minutes on two cores.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.trust.system_figures import merge
+
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "trust_system.json"
 TEST = "tests/system/test_key_rotation.py"
 PREFIX = "key_rotation_"
 
@@ -26,15 +26,6 @@ def figures(report: Path) -> dict[str, float]:
     }
 
 
-def merge(path: Path, found: dict[str, float]) -> None:
-    """Put figures into a file of results, beside what is there; whole numbers without a point."""
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    whole = {name: int(value) if value.is_integer() else value for name, value in found.items()}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**before, **whole}, indent=2, sort_keys=True) + "\n")
-    partial.replace(path)
-
-
 def main() -> None:
     """Run, record, and exit as the test did."""
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +36,7 @@ def main() -> None:
             check=False,
         )
         if report.is_file() and (found := figures(report)):
-            merge(RESULTS, found)
+            merge(found)
     sys.exit(ended.returncode)
 
 

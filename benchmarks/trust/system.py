@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trust.system_figures import merge
+
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "trust_system.json"
 STEPS, HONEST, HOARDING = 30, 4, 24
 NOBODY = 65533
 WALLS = (("bubblewrap", 0), ("landlock", 0), ("landlock", 3))
@@ -101,9 +102,8 @@ def main() -> None:
     wanted = parser.parse_args().parts or ["hoarding", "attacks"]
     for part in wanted:
         found = hoarding() if part == "hoarding" else attacks()
-        held = json.loads(RESULT.read_text()) if RESULT.exists() else {}
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "machine": platform.machine()}
-        RESULT.write_text(json.dumps(held | found | {f"{part}_machine": machine}, indent=1) + "\n")
+        merge(found | {f"{part}_machine": machine})
         for name, value in found.items():
             if not isinstance(value, dict):
                 print(f"{name:28} {value}")

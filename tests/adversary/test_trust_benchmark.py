@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.trust import weight_sets, whole_runs
+from benchmarks.trust import system_figures, weight_sets, whole_runs
 from benchmarks.trust.__main__ import counted, summary
 from benchmarks.trust.cpu_time import cpu_seconds
 from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines, replaced
@@ -136,3 +136,13 @@ def test_the_power_table_names_what_is_not_told_from_honest() -> None:
     assert lines[2] == "| honest | 0/8 | nothing | yes, as it should be |"
     assert lines[3] == "| int8 | 0/8 | nothing | everywhere: not told from honest |"
     assert lines[4] == "| int4 | 8/8 | computation | nowhere |"
+
+
+def test_figures_of_the_system_stand_beside_the_others_in_one_layout(tmp_path: Path) -> None:
+    path = tmp_path / "trust_system.json"
+    path.write_text(system_figures.RESULT.read_text())
+    system_figures.merge({}, path)
+    assert path.read_text() == system_figures.RESULT.read_text()
+    system_figures.merge({"runner_attacks": 99.0, "new": 0.5}, path)
+    assert list(json.loads(path.read_text())) == [*json.loads(system_figures.RESULT.read_text()), "new"]
+    assert '"runner_attacks": 99,' in path.read_text()
