@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.validation.models import Beat, Models, best_device, no_beat
+from shoal.validation.models import Models, best_device
 
 LONGEST = timedelta(days=1)
 """Longest that a rank waits for another one: ranks wait for the next file that way. See above for who finds a rank that hangs."""
@@ -66,8 +66,7 @@ DONE: dict[str, Callable[..., None]] = {"load": Models.load, "replace": Models.r
 
 def follow(processes: int) -> None:
     """The life of every rank but 0: do what it says until it says that it ends."""
-    models = Models()
-    models.processes = processes
+    models = Models(processes=processes)
     while (command := _told()) is not None:
         name, arguments, shape = command
         if name in DONE:
@@ -81,10 +80,6 @@ def follow(processes: int) -> None:
 
 class LeadingModels(Models):
     """What all ranks hold, as rank 0 sees it."""
-
-    def __init__(self, processes: int, beat: Beat = no_beat) -> None:
-        super().__init__(beat)
-        self.processes = processes
 
     def load(self, version: int, folder: Path) -> None:
         with together("load a version"):

@@ -113,11 +113,10 @@ def weights_in(folder: Path) -> int:
 class Models:
     """The versions that this process holds, by number."""
 
-    processes = 1
-    """Among which each version is spread."""
-
-    def __init__(self, beat: Beat = no_beat) -> None:
+    def __init__(self, beat: Beat = no_beat, processes: int = 1) -> None:
+        """Each version is spread among `processes`."""
         self._beat = beat
+        self.processes = processes
         self._held: dict[int, Any] = {}
 
     def check(self, folder: Path) -> None:
@@ -142,3 +141,6 @@ class Models:
     def of(self, version: int) -> Any:
         """A version that is held, to be asked as a causal language model of Hugging Face."""
         return self._held[version]
+
+    def end(self) -> None:
+        """Let the other processes end; here there are none."""

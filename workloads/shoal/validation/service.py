@@ -83,7 +83,7 @@ class ValidatorProcess:
         self._card = sign(card, key)
         self._orchestrator = SignedClient(config.addresses.orchestrator, key)
         self._facts: Facts | None = None
-        self._models = LeadingModels(processes, liveness.progress) if processes > 1 else Models(liveness.progress)
+        self._models = (LeadingModels if processes > 1 else Models)(liveness.progress, processes)
         self._turn = Turn()
 
     @property
@@ -120,8 +120,7 @@ class ValidatorProcess:
 
     def end(self) -> None:
         """Let the other processes end."""
-        if isinstance(self._models, LeadingModels):
-            self._models.end()
+        self._models.end()
 
     def _claim(self, versions: list[int]) -> ValidationJob | None:
         try:
